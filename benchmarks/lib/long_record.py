@@ -9,7 +9,6 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,8 +49,7 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
     with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta(WHOLE, str(steps))
         for event in timeline.recording.events[:20]:
-            severity: Any = event.severity
-            recorder.event(began_at, event.kind, severity, event.by, event.text, step=event.step or None)
+            recorder.event(began_at, event.data, event.severity, event.by, step=event.step or None)
     return directory
 
 

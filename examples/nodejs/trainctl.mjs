@@ -4,7 +4,7 @@ import { randomBytes, randomUUID } from "node:crypto";
 import { decode, encode } from "@msgpack/msgpack";
 import { Dealer } from "zeromq";
 
-const VERSION = 1;
+const VERSION = 2;
 const FRAME_BYTES = 1_048_576;
 const LIMITS = { maxStrLength: FRAME_BYTES, maxBinLength: 65_536, maxArrayLength: 16_384, maxMapLength: 256, maxExtLength: 0 };
 const FINAL_STATES = new Set(["applied", "rejected", "expired", "failed", "conflict"]);

@@ -116,7 +116,7 @@ def test_garbage_on_the_trainers_socket_changes_nothing(live):
         context = zmq.Context()
         dealer = sockets.new_socket(context, zmq.DEALER)
         dealer.connect(f"ipc://{runtime_directory(live.directory)}/trainers.sock")
-        for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": 1, "type": "report"})]):
+        for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": PROTOCOL_VERSION, "type": "report"})]):
             dealer.send_multipart(frames)
         step = client.snapshot(0).run.step
         wait_for_step(client, step + 5)

@@ -42,7 +42,7 @@ def test_unlike_ranks_without_shares_begin_with_those_that_a_measurement_gives(c
     probe, measure, first = plans_of(cluster.run_paths("alpha", begun.run))[:3]
     assert (probe.kind, probe.step) == ("probe", 0)
     assert (measure.kind, measure.step, first.kind, first.step) == ("measure", 0, "train", 1)
-    (timed,) = [event for event in events if "first shares by measured samples per second" in event.text]
+    (timed,) = [event for event in events if "initial shares by measured samples per second" in event.text]
     alpha, beta = (sum(piece.count for piece in work.ranges) for work in first.work)
     assert timed.after == f"alpha={alpha} beta={beta}"
     assert timed.before == "alpha=6 beta=6"

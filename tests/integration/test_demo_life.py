@@ -235,7 +235,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
         terminal.keys("4")
-        terminal.wait_for(rf"resize-batch.*@{step}\b")
+        terminal.wait_for(rf"micro-batch: .*@{step}\b")
         (session,) = set(sessions(folder)) - before
         here = ("--connect", next(iter(cluster_file.read(session / "cluster.toml").nodes.values())).address)
         assert call_json("send", "pause", *here)["state"] == "applied"  # its steps take the CPU from what is to be seen

@@ -8,6 +8,8 @@ from tests.integration.support.clusters import free_addresses
 from tests.tui.support.cli_calls import call_json
 from tests.waiting import HANG_SECONDS
 
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
+
 
 def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
@@ -24,7 +26,7 @@ def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
                     break
             (told,) = mine
             assert (told["address"], told["standing"]) == (address, "in the cluster file")
-            assert told["protocol"] == "1"
+            assert told["protocol"] == str(PROTOCOL_VERSION)
         finally:
             agent.terminate()
             assert agent.wait(HANG_SECONDS) == 0

@@ -18,6 +18,7 @@ from tests.integration.support.faults import PHASES, VICTIMS, Harness, naming, s
 from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 
 WANTED = os.environ.get("TRAINCTL_FAULTS", "")
 COUNT = {"": 2, "all": 5}.get(WANTED) or int(WANTED)
@@ -110,9 +111,9 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
 def was_lost(events: Iterable[m.Event]) -> set[str]:
     """The nodes that some event says are lost; and those that were given the state of others, for these may not have
     had the sum of the step before, which they had a part in."""
-    lost = {event.text.split()[0] for event in events if event.kind == "rank" and " is lost: " in event.text}
-    given = [event.text.split("; ")[1].split(" given ")[0] for event in events if " given the state of " in event.text]
-    return lost | {node for nodes in given for node in nodes.split(", ")}
+    said = [event.data for event in events]
+    lost = {data.lost for data in said if isinstance(data, SharesChanged) and data.lost}
+    return lost | {node for data in said if isinstance(data, GenerationFormed) for node in data.behind}
 
 
 def table(done: Counter[tuple[str, str, str]]) -> str:

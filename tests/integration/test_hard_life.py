@@ -19,6 +19,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec
 
 pytestmark = needs_tmux
@@ -75,7 +76,12 @@ class StrangeAgent:
     def _garbage(self) -> list[bytes]:
         pick = self._random.randrange(5)
         noise = self._random.randbytes(self._random.randrange(300))
-        plain: Any = {"type": self._random.choice(["snapshot", "viewers", "beat", 7]), "v": 1, "rid": [], "seq": -1}
+        plain: Any = {
+            "type": self._random.choice(["snapshot", "viewers", "beat", 7]),
+            "v": PROTOCOL_VERSION,
+            "rid": [],
+            "seq": -1,
+        }
         return [noise, noise] if pick == 0 else [noise] * pick if pick < 4 else [msgspec.msgpack.encode(plain)]
 
     def _answer(self, request: m.ClientRequest) -> list[bytes]:

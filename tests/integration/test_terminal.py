@@ -30,7 +30,7 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         terminal.wait_for(r"esc closes")
         terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
-        screen = terminal.wait_for(r"resize-batch.*@[\d,]+")
+        screen = terminal.wait_for(r"micro-batch: .*@[\d,]+")
         terminal.wait_for(r"2×6")
         events = client.events(newest=True).events
         resized = [event for event in events if event.verb == "resize-batch"][-1]

@@ -21,12 +21,12 @@ from tools.protocol_docs import examples, generated, meanings, prose
 from tools.protocol_docs.conversations import UNIONS, types_of
 from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages import base, kept, peers, replies, requests, telemetry, trainer, verbs
+from trainctl.protocol.messages import base, events, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, trainer, telemetry, requests, peers, kept, replies)
+SOURCES = (base, trainer, telemetry, events, requests, peers, kept, replies)
 """Where messages and their parts are written, in the order of the page."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
@@ -116,7 +116,7 @@ def part_types() -> list[type[msgspec.Struct]]:
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
     ]
-    return [kind for kind in structs if not issubclass(kind, m.Message)]
+    return [kind for kind in structs if not issubclass(kind, m.Message) and not kind.__subclasses__()]
 
 
 # ---------------------------------------------------------------- types in words
@@ -143,6 +143,8 @@ def words(kind: shape.Type) -> str:
             return r" \| ".join(f'"{value}"' for value in sorted(map(str, values)))
         case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):
             return f"array{_length(None, kind.max_length)} of {words(item)}"
+        case shape.TupleType(item_types=items):
+            return f"[{', '.join(words(item) for item in items)}]"
         case shape.DictType(key_type=key, value_type=value):
             return f"map of {words(key)} to {words(value)}"
         case shape.StructType(cls=cls):
@@ -192,7 +194,7 @@ def _conversation(talk: str, comments: Comments) -> str:
 def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
     info = shape.type_info(kind)
     assert isinstance(info, shape.StructType)
-    tag = f"`type` is `{info.tag}`. " if info.tag is not None else ""
+    tag = f"`{info.tag_field}` is `{info.tag}`. " if info.tag is not None else ""
     head = f"#### {kind.__name__}\n\n{tag}{purpose(kind)}".rstrip()
     order = "\n\nAn array, in this order." if info.array_like else ""
     fields = [field for field in info.fields if field.encode_name != "v"]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
 
 _RUN, _BOOT, _AT = "sft-1b-20261120-143107-9f3c", "5f3a9c0de1b24786", 1795185067.25
@@ -74,10 +75,53 @@ _HOST = m.HostReading(
     ),
 )  # fmt: skip
 _EVENT = m.Event(
-    id=17, at=_AT, kind="command", severity="info", by="anna", text="resize-batch studio=8 → studio=4", run=_RUN,
-    step=121, generation=_GENERATION, command=_ID, verb="resize-batch", before="studio=8", after="studio=4",
-    outcome="applied", boot=_BOOT, seq=905,
+    id=17, at=_AT, severity="info", by="anna", run=_RUN, step=121, generation=_GENERATION, command=_ID,
+    verb="resize-batch", outcome="applied", boot=_BOOT, seq=905,
+    data=events.MicroBatchChanged(before=(("studio", 8),), after=(("studio", 4),)),
 )  # fmt: skip
+_EVENT_DATA: tuple[events.AnyEvent, ...] = (
+    events.SharesChanged(
+        before={"studio": 16, "mbp": 8},
+        after={"studio": 9, "mbp": 15},
+        cause="initial shares by measured samples per second: studio 21/s, mbp 35/s",
+    ),
+    events.MicroBatchChanged(before=(("studio", 8),), after=(("studio", 4),), cause="out of memory"),
+    events.LearningRateChanged(before=0.0003, after=0.0001, schedule="scale"),
+    events.GlobalBatchChanged(before=24, after=48, schedule="set"),
+    events.LeadChanged(before="studio", after="mbp", term=2),
+    events.RunStateChanged(before="running", after="paused"),
+    events.NodeStateChanged(node="mbp", before="lost", after="drained"),
+    events.CommandApplied(node="mbp", result="started again, and joins when it has loaded"),
+    events.CommandFailed(reason="99 is over studio's share of 16 samples", field="micro", node="studio"),
+    events.NoteWritten(text="the fan of mbp is loud"),
+    events.GenerationFormed(
+        generation=_GENERATION,
+        count=2,
+        ranks=(0, 1),
+        engine="ring",
+        behind=("mbp",),
+        source="studio",
+        waited_seconds=1.9,
+    ),
+    events.GenerationLeft(generation=_GENERATION, reason="mbp left: its trainer ended"),
+    events.StepSkipped(step=121, reason="nan"),
+    events.StepRetracted(step=121),
+    events.StepsStopped(lacking="1 of 3 nodes is in reach, 2 are needed"),
+    events.StateShared(source="studio", drift=1.3e-7, rank="mbp"),
+    events.ProbePassed(rank="mbp", other="studio", difference=2.1e-6, tolerance=1e-4, tokens=256, seconds=0.4),
+    events.Evaluated(loss=2.31, seconds=1.9),
+    events.CheckpointWritten(step=120, size_bytes=82_100_000, loop_seconds=0.014),
+    events.CheckpointFailed(node="mbp", reason="no space left on device"),
+    events.RankChanged(ranks=("mbp",), state="restarted", detail="1 of 5"),
+    events.SharesUnmeasured(nodes=("mbp",)),
+    events.NodeState(node="mbp", state="silent", detail="no heartbeat for 5 s"),
+    events.AlertRaised(id="clock:mbp:1", node="mbp", text="+142 ms in backward: 84 °C, 1.62→1.38 GHz"),
+    events.AlertCleared(id="clock:mbp:1", node="mbp", alert="clock", seconds=180.0),
+    events.AlertFailed(text="the hook hooks/page.sh ended with status 1"),
+    events.RecordState(problem="the disk is full"),
+    events.Notice(text="taken up again without mbp"),
+)
+"""One of each kind of event."""
 _ALERTS = m.Alerts(
     node="studio", boot=_BOOT, seq=906,
     alerts=(
@@ -200,6 +244,12 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "rank-step": _RANK_STEP,
         "host-reading": _HOST,
         "event": _EVENT,
+        **{
+            f"event-{data.__struct_config__.tag}": msgspec.structs.replace(
+                _EVENT, data=data, by="auto", command=None, verb=None, outcome=None
+            )
+            for data in _EVENT_DATA
+        },
         "alerts": _ALERTS,
         "heartbeat": m.Heartbeat(
             node="studio", at=_AT, step_age_seconds=0.4, loop_lag_seconds=0.0008, boot=_BOOT, seq=905

@@ -18,5 +18,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     ),
     (1, "2026-11-22", "HostReading: the size of its disk, and the energy that its devices have drawn."),
     (1, "2026-11-23", "Plans of kind probe, and Probed, their report: ranks are compared before their first step."),
+    (
+        2,
+        "2026-11-23",
+        "Events are data: Event.data is one of a closed union of kinds; kind, text, before and after are gone from the"
+        " wire. Command.undoes and Event.undoes say what a command takes back.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 import sqlite3
 from collections import Counter, deque
 from contextlib import closing
@@ -14,6 +13,7 @@ from tests.integration.support.clusters import NODES, Cluster, plans_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 from trainctl.protocol.record.reader import RecordReader
 
 EDITS = ("resize-batch", "rebalance", "set-lr", "set-global-batch", "drain", "admit")
@@ -178,7 +178,7 @@ def lost_and_back(cluster: Cluster, run: str) -> "deque[dict[str, int]]":
         while more:
             events, more = reader.events(after, 500)
             ours = [event for event in events if (event.kind, event.by) == ("rank", "auto")]
-            found += [_counts(event.after or "") for event in ours if event.verb in ("rebalance", "admit")]
+            found += [event.data.after for event in ours if isinstance(event.data, SharesChanged)]
             after = events[-1].id if events else after
     return found
 
@@ -209,8 +209,8 @@ def _given_state(reader: RecordReader) -> set[tuple[int, int]]:
     while more:
         events, more = reader.events(after, 500)
         for event in events:
-            if match := re.search(r"; ([\w, -]+) given the state of ", event.text):
-                found |= {(event.step or 0, NODES.index(node)) for node in match[1].split(", ")}
+            if isinstance(event.data, GenerationFormed):
+                found |= {(event.step or 0, NODES.index(node)) for node in event.data.behind}
         after = events[-1].id if events else after
     return found
 

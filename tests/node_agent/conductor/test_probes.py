@@ -138,7 +138,7 @@ def test_ranks_that_agree_are_probed_once_before_the_first_step():
     simulation = group(b=3e-5).until_step(3)
     assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "train"]
     (event,) = [happened for happened in simulation.happened if happened.kind == "probe"]
-    assert (event.severity, event.step, event.after) == ("good", 0, "3e-05")
+    assert (event.severity, event.step, event.data.difference) == ("good", 0, pytest.approx(3e-5, rel=0.01))
     assert "at most 3e-05 between b and a (tolerance 0.0001, 3 tokens)" in event.text
     assert simulation.finish().ended.state == "finished"
     assert probed_steps(simulation) == [0]
@@ -211,7 +211,7 @@ def test_one_that_comes_back_with_another_model_is_refused_and_the_others_go_on(
     simulation.until_step(step + 2)
     (event,) = [happened for happened in simulation.happened if happened.text.startswith("c is refused")]
     assert event.text.startswith("c is refused: probe: c differs from a by 0.016 ")
-    assert event.text.endswith("→ a=6 b=6 c=0") and (event.kind, event.severity) == ("probe", "error")
+    assert event.data.after == {"a": 6, "b": 6, "c": 0} and (event.kind, event.severity) == ("probe", "error")
     assert simulation.conductor.ranks[2].why.startswith("probe: c differs from a")
     assert len(probed_steps(simulation)) == 2
     assert simulation.starts == 1  # it isn't started again by itself

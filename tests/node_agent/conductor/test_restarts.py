@@ -53,14 +53,14 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     simulation.kill(simulation.ranks[2])
     simulation.until(lambda: "g1.3 formed, 2 ranks by gloo; the ranks waited " in " ".join(texts(simulation)))
     lost = simulation.conductor.progress.step
-    assert texts(simulation)[-2] == "c is lost: was ended by signal 9; a=4 b=4 c=4 → a=6 b=6 c=0"
+    assert texts(simulation)[-2] == "c is lost: was ended by signal 9; a 4 → 6, b 4 → 6, c 4 → 0"
     assert state(simulation, 2) == "lost"
     simulation.until_step(lost + 3)
     simulation.tick(1.1)
     assert "the trainer of c is started again, 1 of 5" in texts(simulation)
     assert state(simulation, 2) == "rejoining"
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
-    assert "c joins again: a=6 b=6 c=0 → a=4 b=4 c=4" in texts(simulation)
+    assert "c joins again: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)
     simulation.run()
     assert any("formed, 3 ranks by gloo; c given the state of a" in text for text in texts(simulation))
     assert rows(simulation, lost + 2) == {0: 6, 1: 6}

@@ -10,7 +10,7 @@ from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import event_prose, verbs
 
 
 def group(**counts: int) -> Settings:
@@ -32,11 +32,16 @@ def apply(settings: Settings, verb: str, node: str | None = None, facts: Facts |
     return edits.apply(settings, verbs.check(verb, args, node), node, 5, config(), known)
 
 
+def said(edit: Edit) -> tuple[str, str]:
+    """Before and after, as a command's reply has them."""
+    return event_prose.before_after(edit.change)
+
+
 def rebalanced(settings: Settings, **shares) -> str:
     made = apply(settings, "rebalance", shares=shares)
     assert sum(setting.share for setting in made.settings.ranks.values()) == settings.global_batch
-    assert made.settings.plan_version == settings.plan_version + (made.before != made.after)
-    return f"{made.before} → {made.after}"
+    assert made.settings.plan_version == settings.plan_version + (said(made)[0] != said(made)[1])
+    return " → ".join(said(made))
 
 
 @pytest.mark.parametrize(
@@ -87,15 +92,15 @@ def test_a_share_caps_the_micro_batch():
 def test_what_was_before_undoes_what_came_after():
     first = group(a=5, b=9, c=2)
     made = apply(first, "rebalance", shares={"b": 3})
-    typed = verbs.parse_args("rebalance", dict(pair.split("=") for pair in made.before.split()))
+    typed = verbs.parse_args("rebalance", dict(pair.split("=") for pair in said(made)[0].split()))
     undone = apply(made.settings, "rebalance", **typed)
-    assert undone.after == made.before
+    assert said(undone)[1] == said(made)[0]
     assert undone.settings.ranks == first.ranks
 
 
 def test_auto_goes_by_the_ranks_own_rates():
     facts = Facts(rates({0: 300.0, 1: 100.0, 2: 7.0}))
-    assert apply(group(a=8, b=8, c=0), "rebalance", facts=facts, auto=True).after == "a=12 b=4"
+    assert said(apply(group(a=8, b=8, c=0), "rebalance", facts=facts, auto=True))[1] == "a=12 b=4"
 
 
 def test_auto_without_a_rate_is_refused():
@@ -106,13 +111,13 @@ def test_auto_without_a_rate_is_refused():
 def test_a_node_of_several_ranks_shares_among_them_as_before():
     ranks = {0: RankSetting("a", 6, 4), 1: RankSetting("a", 2, 2), 2: RankSetting("b", 8, 4)}
     made = apply(Settings(1, 16, ranks), "rebalance", shares={"a": 4})
-    assert made.after == "a=4 b=12"
+    assert said(made)[1] == "a=4 b=12"
     assert [made.settings.ranks[rank].share for rank in range(3)] == [3, 1, 12]
 
 
 def test_drain_gives_the_share_to_the_others_in_proportion():
     made = apply(group(a=4, b=6, c=2), "drain", "a")
-    assert (made.before, made.after) == ("a=4 b=6 c=2", "a=0 b=9 c=3")
+    assert said(made) == ("a=4 b=6 c=2", "a=0 b=9 c=3")
     assert made.settings.ranks[0] == RankSetting("a", 0, 4, "drained")
     assert list(made.settings.live) == [1, 2]
 
@@ -148,8 +153,8 @@ def test_the_last_node_that_has_the_state_stays():
 def test_admit_goes_by_the_last_rates_or_evenly():
     settings, there = group(a=8, b=4, c=0), {0: LINUX, 1: LINUX, 2: LINUX}
     by_rate = apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0, 2: 50.0}), {0, 1}, there))
-    assert (by_rate.before, by_rate.after) == ("a=8 b=4 c=0", "a=6 b=3 c=3")
-    assert apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0}), {0, 1}, there)).after == "a=5 b=3 c=4"
+    assert said(by_rate) == ("a=8 b=4 c=0", "a=6 b=3 c=3")
+    assert said(apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0}), {0, 1}, there)))[1] == "a=5 b=3 c=4"
     assert by_rate.settings.ranks[2] == RankSetting("c", 3, 4)
 
 
@@ -179,7 +184,7 @@ def test_a_micro_batch_over_the_share_is_refused_though_it_is_kept_through_a_sma
     with pytest.raises(InvalidInputError, match="micro: 3 is over b's share of 2"):
         apply(made, "resize-batch", "b", micro=3)
     smaller = apply(made, "resize-batch", "b", micro=1)
-    assert (smaller.before, smaller.after) == ("2", "1")
+    assert said(smaller) == ("2", "1")
 
 
 def test_too_small_a_batch_for_one_more_is_refused():
@@ -196,4 +201,4 @@ def test_the_global_batch_leaves_drained_ranks_out():
 def test_a_drained_node_has_no_micro_batch_to_resize():
     with pytest.raises(InvalidInputError, match="node: c is drained"):
         apply(group(a=10, b=6, c=0), "resize-batch", "c", micro=2)
-    assert apply(group(a=10, b=6, c=0), "resize-batch", micro=2).after == "a=2 b=2"
+    assert said(apply(group(a=10, b=6, c=0), "resize-batch", micro=2))[1] == "a=2 b=2"

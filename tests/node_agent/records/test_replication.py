@@ -13,6 +13,7 @@ from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
@@ -93,7 +94,7 @@ class Lead:
             self.generation = self.generation.next()
 
     def happen(self) -> None:
-        self.node.recorder.event(1.0, "run", "info", "auto", "x" * 900, step=self.step, generation=self.generation)
+        self.node.recorder.event(1.0, Notice("x" * 900), "info", "auto", step=self.step, generation=self.generation)
 
     def rest(self) -> None:
         recorder = self.node.recorder

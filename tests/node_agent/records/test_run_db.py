@@ -12,6 +12,7 @@ from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import NoteWritten, Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RUN_RANK
@@ -35,7 +36,7 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
         newest = plan(4, FIRST.next(), ("8b7c6d5e-0000-4000-8000-000000000001",))
         recorder.plan(newest, 1001.0)
         recorder.evaluation(3, 1002.0, 2.25, 512.0, 0.5)
-        said = recorder.event(1003.0, "run", "good", "auto", "began", step=3, generation=FIRST)
+        said = recorder.event(1003.0, Notice("began"), "good", "auto", step=3, generation=FIRST)
     with RunDb(paths) as recorder:
         state = recorder.last_state()
         assert state.step == step(3) and state.rank_steps == (part(3),)
@@ -118,9 +119,9 @@ def test_what_is_not_finite_is_kept_in_its_row_and_left_out_of_rollups(paths: Ru
 
 def test_events_keep_counting_after_a_restart_and_long_ones_are_cut(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
-        assert [recorder.event(0.0, "note", "info", "anna", text).id for text in "ab"] == [1, 2]
+        assert [recorder.event(0.0, NoteWritten(text), "info", "anna").id for text in "ab"] == [1, 2]
     with RunDb(paths) as recorder:
-        event = recorder.event(0.0, "note", "info", "anna", "x" * 5000, before="8", after="4", outcome="applied")
+        event = recorder.event(0.0, NoteWritten("x" * 5000), "info", "anna")
         assert event.id == 3 and len(event.text) == recorder_module.TEXT_CHARACTERS
         assert recorder.last_state().events[-1] == event
 

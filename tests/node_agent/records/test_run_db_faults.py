@@ -67,6 +67,7 @@ WRITER = """
     from pathlib import Path
     from trainctl.node_agent.records.run_db import RunDb
     from trainctl.protocol import messages as m
+    from trainctl.protocol.messages.events import NoteWritten
     from trainctl.protocol.record.paths import RunPaths
 
     recorder = RunDb(RunPaths(Path(sys.argv[1])))
@@ -81,7 +82,7 @@ WRITER = """
             weight=1.0, samples=1, learning_rate=0.1, grad_norm=1.0, cursor=number, global_batch=1, plan_version=1,
             step_seconds=1.0, tokens_total=1.0), [m.RankStep(run="run-1", generation=g, step=number, rank=0, node="a",
             tokens=1.0, samples=1, micro_batch=1, replays=0, step_seconds=1.0, phases=m.Phases(1.0))], 0.0)
-        event = recorder.event(0.0, "note", "info", "writer", str(number))
+        event = recorder.event(0.0, NoteWritten(str(number)), "info", "writer")
         print(number, event.id, flush=True)
 """
 
@@ -108,6 +109,7 @@ REFUSED = """
     from pathlib import Path
     from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunDb
     from trainctl.protocol import messages as m
+    from trainctl.protocol.messages.events import NoteWritten
     from trainctl.protocol.record.paths import RunPaths
 
     now = [0.0]
@@ -134,7 +136,7 @@ REFUSED = """
     for _ in range(600):
         number += 1
         commit(number)
-        recorder.event(0.0, "note", "info", "a", "waits")
+        recorder.event(0.0, NoteWritten("waits"), "info", "a")
     now[0] += RETRY_SECONDS
     recorder.retry()
     assert recorder.problem == said, "still refused, and said in the same words"

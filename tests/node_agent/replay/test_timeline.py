@@ -13,6 +13,7 @@ from trainctl.node_agent.replay.readings import reading
 from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import AlertRaised, AnyEvent
 
 VIEW = next(item for item in examples.EXAMPLES["published by an agent"].values() if isinstance(item, m.RunView))
 
@@ -104,7 +105,7 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, body: bytes
 @pytest.mark.parametrize("nodes", [2, 8])
 def test_each_fault_raises_its_alert_once_and_it_ends(recorded: r.Recording, nodes: int) -> None:
     """By the agent's own rules, at the recording's own pace, whatever the rebalance at the fault's beginning does."""
-    timeline, told = Timeline(recorded, "run", nodes), dict[tuple[str | None, str], str]()
+    timeline, told = Timeline(recorded, "run", nodes), dict[tuple[str, str], AnyEvent]()
     alerts, hot = PlayedAlerts(timeline), min(2, nodes - 1)
     for step in (step for step in range(1, timeline.length + 1) if not timeline.script.is_away(step)):
         silent = {node: "gone" for rank, node in enumerate(timeline.nodes) if timeline.script.is_lost(rank, step)}
@@ -112,10 +113,11 @@ def test_each_fault_raises_its_alert_once_and_it_ends(recorded: r.Recording, nod
             VIEW, step=step, generation=timeline.generation(step), ranks=timeline.ranks(step, 0.0)
         )  # fmt: skip
         for event in alerts.take(timeline.played_step(step, step), view, silent, step):
-            assert told.setdefault((event.after, event.severity), event.text) == event.text
+            assert told.setdefault((event.data.id, event.severity), event.data) == event.data
     clock, lost = f"clock:{timeline.nodes[hot]}:{hot}", f"node-lost:{timeline.nodes[-1]}:{nodes - 1}"
     raised = {(clock, "warning"), (lost, "error"), ("loss-spike", "warning")}
     assert told.keys() == raised | {(id, "good") for id, _ in raised}
-    text = told[clock, "warning"]
-    assert text.startswith(f"{timeline.nodes[hot]} +") and text.endswith(" ms in backward: 92 °C, 1.61→1.16 GHz")
+    alert = told[clock, "warning"]
+    assert isinstance(alert, AlertRaised) and alert.node == timeline.nodes[hot]
+    assert alert.text.startswith("+") and alert.text.endswith(" ms in backward: 92 °C, 1.61→1.16 GHz")
     assert alerts.view.alerts == ()

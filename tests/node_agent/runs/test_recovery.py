@@ -6,6 +6,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, ResumePoint, absent
+from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -43,7 +44,7 @@ def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
     paths.directory.mkdir()
     recorder = RunDb(paths)
     for node, step in by:
-        recorder.event(float(step), "checkpoint", "good", node, f"checkpoint step-{step}", step=step)
+        recorder.event(float(step), CheckpointWritten(step), "good", node, step=step)
     recorder.close()
     return paths
 

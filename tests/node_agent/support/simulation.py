@@ -22,6 +22,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import RunStateChanged
 
 TICK_SECONDS = 15.0
 IN_FLIGHT_SECONDS = 0.025
@@ -84,7 +85,7 @@ class Simulation:
         self.commits: list[m.StepCommitted] = []
         self.parts: set[tuple[int, int]] = set()
         self.ends: dict[str, d.CommandEnded] = {}
-        self.happened: list[d.Happened] = []
+        self.happened: list[m.Event] = []
         self.nobody_left = False
         self.retracted: list[m.StepCommitted] = []
         self.starts = 0
@@ -176,8 +177,10 @@ class Simulation:
                 assert decision.id not in self.ends, "a command ended twice"
                 self.ends[decision.id] = decision
             case d.Happened():
-                self.happened.append(decision)
-                if decision.text.startswith("failed: ") or "going back" in decision.text:
+                fields = {field.name: getattr(decision, field.name) for field in dataclasses.fields(decision)}
+                self.happened.append(m.Event(id=len(self.happened) + 1, at=0.0, **fields))
+                ends = isinstance(decision.data, RunStateChanged) and decision.data.after
+                if ends == "failed" or "going back" in (ends or ""):
                     self.nobody_left = not self._standing()
             case d.Ended():
                 self.ended = decision

@@ -168,7 +168,7 @@ def test_it_comes_back_with_half_its_micro_batch_and_nobody_else_has_another():
     simulation.starve(simulation.ranks[2])
     simulation.until(lambda: any(text.startswith("c is lost") for text in texts(simulation)))
     told = next(each for each in simulation.happened if each.verb == "resize-batch")
-    assert told.text == "resize-batch c 4 → 2: out of memory, the kernel killed it for memory (oom_kill 0 → 1)"
+    assert told.text == "micro-batch: c 4 → 2 (out of memory, the kernel killed it for memory (oom_kill 0 → 1))"
     assert (told.kind, told.before, told.after, told.by) == ("rank", "4", "2", "auto")
     assert simulation.conductor.durable.settings.plan_version > version
     simulation.tick(1.1)
@@ -222,7 +222,8 @@ def test_a_run_that_goes_back_begins_with_the_half():
 def test_a_smaller_share_is_what_was_run_in_one():
     settings = Settings(1, 12, {0: RankSetting("a", 9, 8), 1: RankSetting("b", 3, 8)})
     made = share_edits.halve(settings, 1)
-    assert (made.before, made.after, made.settings.ranks[1].micro_batch) == ("3", "1", 1)
+    assert (made.change.before, made.change.after) == ((("b", 3),), (("b", 1),))
+    assert made.settings.ranks[1].micro_batch == 1
     assert made.settings.plan_version == 2
 
 

@@ -12,6 +12,7 @@ from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.machine import discovery
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.tui.setup import discovery as discovering
 
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -38,7 +39,9 @@ def heard(advertisement: Advertisement, name: str) -> discovery.Advert:
 
 def test_who_listens_hears_where_it_is_and_no_key() -> None:
     found = heard(Advertisement("studio.one", ADDRESS, "0.1.0", PUBLIC), "studio.one")
-    assert found == discovery.Advert("studio.one", ADDRESS, "0.1.0", "1", discovery.fingerprint(PUBLIC))
+    assert found == discovery.Advert(
+        "studio.one", ADDRESS, "0.1.0", str(PROTOCOL_VERSION), discovery.fingerprint(PUBLIC)
+    )
     assert PUBLIC not in str(found)
 
 
@@ -79,7 +82,7 @@ def test_a_stranger_s_words_are_cut_and_made_printable() -> None:
 
 
 def test_its_standing_is_told_by_the_cluster_file() -> None:
-    advert = discovery.Advert("studio", ADDRESS, "0.1.0", "1", discovery.fingerprint(PUBLIC))
+    advert = discovery.Advert("studio", ADDRESS, "0.1.0", str(PROTOCOL_VERSION), discovery.fingerprint(PUBLIC))
     entry = cluster_file.NodeEntry(address=ADDRESS)
     assert discovering.standing(advert, None) == "not in the cluster file"
     assert discovering.standing(advert, Cluster(nodes={"studio": entry})) == "in the cluster file"

@@ -55,7 +55,7 @@ def test_every_golden_vector_is_a_message_of_its_conversation_and_of_no_type_els
     vector = json.loads(file.read_text("utf-8"))
     message = as_json(msgpack.unpackb(bytes.fromhex(vector["frame"])))
     VALIDATORS[vector["conversation"]].validate(message)
-    for changed in ({**message, "type": "unheard-of"}, {**message, "v": 2}, {**message, "v": None}):
+    for changed in ({**message, "type": "unheard-of"}, {**message, "v": 1}, {**message, "v": None}):
         assert not VALIDATORS[vector["conversation"]].is_valid(changed)
     assert not Draft202012Validator(DOCUMENT).is_valid({name: value for name, value in message.items() if name != "v"})
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.protocol.record.downsampling import RAW_STEPS_PER_COLUMN, choose, pieces
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader, Totals
@@ -174,9 +175,12 @@ def small(tmp_path: Path) -> RunPaths:
           (3, 0, 1, 1, 'a', 8.0, 4, 2, 0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0, NULL, NULL, NULL, 0.0),
           (3, 0, 1, 2, 'a', 8.0, 4, 2, 1, 1.5, 0.5, 1.0, 2.5, 0.1, 0.2, 0.3, 7, 8, 9, 0.0);
         INSERT INTO events VALUES
-          (1, 1000.0, 'run', 'good', 'auto', 'began', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
-          (2, 1001.0, 'command', 'good', 'anna', 'micro 8 to 4', 2, 1, 1, 'id', 'resize-batch', '8', '4', 'applied'),
-          (3, 1002.0, 'run', 'info', 'auto', 'ended', 4, 1, 2, NULL, NULL, NULL, NULL, NULL);
+          (1, 1000.0, 'run', 'good', 'auto', 'began', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+           NULL),
+          (2, 1001.0, 'command', 'good', 'anna', 'micro 8 to 4', 2, 1, 1, 'id', 'resize-batch', '8', '4', 'applied',
+           NULL, NULL),
+          (3, 1002.0, 'run', 'info', 'auto', 'ended', 4, 1, 2, NULL, NULL, NULL, NULL, NULL, NULL,
+           NULL);
         INSERT INTO evaluations VALUES (0, 999.0, 6.0, 10.0, 0.1), (2, 1003.0, 4.5, 10.0, 0.1),
           (2, 1002.0, 4.0, 10.0, 0.1);
         INSERT INTO meta VALUES ('name', 'demo');
@@ -229,8 +233,8 @@ def test_events_are_paged_from_either_end(small: RunPaths) -> None:
         assert [event.id for event in reader.events(limit=2, newest=True)[0]] == [2, 3]
         assert reader.events(after_id=2) == (reader.events(limit=1, newest=True)[0], False)
         assert reader.events(limit=3)[0][1] == m.Event(
-            id=2, at=1001.0, kind="command", severity="good", by="anna", text="micro 8 to 4", run="run-1", step=2,
-            generation=m.Generation(1, 1), command="id", verb="resize-batch", before="8", after="4", outcome="applied",
+            id=2, at=1001.0, severity="good", by="anna", data=MicroBatchChanged((("", 8),), (("", 4),)), run="run-1",
+            step=2, generation=m.Generation(1, 1), command="id", verb="resize-batch", outcome="applied",
         )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ class Mutator:
         return frame
 
     def _of_another_version(self) -> bytes:
-        return _packed({**self._chance.choice(self._plain), "v": self._chance.choice((*STRANGE, 2))})
+        return _packed({**self._chance.choice(self._plain), "v": self._chance.choice((*STRANGE, 1))})
 
     def _short_of_a_field(self) -> bytes:
         plain = dict(self._chance.choice(self._plain))

@@ -47,6 +47,10 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case shape.VarTupleType(item_type=item):
             return st.lists(_value(item, finite), max_size=3).map(tuple)
+        case shape.TupleType(item_types=items):
+            return st.tuples(*(_value(item, finite) for item in items))
+        case shape.DictType(value_type=shape.IntType() as value):
+            return st.dictionaries(TEXT, _value(value, finite), max_size=3)
         case shape.DictType(value_type=shape.StrType()):
             return st.dictionaries(TEXT, TEXT, max_size=3)
         case shape.DictType():

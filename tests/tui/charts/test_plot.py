@@ -188,7 +188,7 @@ def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None
     rows = [ln.plain(row) for row in readout.lines(plot, axes, readout.notes(state, UNICODE), 110, 2, UNICODE)]
     assert rows[0].startswith("597M tokens")
     assert "step 18,215" in rows[0]
-    assert rows[0].rstrip().endswith("5 @18,210 set-lr 1.8e-4 → 1.62e-4 scaled by anna")
+    assert rows[0].rstrip().endswith("5 @18,210 set-lr 1.8e-4→1.62e-4 scaled by anna")
     assert "eval 1.906 @15,200" in rows[1]
     assert rows[1].startswith("loss 1.7")
 

@@ -13,6 +13,7 @@ from tools.protocol_docs import examples
 from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages.events import CheckpointWritten, NoteWritten
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.cli import logs, output, tables, watch
 from trainctl.tui.commands import arguments, command
@@ -37,43 +38,20 @@ def test_a_step_s_line() -> None:
 
 
 def test_an_event_s_line() -> None:
-    assert tables.event_line(EVENT)[8:] == "  anna  resize-batch studio 8→4 @121"
-    bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
-    assert tables.event_line(bare)[8:] == "  WARNING auto  resize-batch studio 8→4 @121"
+    assert tables.event_line(EVENT)[8:] == "  anna  micro-batch: studio 8 → 4 @121"
+    bare = msgspec.structs.replace(EVENT, severity="warning", by="")
+    assert tables.event_line(bare)[8:] == "  WARNING auto  micro-batch: studio 8 → 4 @121"
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"text": "applied at step 121"}, "resize-batch applied at step 121 studio 8→4"),
-        ({"text": "resize-batch to 1,210"}, "resize-batch to 1,210 studio 8→4 @121"),
-        ({"text": "", "verb": None, "before": None, "step": None}, "command"),
-        ({"text": "resize-batch", "before": None, "outcome": "rejected"}, "resize-batch @121 rejected"),
-        (
-            {
-                "text": "rebalance a=3 b=4 c=5 → a=3 b=2 c=7: by own rates",
-                "verb": "rebalance",
-                "before": "a=3 b=4 c=5",
-                "after": "a=3 b=2 c=7",
-            },
-            "rebalance b 4→2, c 5→7: by own rates @121",
-        ),
-        (
-            {"text": "rebalance", "verb": "rebalance", "before": "a=3 b=4", "after": "a=3 b=4"},
-            "rebalance all shares as they were @121",
-        ),
-        (
-            {"text": "set-lr 1e-3 → 2e-3", "verb": "set-lr", "before": "1e-3", "after": "2e-3"},
-            "set-lr 1e-3 → 2e-3 @121",
-        ),
-    ],
-)
-def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) -> None:
-    assert event_text.words(msgspec.structs.replace(EVENT, **fields)) == words
+def test_an_event_s_words_say_its_step_once() -> None:
+    written = msgspec.structs.replace(EVENT, data=CheckpointWritten(121), verb="checkpoint")
+    assert event_text.words(written) == "checkpoint step-121"
+    note = msgspec.structs.replace(EVENT, data=NoteWritten("a → b"), step=None, verb=None, outcome=None)
+    assert event_text.words(note, "->") == "a->b"
 
 
 def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
-    hostile = msgspec.structs.replace(EVENT, text="\x1b[2J\x07\nall\u202e is well", by="\x1b]0;x\x07")
+    hostile = msgspec.structs.replace(EVENT, data=NoteWritten("\x1b[2J\x07\nall\u202e is well"), by="\x1b]0;x\x07")
     line = tables.event_line(hostile)
     assert line.isprintable()
     assert output.log_text("a\x1b[31mb\r\x00c\td\n", raw=False) == "a[31mb\nc\td\n"

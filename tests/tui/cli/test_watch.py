@@ -15,6 +15,7 @@ from tests.tui.support.scripted import Scripted, scripted
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.cli import watch
 
 SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
@@ -50,7 +51,7 @@ class Run:
         return self.steps[-1]
 
     def happens(self, text: str) -> m.Event:
-        self.events.append(msgspec.structs.replace(EVENT, id=self.events[-1].id + 1, text=text))
+        self.events.append(msgspec.structs.replace(EVENT, id=self.events[-1].id + 1, data=NoteWritten(text), verb=None))
         return self.events[-1]
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
@@ -37,7 +38,7 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
 
 
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
-    event = m.Event(
+    event = prose_event(
         id=40,
         at=CLOCK.at_wall,
         kind="evaluation",

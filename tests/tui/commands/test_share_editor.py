@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
@@ -122,7 +123,7 @@ def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once(
 
 
 def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
-    done = m.Event(
+    done = prose_event(
         id=9, at=NOW, kind="command", severity="info", by="anna", text="rebalance", run=run_view(3).run, step=100,
         verb="rebalance", before="torch-a=8 torch-b=8 mlx-c=8", after="torch-a=12 torch-b=10 mlx-c=2",
         outcome="applied", boot="boot-1", seq=MIXED.seq + 1,
@@ -133,8 +134,9 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
     assert sp.undo(moved).shares == split.shares
     assert sp.undo(split).shares == (8, 8, 8)
     assert "no former split" in sp.undo(OPENED).problem
-    others = "torch-a=8 torch-b=8", "torch-a=8 torch-b=8 mlx-c=9", "torch-a=12 torch-b=12 mini=0", ""
-    assert [shares.former_of(text, split.seats) for text in others] == [()] * 4
+    even = {"torch-a": 8, "torch-b": 8}
+    others = even, {**even, "mlx-c": 9}, {"torch-a": 12, "torch-b": 12, "mini": 0}, {}
+    assert [shares.former_of(other, split.seats) for other in others] == [()] * 4
 
 
 def test_memory_is_what_was_measured_and_can_only_fall() -> None:

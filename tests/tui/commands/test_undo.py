@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.planning.test_compatibility import LINUX
 from tests.node_agent.support.simulation import config
+from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import NOW, run_view
 
 from trainctl.node_agent.planning import edits
@@ -17,6 +18,7 @@ from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import CommandFailed
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import make_order
 
@@ -42,16 +44,14 @@ def view_of(settings: Settings, rate: float = 1e-3, state: m.RunState = "running
 
 def done(
     settings: Settings, verb: str, args: dict[str, Any], node: str | None = None, number: int = 1,
-    id: str = "00000000-0000-4000-8000-000000000001",
+    id: str = "00000000-0000-4000-8000-000000000001", undoes: str | None = None,
 ) -> tuple[Settings, m.Event]:  # fmt: skip
     """The settings after a command, and its event as an agent tells it."""
     facts = Facts({}, settings.live.keys(), dict.fromkeys(settings.ranks, LINUX))
     edit = edits.apply(settings, verbs.check(verb, args, node), node, 5, config(), facts)
-    target = f" {node}" if node else ""
     event = m.Event(
-        id=number, at=NOW + number, kind="command", severity="info", by="anna",
-        text=f"{verb}{target} {edit.before} → {edit.after}", step=100 + number, command=id, verb=verb,
-        before=edit.before, after=edit.after, outcome="applied",
+        id=number, at=NOW + number, severity="info", by="anna", data=edit.change, step=100 + number, command=id,
+        verb=verb, outcome="applied", undoes=undoes,
     )  # fmt: skip
     return edit.settings, event
 
@@ -117,7 +117,7 @@ def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
 
 def plain(verb: str, number: int = 1, **other: Any) -> m.Event:
     rest: dict[str, Any] = {"outcome": "applied", "step": 50, "kind": "command", "by": "anna", "text": verb, **other}
-    return m.Event(id=number, at=NOW + number, severity="info", verb=verb, **rest)
+    return prose_event(id=number, at=NOW + number, severity="info", verb=verb, **rest)
 
 
 def test_pause_stop_and_promote_have_inverses_too() -> None:
@@ -151,12 +151,26 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         (plain("rebalance", before="a=8 b=8", after="a=4 b=12"), "the shares are those again already"),
         (plain("resize-batch", before="a=2 b=3", after="a=4 b=4"), "no one command .* a 2, b 3"),
         (plain("resize-batch", before="a=2 a=3", after="a=4 a=4"), "several sizes"),
-        (plain("resize-batch", before="8", after="4", kind="rank", by="auto"), "out of memory at that size"),
+        (
+            plain(
+                "resize-batch",
+                before="8",
+                after="4",
+                by="auto",
+                kind="rank",
+                outcome=None,
+                text="resize-batch a 8 → 4: x",
+            ),
+            "out of memory at that size",
+        ),
         (plain("resize-batch", before="8", after="4", text="resize-batch x 8 → 4"), "x takes no part now"),
         (plain("set-lr", before="0", after="1e-4 scaled"), "a learning rate of 0"),
         (plain("pause", before="running", after="paused"), "the run is running already"),
         (plain("resize-batch", run="other"), "it is of another run"),
-        (m.Event(id=1, at=NOW, kind="run", severity="info", by="auto", text="g1.2 formed"), "no change that a command"),
+        (
+            prose_event(id=1, at=NOW, kind="run", severity="info", by="auto", text="g1.2 formed"),
+            "no change that a command",
+        ),
     ],
 )
 def test_what_has_no_inverse_says_why(event: m.Event, why: str) -> None:
@@ -182,14 +196,14 @@ def test_the_undoing_event_tells_which_it_undid_and_can_be_undone_itself() -> No
     settings = group(a=8, b=8)
     after, event = done(settings, "resize-batch", {"micro": 2}, "a")
     order = undo.of(event, view_of(after), [event]).order
-    back, undoing = done(after, "resize-batch", dict(order.args), "a", 2, order.id or "")
+    back, undoing = done(after, "resize-batch", dict(order.args), "a", 2, "other", order.undoes)
     both: Sequence[m.Event] = [event, undoing]
     assert undo.undid(both) == {undoing.id: event}
     with pytest.raises(undo.NoInverse, match="anna undid it already, @102"):
         undo.of(event, view_of(back), both)
     assert undo.of(undoing, view_of(back), both).order.args == {"micro": 2}
-    refused = msgspec.structs.replace(undoing, outcome="rejected", step=None, before=None, after=None)
-    assert undo.of(event, view_of(after), [event, refused]).order.id != order.id, "another try is another command"
+    refused = msgspec.structs.replace(undoing, outcome="rejected", step=None, data=CommandFailed("not now"))
+    assert undo.of(event, view_of(after), [event, refused]).order == order
 
 
 def test_what_changed_since_is_told() -> None:
@@ -200,5 +214,5 @@ def test_what_changed_since_is_told() -> None:
     last, again = done(other, "resize-batch", {"micro": 1}, "a", 3, "y")
     inverse = undo.of(event, view_of(last), [event, elsewhere, again])
     assert inverse.since == (again,)
-    assert inverse.remarks[0].startswith("changed since: resize-batch a 2 → 1 @103 by anna")
+    assert inverse.remarks[0].startswith("changed since: micro-batch: a 2 → 1 @103 by anna")
     assert [item.event for item in undo.newest(view_of(last), [event, elsewhere, again])] == [again, elsewhere, event]

@@ -12,6 +12,7 @@ from tests.tui.support.cli_calls import assert_one_line, call
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.export.mirror.metrics import EVALUATION, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
@@ -74,7 +75,7 @@ class Growing:
         self.now = 1000.0 + last
 
     def say(self, text: str, step: int | None) -> m.Event:
-        return self.recorder.event(self.now, "note", "info", "anna", text, step=step)
+        return self.recorder.event(self.now, NoteWritten(text), "info", "anna", step=step)
 
     def mirror(self, sheet: Sheet, place: MirrorProgress | None = None) -> Mirror:
         found = place or MirrorProgress("run-1", "sheet")

@@ -26,6 +26,7 @@ from tests.tui.support.cli_calls import (
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -71,7 +72,7 @@ def test_tensorboard_has_events_and_settings(board: event_files.Board, directory
         events, _ = reader.events()
     told = board.texts["events"]
     assert sum(text.count("\n") + 1 for text in told.values()) == len(events)
-    assert "finished at step 160" in told[160]
+    assert "- step 160: [run] finished at step 160 (auto)" in told[160]
     assert "| optimizer.learning_rate | 0.003 |" in board.texts["settings"][0]
     assert b"optimizer.learning_rate" in board.settings
 
@@ -107,7 +108,7 @@ def test_a_follower_killed_and_begun_again_over_a_run_that_goes_back(tmp_path: P
     words = (directory, "--to", "tensorboard", "--output", out)
     with RunDb(RunPaths(directory), resumable=False) as recorder:
         commit(recorder, 1, 20, records.FIRST, 2.0)
-        recorder.event(1.0, "note", "info", "anna", "before", step=18)
+        recorder.event(1.0, NoteWritten("before"), "info", "anna", step=18)
         first = Follower(*words)
         wait_until(lambda: place_of(out / "run-1") == 20, "step 20")
         if sys.platform == "linux":  # torch would be installed here, and cost 300 MB
@@ -180,7 +181,7 @@ def test_wandb_offline_in_two_sessions_and_one_that_was_cut_off(tmp_path: Path) 
     words = ("mirror", directory, "--to", "wandb", "--offline", "--project", "p", "--output", out)
     with RunDb(RunPaths(directory), resumable=False) as recorder:
         commit(recorder, 1, 20, records.FIRST, 2.0)
-        recorder.event(1.0, "note", "info", "anna", "hello", step=18)
+        recorder.event(1.0, NoteWritten("hello"), "info", "anna", step=18)
         recorder.evaluation(10, 1.0, 2.25, 512.0, 0.5)
         first = call(*words)
         assert (first.returncode, first.stdout, first.stderr) == (0, "", f"{out / 'run-1'}: mirrored to step 20\n")

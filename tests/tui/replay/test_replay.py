@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.prose_events import event as prose_event
 from tests.tui.support import run_directory
 from tests.tui.support.driving import body, until
 from textual.pilot import Pilot
@@ -190,7 +191,7 @@ def test_the_playhead_stops_at_the_end_and_begins_again() -> None:
 def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
     head = Playhead(1, 1_000_000, 400_000)
     clock = Clock(datetime.UTC)
-    event = m.Event(id=1, at=0.0, kind="run", severity="error", by="auto", text="lost", step=900_000)
+    event = prose_event(id=1, at=0.0, kind="run", severity="error", by="auto", text="lost", step=900_000)
     made, first, size = slider.bar(head, 0.0, [event], clock, columns, glyphs)  # type: ignore[arg-type]
     assert width(made) == columns
     assert "400,000/1,000,000" in plain(made)

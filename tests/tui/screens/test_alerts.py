@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import AlertCleared, AlertRaised
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 from trainctl.tui.commands import forms
@@ -73,10 +74,9 @@ def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None
 
 def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
     def event(number: int, at: float, severity: m.Severity, after: str) -> m.Event:
-        return m.Event(
-            id=number, at=at, kind="alert", severity=severity, by="auto", text=f"event {number}", run=run.run,
-            after=after, boot=BOOT, seq=number,
-        )  # fmt: skip
+        cleared, raised = AlertCleared(after, "", "clock"), AlertRaised(after, "", f"event {number}")
+        data = cleared if severity == "good" else raised
+        return m.Event(id=number, at=at, severity=severity, by="auto", data=data, run=run.run, boot=BOOT, seq=number)
 
     run = run_view(4, step=18_240, steps=60_000)
     state = state_of(CLOCK_ALERT)
@@ -86,7 +86,7 @@ def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
     ):  # fmt: skip
         state = reducer.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
     told = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
-    assert told == ["event 20", "event 21", "event 23"]
+    assert told == ["event 20", "clock is over", "event 23"]
     assert plain(alerts_view.overview_lines(state, CLOCK, 80, 3, UNICODE)[0]).rstrip().endswith("w why")
     many = state_of(*(msgspec.structs.replace(SPIKE_ALERT, id=f"x{index}") for index in range(9)))
     shown = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]

@@ -81,7 +81,7 @@ async def test_events_are_listed_filtered_and_unfiltered() -> None:
         await until(pilot, lambda: "of 6" in body(app))
         await pilot.press("slash", *"anna", "enter")
         assert "of 2" in body(app)
-        assert "set-lr" in body(app)
+        assert "1.8e-4→1.62e-4 scaled" in body(app)
         assert "checkpoint" not in body(app)
         await pilot.press("slash", "escape")
         assert "of 6" in body(app)
@@ -274,8 +274,8 @@ async def test_what_ascii_has_two_signs_for_moves_nothing_out_of_a_row() -> None
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         for keys in ((), ("4",)):
             await pilot.press(*keys)
-            await until(pilot, lambda: any(" 4 -> 8 " in row for row in screen_rows(app)))
-            row = next(row for row in screen_rows(app) if " 4 -> 8 " in row)
+            await until(pilot, lambda: any(" 4->8 " in row for row in screen_rows(app)))
+            row = next(row for row in screen_rows(app) if " 4->8 " in row)
             assert row.split()[-1].isdigit(), row
         assert "enter details" in hint(app)
 

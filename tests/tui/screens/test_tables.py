@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.prose_events import event as prose_event
 from tests.tui.support.driving import body, dialog_text, driven, until
 from tests.tui.support.recorded import (
     BOOT,
@@ -24,6 +25,7 @@ from tests.tui.support.recorded import (
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.event_details import EventDetails
@@ -203,15 +205,16 @@ async def test_events_are_chosen_opened_sorted_and_undone() -> None:
         await pilot.press("u")
         assert isinstance(app.screen, CommandDialog)
         assert app.screen.values() == {"node": "studio", "micro": "4"}
-        assert "undoes resize-batch studio 4 → 8 @18,170" in dialog_text(app)
+        assert "undoes micro-batch: studio 4 → 8 @18,170" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: "applied" in dialog_text(app))
         verb, args, options = source.commands[0]
         assert (verb, args, options["node"], options["if_plan"]) == ("resize-batch", {"micro": 4}, "studio", 4)
         undoing = m.Event(
-            id=7, at=NOW, kind="command", severity="info", by="bo", text="resize-batch studio 8 → 4",
+            id=7, at=NOW, severity="info", by="bo",
+            data=MicroBatchChanged(before=(("studio", 8),), after=(("studio", 4),)),
             run=app.shown.run.run if app.shown.run else "", step=18_241, command=options["id"],
-            verb="resize-batch", before="8", after="4", outcome="applied", boot=BOOT, seq=50,
+            undoes=options["undoes"], verb="resize-batch", outcome="applied", boot=BOOT, seq=50,
         )  # fmt: skip
         source.more.put_nowait(undoing)
         await pilot.press("escape")
@@ -243,7 +246,7 @@ async def test_old_effects_are_asked_of_the_record() -> None:
         return await original(run, metrics, first_step, last_step, columns)
 
     source.history = history  # type: ignore[method-assign]
-    old = m.Event(id=9, at=NOW - 12000, kind="command", severity="info", by="anna", step=9_000,
+    old = prose_event(id=9, at=NOW - 12000, kind="command", severity="info", by="anna", step=9_000,
                   verb="rebalance", text="rebalance studio=20 mbp=5 → x", outcome="applied",
                   before="studio=20 mbp=5", after="studio=16 mbp=9", command="z")  # fmt: skip
 
@@ -264,7 +267,7 @@ async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("u")
         assert isinstance(app.screen, Chooser)
-        assert "1 14:20 anna set-lr 1.8e-4 → 1.62e-4 scaled @18,210; sends set-lr" in popup(app)
+        assert "1 14:20 anna learning rate: 1.8e-4→1.62e-4 scaled @18,210;" in popup(app)
         await pilot.press("2")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         assert app.screen.values() == {"node": "studio", "micro": "4"}  # type: ignore[attr-defined]
@@ -279,7 +282,7 @@ async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
 
 async def test_a_split_is_undone_in_the_split_dialog() -> None:
     source = Recorded(under_way(run_view(3)))
-    split = m.Event(id=30, at=NOW - 3, kind="command", severity="info", by="anna", verb="rebalance", step=110,
+    split = prose_event(id=30, at=NOW - 3, kind="command", severity="info", by="anna", verb="rebalance", step=110,
                     text="rebalance torch-a=8 torch-b=12 mlx-c=4 → torch-a=12 torch-b=10 mlx-c=2", command="q",
                     before="torch-a=8 torch-b=12 mlx-c=4", after="torch-a=12 torch-b=10 mlx-c=2", outcome="applied",
                     run=run_view(3).run, boot=BOOT, seq=900)  # fmt: skip
@@ -298,7 +301,7 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
     await driven(source, play)
     verb, args, options = source.commands[0]
     assert (verb, args) == ("rebalance", {"shares": {"torch-a": 8, "torch-b": 12, "mlx-c": 4}})
-    assert options["id"][14:18] == "8d0e"
+    assert options["undoes"] == "q"
 
 
 # ---------------------------------------------------------------- runs and copying

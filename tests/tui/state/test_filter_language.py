@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prose_events import event as prose_event
 from tests.tui.support.filter_printer import show
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
@@ -202,7 +203,7 @@ def test_the_page_s_examples_can_be_typed() -> None:
 
 
 def test_events_and_runs_have_fields_of_their_own() -> None:
-    event = m.Event(id=1, at=0, kind="command", severity="warning", by="anna", text="resize-batch forge 4 → 8",
+    event = prose_event(id=1, at=0, kind="command", severity="warning", by="anna", text="resize-batch forge 4 → 8",
                     step=120, verb="resize-batch", before="4", after="8", outcome="applied")  # fmt: skip
     row = table_schemas.EventRow(event, 60.0, ("forge",), effect=-0.12)
     for text in ("by:anna verb:resize-batch", "step>100 outcome:applied", "node:forge severity:warning", "effect<-5%",

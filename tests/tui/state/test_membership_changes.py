@@ -1,6 +1,9 @@
 """Which generations the charts mark: those of other ranks than before, by the events that report them."""
 
+import re
+
 import pytest
+from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import NOW, comings_and_goings, run_view
 
 from trainctl.protocol import messages as m
@@ -10,12 +13,14 @@ from trainctl.tui.state.membership_changes import Change, changes_of_ranks
 def told(*texts: tuple[str, int]) -> list[m.Event]:
     """Events as a conductor tells them: (text, step)."""
     return [
-        m.Event(id=number, at=NOW, kind="run" if "formed" in text or "left" in text else "rank", severity="info",
-                by="auto", text=text, step=step, run="r")
+        prose_event(id=number, at=NOW, kind="run" if "formed" in text or "left" in text else "rank", severity="info",
+                by="auto", text=text, step=step, run="r",
+                    **dict(zip(("before", "after"), SHARES.findall(text), strict=False)))
         for number, (text, step) in enumerate(texts)
     ]  # fmt: skip
 
 
+SHARES = re.compile(r"(?:\w=\d+ ?)+(?<! )")
 FIRST = ("g1.1 formed, 3 ranks by gloo", 0)
 LOST = "c is lost: was ended by signal 9; a=4 b=4 c=4 → a=6 b=6 c=0"
 BACK = "c joins again: a=6 b=6 c=0 → a=4 b=4 c=4"
@@ -56,7 +61,7 @@ def test_of_events_that_begin_later_only_what_they_tell_counts() -> None:
             ("g1.2 left: b did not join in time", 20),
             ("g1.3 formed, 3 ranks by gloo; b given the state of a", 20),
         ),
-        (("c is lost: exited with 1", 0), ("g1.1 formed, 2 ranks by gloo", 0)),
+        (("c is lost: exited with 1; a=4 c=4 → a=8 c=0", 0), ("g1.1 formed, 2 ranks by gloo", 0)),
     ],
     ids=["resumed", "formed at the second try", "before the first step"],
 )
@@ -66,6 +71,10 @@ def test_the_same_ranks_again_are_no_change(events: tuple[tuple[str, int], ...])
 
 def test_of_generations_at_one_step_the_newest_counts() -> None:
     events = told(
-        FIRST, (LOST, 6), ("g1.2 formed, 2 ranks by gloo", 6), ("b is lost: x", 6), ("g1.3 formed, 1 rank", 6)
+        FIRST,
+        (LOST, 6),
+        ("g1.2 formed, 2 ranks by gloo", 6),
+        ("b is lost: x; a=6 b=6 → a=12 b=0", 6),
+        ("g1.3 formed, 1 rank", 6),
     )
     assert changes_of_ranks(events) == [Change(7, "g1.3")]

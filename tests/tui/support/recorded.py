@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
+from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
@@ -143,7 +144,7 @@ def comings_and_goings(view: m.RunView, seq: int) -> list[m.Event]:
     )  # fmt: skip
     verbs = {"is lost": "rebalance", "joins again": "admit"}
     return [
-        m.Event(
+        prose_event(
             id=20 + index, at=NOW - 40 + 4 * index, kind=kind, severity=severity, by="auto", text=text, step=step,
             run=view.run, verb=next((verb for words, verb in verbs.items() if words in text), None), boot=BOOT,
             seq=seq + index,
@@ -228,7 +229,7 @@ def host(node: str, seq: int = 0, gpu: bool = False) -> m.HostReading:
 def events(view: m.RunView) -> tuple[m.Event, ...]:
     def event(number: int, ago: float, kind: str, text: str, **other: Any) -> m.Event:
         rest: dict[str, Any] = {"severity": "info", "by": "auto", **other}
-        return m.Event(id=number, at=NOW - ago, kind=kind, text=text, run=view.run, boot=BOOT, **rest)
+        return prose_event(id=number, at=NOW - ago, kind=kind, text=text, run=view.run, boot=BOOT, **rest)
 
     start = view.step
     return (
@@ -236,7 +237,7 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
         event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=max(start - 118, 0)),
         event(3, 9000, "command", f"resize-batch {view.lead} 4 → 8", by="anna", step=max(start - 70, 1),
               verb="resize-batch", before="4", after="8", outcome="applied", command="a"),
-        event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 0.3 GB, loop paid 14 ms", step=start - 18),
+        event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 300.0 MB, loop paid 14 ms", step=start - 18),
         event(5, 660, "command", "set-lr 1.8e-4 → 1.62e-4 scaled", by="anna", step=start - 30, verb="set-lr",
               before="1.8e-4", after="1.62e-4 scaled", outcome="applied", command="b"),
         event(6, 5, "rank", f"{view.ranks[-1].node} slowed by 142 ms in backward", severity="warning", step=start),

@@ -9,6 +9,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 
 STEPS, NODES = 160, 3
@@ -30,14 +31,18 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
             played_step = timeline.played_step(number, at)
             recorder.commit(played_step.step, played_step.parts, at)
             for event in played_step.events:
-                severity: m.Severity = event.severity  # type: ignore[assignment]
                 recorder.event(
-                    at, event.kind, severity, event.by, event.text, step=event.step or None, verb=event.verb,
-                    before=event.before, after=event.after,
-                )  # fmt: skip
+                    at,
+                    event.data,
+                    event.severity,
+                    event.by,
+                    step=event.step or None,
+                    verb=event.verb,
+                    outcome=event.outcome,
+                )
             if played_step.held_out is not None:
                 recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5)
-        recorder.event(at, "run", "good", "auto", f"finished at step {STEPS}", step=STEPS)
+        recorder.event(at, RunStateChanged("", "finished", step=STEPS), "good", "auto", step=STEPS)
         reading = m.HostReading(
             node=timeline.nodes[0], read_at=at - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
             memory_total_bytes=25 * 10**9, disk_free_bytes=10**11,

@@ -16,7 +16,9 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import AnyEvent
 
 OF_MACHINE = frozenset({"disk"})
 """Kinds that are watched on this machine while it takes part in no run, by the default thresholds."""
@@ -103,7 +105,7 @@ class AlertService:
                 session.conductor.config.alerts, time.monotonic(), (*self._kept.alerts, *new), self._kept.references
             )
             for alert in new:
-                self._note(alert.severity, f"{_where(alert)}{alert.text}", alert.id)
+                self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
         self._show()
 
     @property
@@ -132,7 +134,8 @@ class AlertService:
         goes_on = self._of_machine
         for alert in self._evaluator.open.values():
             if alert in goes_on:
-                self._note("warning", f"{_where(alert)}the run has ended, {alert.kind} is still as it was", alert.id)
+                text = f"{alert.node} the run has ended, {alert.kind} is still as it was".strip()
+                self._note("warning", e.AlertFailed(text, alert.id))
             else:
                 self._call("cleared", alert)
         session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
@@ -153,25 +156,24 @@ class AlertService:
     def _tell(self, change: Change) -> None:
         raised, alert = isinstance(change, Raised), change.alert
         if raised:
-            self._note(alert.severity, f"{_where(alert)}{alert.text}", alert.id)
+            self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
         else:
-            minutes = (time.time() - alert.raised_at) / 60
-            lasted = f"{minutes:.0f} min" if minutes >= 1 else f"{60 * minutes:.0f} s"
-            self._note("good", f"{_where(alert)}{alert.kind} is over after {lasted}", alert.id)
+            seconds = time.time() - alert.raised_at
+            self._note("good", e.AlertCleared(alert.id, alert.node, alert.kind, seconds))
         self._call("raised" if raised else "cleared", alert)
 
     def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
         if not self._is_muted(alert):
             self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
-    def _note(self, severity: m.Severity, text: str, id: str = "") -> None:
+    def _note(self, severity: m.Severity, data: AnyEvent) -> None:
         """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""
         if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
-            self._session.note(d.Happened("alert", severity, "auto", text, step, after=id or None))
+            self._session.note(d.Happened(data, severity, "auto", step))
 
     def _hook_failed(self, problem: str) -> None:
-        self._note("warning", problem)
+        self._note("warning", e.AlertFailed(problem))
 
     def _keep(self) -> None:
         if self._session is None or self._is_idle:
@@ -207,7 +209,7 @@ class AlertService:
         self._keep()
         self._show()
         step = self._session.conductor.progress.step if self._session is not None else None
-        return d.CommandEnded(command.id, "applied", step, after=after)
+        return d.CommandEnded(command.id, "applied", step, made=e.CommandApplied(command.node or "", after))
 
     def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> str:
         alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
@@ -231,10 +233,6 @@ class AlertService:
 def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:
     """Of no run: hears of this machine alone."""
     return Evaluator(AlertsTable(), time.monotonic(), open_alerts)
-
-
-def _where(alert: m.AlertView) -> str:
-    return f"{alert.node} " if alert.node else ""
 
 
 def _decoded(text: str | None) -> Kept:

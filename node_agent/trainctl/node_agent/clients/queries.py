@@ -17,6 +17,7 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import DAMAGED, RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
@@ -138,7 +139,7 @@ async def _snapshot(request: m.SnapshotRequest, source: QuerySource) -> m.Snapsh
 
 def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
     """Stands for what a record can't tell: the agent itself answers all the same."""
-    return m.Event(id=0, at=at, kind="run", severity="error", by="auto", text=f"{run}: {error}", run=run)
+    return m.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
 async def _as_ended(kept: m.RunView | None, source: QuerySource) -> m.RunView | None:

@@ -8,6 +8,7 @@ from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 
@@ -37,7 +38,7 @@ class Commands:
         match command.args:
             case verbs.Note(text=text):
                 step = self._state.progress.step
-                self._state.decide(d.Happened("note", "info", command.by, text, step, command=command.id))
+                self._state.decide(d.Happened(e.NoteWritten(text), "info", command.by, step, command=command.id))
                 self._state.end(command.id, "applied", step)
             case verbs.Pause():
                 self._pause(command, state)
@@ -92,7 +93,9 @@ class Commands:
             if carried.verb == "resume":
                 self._state.end(id, "failed", self._state.progress.step, "paused again before a step was run")
         for command in self._pending.pausing:
-            self._state.end(command.id, "applied", self._state.progress.step, before="running", after="paused")
+            self._state.end(
+                command.id, "applied", self._state.progress.step, made=e.RunStateChanged("running", "paused")
+            )
         self._pending.pausing.clear()
         # Killed before the outcome of what the held plan carries was journaled: it is held once more.
         if self._pending.staged or any(
@@ -106,7 +109,7 @@ class Commands:
             return
         self._pending.wants_pause = False
         self._fail_pausing("resumed before the pause took effect")
-        self._state.carry(command, self._pipeline.planned_step + 1, "paused", "running")
+        self._state.carry(command, self._pipeline.planned_step + 1, e.RunStateChanged("paused", "running"))
         self.wants_new_generation = self._state.durable.mode == "paused" and self._state.stage == "formed"
         self._state.persist(mode="running")
 

@@ -6,6 +6,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
 
 KEPT = 4
 """Recent steps kept for reports that come late; at most two are ever under way."""
@@ -63,7 +64,7 @@ class Commits:
         self._rows[report.step] = row
         self._state.decide(d.Commit(row, part))
         if report.skipped:
-            self._state.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
+            self._state.happen(e.StepSkipped(report.step, report.skipped), "warning")
         self._state.conclude(report.step)
 
     def retract(self) -> None:
@@ -73,8 +74,7 @@ class Commits:
         if plan is None:
             raise CannotGoOnError(f"step {progress.step} was made by lost ranks alone, and its plan isn't known")
         self._state.decide(d.Retract(progress.step))
-        text = f"step {progress.step} retracted: only ranks that are lost had made it; it is made again"
-        self._state.happen("run", "warning", text)
+        self._state.happen(e.StepRetracted(progress.step), "warning")
         self._rows.pop(progress.step, None)
         self._parts = {part for part in self._parts if part[0] != progress.step}
         progress.step, progress.cursor = progress.step - 1, plan.cursor

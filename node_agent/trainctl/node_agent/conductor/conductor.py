@@ -25,6 +25,7 @@ from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 
@@ -199,8 +200,7 @@ class Conductor:
 
     def _on_quorum(self, lacking: str, now: float) -> None:
         if bool(lacking) != bool(self._state.lacking):
-            text = f"no more steps: {lacking}" if lacking else "enough nodes are in reach: steps are made again"
-            self._state.happen("run", "error" if lacking else "good", text)
+            self._state.happen(e.StepsStopped(lacking), "error" if lacking else "good")
         self._state.lacking = lacking
         self._advance(now)
 
@@ -238,7 +238,7 @@ class Conductor:
         if self.stage == "leaving" and at is not None and not at.ended:
             self._shutdown.tell(rank)
         elif self.stage not in ("loading", "leaving") and rank in self._rendezvous.live:
-            self._state.happen("agent", "warning", f"back in touch with {self.durable.settings.label(rank)}'s trainer")
+            self._state.happen(e.NodeState(self.durable.settings.label(rank), "trainer-back"), "warning")
             self._regroup.anew(now)
         elif rank in self._rendezvous.returning:
             self._ask_for_reports(rank)
@@ -250,7 +250,8 @@ class Conductor:
         if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
             after = self._restarts.try_again(command.node, now)
             if after:
-                self._state.end(command.id, "applied", self.progress.step, after=after)
+                made = e.CommandApplied(command.node or "", after)
+                self._state.end(command.id, "applied", self.progress.step, made=made)
                 return
         self._commands.take(command, self.state, now)
         if self.durable.mode == "stopping" and self.stage == "loading" and not self._rendezvous.adopts:

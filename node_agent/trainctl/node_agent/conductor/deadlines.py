@@ -11,6 +11,7 @@ from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part that takes so long, or so many times as long as expected if that is longer, is reported."""
@@ -148,6 +149,6 @@ class Deadlines:
         if slow and waited_seconds >= max(LEAST_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
             first.told_slow = True
             part = PARTS[first.plan.kind].format(step=first.plan.step)
-            verb = "has not finished its" if len(slow) == 1 else "have not finished their"
-            text = f"{self._state.nodes(sorted(slow))} {verb} part of {part} after {waited_seconds:.0f} s"
-            self._state.happen("rank", "warning", text, first.plan.step)
+            labels = tuple(self._state.settings.label(rank) for rank in sorted(slow))
+            text = f"{part} after {waited_seconds:.0f} s"
+            self._state.happen(e.RankChanged(labels, "slow", text), "warning", first.plan.step)

@@ -5,7 +5,8 @@ from typing import Literal
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import event_prose, verbs
+from trainctl.protocol.messages.events import AnyEvent
 
 # ---------------------------------------------------------------- events in
 
@@ -159,25 +160,32 @@ class CommandEnded:
     step: int | None = None
     reason: str = ""
     field: str | None = None
-    before: str | None = None
-    after: str | None = None
+    made: AnyEvent | None = None  # what it changed or did, if it was applied
     plan_version: int | None = None
+
+    @property
+    def before(self) -> str | None:
+        """What it found, in words."""
+        return event_prose.result(self.made)[0] if self.made is not None else None
+
+    @property
+    def after(self) -> str | None:
+        """What it left, in words."""
+        return event_prose.result(self.made)[1] if self.made is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Happened:
     """Something for the run's events."""
 
-    kind: str
+    data: AnyEvent
     severity: m.Severity
     by: str
-    text: str
     step: int | None  # None: it is of none, such as a command that was refused
     verb: str | None = None
-    before: str | None = None
-    after: str | None = None
     command: str | None = None
     outcome: m.CommandState | None = None
+    undoes: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.shutdown import Shutdown
 from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.protocol.messages import events as e
 
 LAST_SECONDS = 60.0
 """The last rank with the state of the last step may be silent for so long while its node is in reach, if there is a
@@ -91,8 +92,8 @@ class Hangs:
         until = self._until(silent, limit_seconds)
         known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
         if known != self._waiting[rank]:
-            text = f"{self._state.settings.label(rank)}, the last with the run's state, is {where}: waited for{until}"
-            self._state.happen("rank", "warning", text)
+            text = f"{where}: waited for{until}"
+            self._state.happen(e.RankChanged((self._state.settings.label(rank),), "waited-for", text), "warning")
 
     def _limit_seconds(self, silent: d.RankSilent) -> float:
         """Where nothing is to be had instead it is waited for without end."""

@@ -22,6 +22,7 @@ from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 
 Wish = Literal["form", "pause", "stopped", "finished"]
 """What a boundary asks of the conductor where it has no plan to issue."""
@@ -91,12 +92,12 @@ class Pipeline:
                 edit = share_edits.take_back(self._state.settings, rank, self.facts(now), self._state.config)
             except InvalidInputError as error:
                 self._state.keep(settings=share_edits.give_up(self._state.settings, rank))
-                self._state.happen("rank", "error", f"{label} cannot join again: {error.problem}", self.planned_step)
+                refused = e.RankChanged((label,), "not-admitted", error.problem)
+                self._state.happen(refused, "error", self.planned_step)
                 continue
             self._take_settings(edit.settings)
-            text = f"{label} joins again: {edit.before} → {edit.after}"
-            step = self.planned_step + 1
-            self._state.decide(d.Happened("rank", "good", "auto", text, step, "admit", edit.before, edit.after))
+            change = msgspec.structs.replace(edit.change, returned=label)
+            self._state.happen(change, "good", self.planned_step + 1, verb="admit")
 
     def _issue_train(self, now: float) -> None:
         self._apply_staged(now)
@@ -162,7 +163,7 @@ class Pipeline:
                 self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._state.carry(command, step, edit.before, edit.after)
+            self._state.carry(command, step, edit.change)
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._state.settings.global_batch:
@@ -205,9 +206,9 @@ class Pipeline:
         ranks = {**self._state.settings.ranks, report.rank: smaller}
         self._state.persist(settings=self._state.settings.edited(ranks=ranks))
         planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
-        before, after = str(planned), str(report.micro_batch)
-        text = f"resize-batch {setting.node} {before} → {after}: out of memory, the micro-batch was run again"
-        self._state.decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
+        pairs = ((setting.node, planned),), ((setting.node, report.micro_batch),)
+        change = e.MicroBatchChanged(*pairs, cause="out of memory, the micro-batch was run again")
+        self._state.happen(change, "warning", report.step, verb="resize-batch")
 
     # ------------------------------------------------------------ across generations
 

@@ -6,13 +6,14 @@ and acts when all have answered.
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Stage
 from trainctl.node_agent.planning import compatibility, estimates, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 
 FENCE_SECONDS = 10.0
 """For answering a fence, which a rank does at once unless it is within an update."""
@@ -140,7 +141,7 @@ class Rendezvous:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
         self._check_agreement()
         if self._left_behind:
-            self._state.happen("agent", "warning", "back in touch with trainers that went on by themselves")
+            self._state.happen(e.Notice("back in touch with trainers that went on by themselves", "agent"), "warning")
             self.fence(now)
             return
         self._state.keep(members=tuple(self.live))
@@ -193,7 +194,7 @@ class Rendezvous:
         self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
-        self._state.happen("run", "warning", f"{self._state.durable.generation} left: {reason}")
+        self._state.happen(e.GenerationLeft(self._state.durable.generation, reason), "warning")
         self.fence(now)
 
     def on_fenced(self, fenced: m.Fenced) -> bool:
@@ -281,19 +282,18 @@ class Rendezvous:
         probed = members if len(members) == 1 else tuple(rank for rank in durable.probed or () if rank in members)
         if (members, probed) != (durable.members, durable.probed):
             self._state.persist(members=members, probed=probed)
-        self._state.happen("run", "info", self._described(len(members), now))
+        self._state.happen(self._described(members, now))
         return True
 
-    def _described(self, count: int, now: float) -> str:
-        text = f"{self._state.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
-        if self.engine != "none":
-            text += f" by {self.engine}"
+    def _described(self, members: tuple[int, ...], now: float) -> e.GenerationFormed:
+        waited_seconds, self._left = None if self._left is None else now - self._left, None
+        given: dict[str, Any] = {}
         if self._source is not None:
-            text += f"; {self._state.nodes(self._behind)} given the state of {self._state.node(self._source)}"
-        if self._left is not None:
-            text += f"; the ranks waited {now - self._left:.2g} s"
-            self._left = None
-        return text
+            behind = dict.fromkeys(self._state.node(rank) for rank in self._behind)
+            given = {"behind": tuple(behind), "source": self._state.node(self._source)}
+        return e.GenerationFormed(
+            self._state.durable.generation, len(members), members, self.engine, waited_seconds=waited_seconds, **given
+        )
 
     def overdue(self, now: float) -> str:
         """Which nodes have not answered an offer or a form in time; empty if none."""

@@ -4,10 +4,13 @@ from collections.abc import Collection
 from math import inf
 from typing import Literal
 
+import msgspec
+
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
+from trainctl.protocol.messages import events as e
 
 STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""
@@ -51,21 +54,19 @@ class Restarts:
         )  # fmt: skip
         self._rendezvous.ranks[rank].forget()
         self._rendezvous.ranks[rank].why = why
-        kind, outcome = ("probe", "refused") if out == "failed" else ("rank", "lost")
-        text, step = f"{label} is {outcome}: {why}; {edit.before} → {edit.after}", state.progress.step
-        state.decide(d.Happened(kind, "error", "auto", text, step, "rebalance", edit.before, edit.after))
+        change = msgspec.structs.replace(edit.change, cause=why, lost=label, refused=out == "failed")
+        state.happen(change, "error", verb="rebalance")
 
     def halve(self, rank: int, memory: str) -> None:
         """It ran out of memory and died, and comes back with half its micro-batch. `memory`: what says so."""
         state = self._state
         edit, label = share_edits.halve(state.settings, rank), state.settings.label(rank)
         if edit.settings is state.settings:
-            text = f"{label} is out of memory at a micro-batch of {edit.before}: {memory}"
-            state.decide(d.Happened("rank", "error", "auto", text, state.progress.step))
+            state.happen(e.RankChanged((label,), "out-of-memory", memory), "error")
             return
         state.persist(settings=edit.settings)
-        text, step = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}", state.progress.step
-        state.decide(d.Happened("rank", "warning", "auto", text, step, "resize-batch", edit.before, edit.after))
+        change = msgspec.structs.replace(edit.change, cause=f"out of memory, {memory}")
+        state.happen(change, "warning", verb="resize-batch")
 
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
@@ -85,8 +86,8 @@ class Restarts:
             text = f"{label}: its trainer was started {STARTS} times and hung each time while it loaded"
             raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
-        text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
-        self._state.happen("rank", "error", text)
+        text = f"started {STARTS} times without taking part in a step; the last time it {why}"
+        self._state.happen(e.RankChanged((label,), "failed", text), "error")
 
     def start_due(self, now: float) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""
@@ -100,8 +101,7 @@ class Restarts:
             self._rendezvous.ranks[rank].ended = False
             self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
             label = self._state.settings.label(rank)
-            text = f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
-            self._state.happen("rank", "info", text)
+            self._state.happen(e.RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
             self._state.decide(d.Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
@@ -149,7 +149,7 @@ class Restarts:
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._state.settings.label(rank)
-        self._state.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
+        self._state.happen(e.RankChanged((label,), "hung", why), "warning")
         if self._is_first(rank):
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)

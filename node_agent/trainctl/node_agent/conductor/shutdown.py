@@ -9,6 +9,7 @@ from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
 
 STOP_SECONDS, STOP_TIMES = 30.0, 5.0
 """Without anything that brings the end nearer for so long, or for so many times as long as the plan in progress should
@@ -30,7 +31,9 @@ class Shutdown:
         """Nothing is under way any more, or nothing can go on."""
         self.final, self._state.stage = final, "leaving"
         for command in self._pending.stopping:
-            self._state.end(command.id, "applied", self._state.progress.step, before="running", after="stopped")
+            self._state.end(
+                command.id, "applied", self._state.progress.step, made=e.RunStateChanged("running", "stopped")
+            )
         self._pending.stopping.clear()
         for rank, at in self._rendezvous.ranks.items():
             if not at.ended:
@@ -40,7 +43,7 @@ class Shutdown:
         """A stop ends without what `ranks` have not done in `seconds`; one that wanted a checkpoint has failed."""
         why = f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
         why += ", and no checkpoint was written" if owes_checkpoint else ""
-        self._state.happen("run", "error" if owes_checkpoint else "warning", f"stopped all the same: {why}")
+        self._state.happen(e.RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
         if owes_checkpoint:
             for command in self._pending.stopping:
                 self._state.end(command.id, "failed", self._state.progress.step, f"stopped, but {why}")
@@ -57,7 +60,7 @@ class Shutdown:
         if self._state.stage == "leaving":
             return
         self.reason = reason
-        self._state.happen("run", "error", f"failed: {reason}")
+        self._state.happen(e.RunStateChanged("", "failed", reason), "error")
         self._end_open(f"the run failed: {reason}")
         self.leave("failed")
 
@@ -67,14 +70,14 @@ class Shutdown:
             self.fail(reason)
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True
-            self._state.happen("run", "error", f"{reason}: going back to the newest checkpoint")
+            self._state.happen(e.RunStateChanged("", "going back", reason), "error")
             self._end_open("the run goes back to a checkpoint")
             self.leave("failed")
 
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it."""
         self.goes_back, self.final = False, "stopped"
-        self._state.end(id, "applied", self._state.progress.step, before="going back", after="stopped")
+        self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
 
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
@@ -97,7 +100,7 @@ class Shutdown:
         elif ended.clean and self._adopts and durable.mode == "stopping":
             self.leave("stopped")
         elif durable.settings.ranks[ended.rank].out:
-            self._state.happen("rank", "warning", f"{label} is drained, and its trainer {ended.why}")
+            self._state.happen(e.RankChanged((label,), "ended", ended.why), "warning")
         else:
             self.go_back(f"rank {ended.rank} ({self._state.node(ended.rank)}) {ended.why}")
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import probes
 from trainctl.node_agent.conductor.probes import Difference
@@ -11,6 +13,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.messages import events as e
 
 Reports = Mapping[int, m.Report]
 
@@ -38,8 +41,8 @@ def measurement(state: ConductorState, rates: Rates, reports: Reports) -> None:
     state.keep(timed=True)
     if not all(0 < rate < math.inf for rate in seen.values()):
         state.persist()
-        unknown = state.nodes(rank for rank, rate in seen.items() if not 0 < rate < math.inf)
-        state.happen("rank", "warning", f"first shares stay even: no rate could be measured on {unknown}")
+        unknown = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
+        state.happen(e.SharesUnmeasured(tuple(unknown)), "warning")
         return
     for rank, rate in seen.items():
         rates.measured(rank, rate)
@@ -48,10 +51,8 @@ def measurement(state: ConductorState, rates: Rates, reports: Reports) -> None:
     edit = share_edits.edit(state.settings, shares | apportion(sum(shares[rank] for rank in free), free))
     state.persist(settings=edit.settings)
     timed = ", ".join(f"{state.settings.label(rank)} {rate:,.3g}/s" for rank, rate in seen.items())
-    text = f"rebalance {edit.before} → {edit.after}: first shares by measured samples per second, {timed}"
-    state.decide(
-        d.Happened("rank", "info", "auto", text, state.progress.step, "rebalance", edit.before, edit.after)
-    )  # fmt: skip
+    cause = f"initial shares by measured samples per second: {timed}"
+    state.happen(msgspec.structs.replace(edit.change, cause=cause), verb="rebalance")
 
 
 def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
@@ -61,9 +62,8 @@ def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None
         return
     state.decide(d.Drifted(plan.step, drift))
     worst = max(drift, key=lambda rank: (math.inf if math.isnan(drift[rank]) else drift[rank], -rank))
-    source, text = state.node(min(reports)), f"drift {drift[worst]:.2g} at most"
-    where = f", on {state.settings.label(worst)}" if drift[worst] else ""
-    state.happen("run", "info", f"all ranks given {source}'s weights; {text}{where}", plan.step)
+    where = state.settings.label(worst) if drift[worst] else ""
+    state.happen(e.StateShared(state.node(min(reports)), drift[worst], where), step=plan.step)
 
 
 def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
@@ -73,9 +73,9 @@ def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> Non
     seconds = max(report.step_seconds for report in reports.values())
     state.decide(d.Evaluated(plan.step, loss, weight, seconds))
     state.persist(eval_loss=loss, eval_step=plan.step)  # not before it: killed between the two, it is done again
-    state.happen("evaluation", "info", f"held-out loss {loss:.4f}, took {seconds:.3g} s", plan.step)
+    state.happen(e.Evaluated(loss, seconds), step=plan.step)
     for id in plan.commands:
-        state.end(id, "applied", plan.step, after=f"loss {loss:.4f}")
+        state.end(id, "applied", plan.step, made=e.Evaluated(loss))
 
 
 def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
@@ -94,10 +94,8 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
     seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
     for each in differences:
         if each.rank not in refused:
-            named = f"{state.settings.label(each.rank)} and {state.settings.label(each.other)}"
-            text = f"probe passed: a token's log-probability differs by at most {each.largest:.2g} between {named}"
-            text += f" (tolerance {limit:g}, {each.tokens} tokens); took {seconds:.2g} s"
-            state.decide(d.Happened("probe", "good", "auto", text, plan.step, after=f"{each.largest:.2g}"))
+            names = state.settings.label(each.rank), state.settings.label(each.other)
+            state.happen(e.ProbePassed(*names, each.largest, limit, each.tokens, seconds), "good", plan.step)
     state.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
     return refused
 
@@ -115,15 +113,15 @@ def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str
     for rank in plan.writers:
         written, node = reports[rank].checkpoint, state.node(rank)
         if written is None:
-            failed = f"no checkpoint on {node}: {reports[rank].skipped or 'nothing was written'}"
-            state.happen("checkpoint", "error", failed, plan.step, node)
+            why = reports[rank].skipped or "nothing was written"
+            failed = f"no checkpoint on {node}: {why}"
+            state.happen(e.CheckpointFailed(node, why), "error", plan.step, node)
         else:
-            size, paid = f"{written.size_bytes / 1e6:,.1f} MB", f"{written.loop_seconds * 1e3:,.0f} ms"
-            text = f"checkpoint step-{plan.step}, {size}, loop paid {paid}"
-            state.happen("checkpoint", "good", text, plan.step, node)
+            cost = written.size_bytes, written.loop_seconds
+            state.happen(e.CheckpointWritten(plan.step, *cost), "good", plan.step, node)
     if any(reports[rank].checkpoint is not None for rank in plan.writers):
         state.persist(written=plan.step)
     for id in plan.commands:
-        after = None if failed else f"step-{plan.step}"
-        state.end(id, "failed" if failed else "applied", plan.step, failed, after=after)
+        made = None if failed else e.CheckpointWritten(plan.step)
+        state.end(id, "failed" if failed else "applied", plan.step, failed, made=made)
     return failed

@@ -11,6 +11,8 @@ from trainctl.node_agent.conductor.pending import SIDE_KINDS
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.record import schema_1_events
 
 Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
 
@@ -76,13 +78,16 @@ class ConductorState:
         self.keep(**changes)
         self.decide(d.Persist(self.durable))
 
-    def happen(self, kind: str, severity: m.Severity, text: str, step: int | None = None, by: str = "auto") -> None:
-        self.decide(d.Happened(kind, severity, by, text, self.progress.step if step is None else step))
+    def happen(
+        self, data: AnyEvent, severity: m.Severity = "info", step: int | None = None, by: str = "auto",
+        verb: str | None = None,
+    ) -> None:  # fmt: skip
+        """For the run's events; at the last step unless one is given. `verb`: of a command that would have done it."""
+        self.decide(d.Happened(data, severity, by, self.progress.step if step is None else step, verb))
 
-    def carry(self, command: d.Commanded, step: int, before: str = "", after: str = "") -> None:
-        """The plan of `step` carries the command: it is applied when that step commits."""
-        version = self.settings.plan_version
-        carried = Carried(command.verb, command.by, step, before, after, version, command.node)
+    def carry(self, command: d.Commanded, step: int, made: AnyEvent | None = None) -> None:
+        """The plan of `step` carries the command: it is applied when that step commits, and has then `made` that."""
+        carried = Carried(command.verb, command.by, step, self.settings.plan_version, command.node, made)
         self.keep(carried={**self.durable.carried, command.id: carried})
 
     def uncarry(self, id: str) -> None:
@@ -92,14 +97,17 @@ class ConductorState:
         """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
         for id, carried in list(self.durable.carried.items()):
             if carried.step <= step and carried.verb not in SIDE_KINDS:
-                self.end(id, "applied", carried.step, before=carried.before, after=carried.after)
+                made = carried.made
+                if made is None and (carried.before or carried.after):  # journaled by schema 1
+                    made = schema_1_events.change(carried.verb, carried.node or "", carried.before, carried.after)
+                self.end(id, "applied", carried.step, made=made)
 
     def end(
         self, id: str, state: Literal["applied", "rejected", "expired", "failed"], step: int | None = None,
-        reason: str = "", field: str | None = None, before: str | None = None, after: str | None = None,
+        reason: str = "", field: str | None = None, made: AnyEvent | None = None,
     ) -> None:  # fmt: skip
         """A command's outcome, final."""
         known = self.durable.carried.get(id)
         version = known.plan_version if known is not None else self.durable.settings.plan_version
         self.uncarry(id)
-        self.decide(d.CommandEnded(id, state, step, reason, field, before or None, after or None, version))
+        self.decide(d.CommandEnded(id, state, step, reason, field, made, version))

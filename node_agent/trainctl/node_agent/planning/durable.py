@@ -6,6 +6,7 @@ import msgspec
 
 from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.protocol.messages import Generation
+from trainctl.protocol.messages.events import AnyEvent
 
 
 class RankSetting(msgspec.Struct, frozen=True):
@@ -53,10 +54,11 @@ class Carried(msgspec.Struct, frozen=True):
     verb: str
     by: str
     step: int
-    before: str
-    after: str
     plan_version: int  # that it made, or that it left alone
     node: str | None = None  # the one it is about
+    made: AnyEvent | None = None  # what it changes
+    before: str = ""  # the same in words: schema 1 kept no more
+    after: str = ""
 
 
 class Durable(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What each editing verb does to the settings: pure functions to (settings, before, after)."""
+"""What each editing verb does to the settings: pure functions to settings and what changed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 MAX_LEARNING_RATE = 100.0
@@ -30,8 +31,12 @@ def apply(
     Raises InvalidInputError naming the argument that can't be had."""
     edit = _edited(settings, args, node, step, config, facts)
     if msgspec.structs.replace(edit.settings, plan_version=settings.plan_version) == settings:
-        return Edit(settings, edit.before, edit.before)
+        return Edit(settings, _unchanged(edit.change))
     return edit
+
+
+def _unchanged(change: e.Change) -> e.Change:
+    return msgspec.structs.replace(change, after=change.before)
 
 
 def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts) -> Edit:
@@ -67,14 +72,12 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
         rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
         for rank, setting in settings.ranks.items()
     }
-    return Edit(settings.edited(ranks=ranks), _micros(settings.ranks, chosen), _micros(ranks, chosen))
+    change = e.MicroBatchChanged(_micros(settings.ranks, chosen), _micros(ranks, chosen))
+    return Edit(settings.edited(ranks=ranks), change)
 
 
-def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
-    """One rank's micro-batch as a number; several with their nodes, `a=4 b=8`."""
-    if len(chosen) == 1:
-        return str(ranks[chosen[0]].micro_in_force)
-    return " ".join(f"{ranks[rank].node}={ranks[rank].micro_in_force}" for rank in chosen)
+def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> e.Pairs:
+    return tuple((ranks[rank].node, ranks[rank].micro_in_force) for rank in chosen)
 
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
@@ -83,22 +86,23 @@ def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFil
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
     if args.schedule == "scale":
         _check_rate(lr, "schedule", config)
-    after = f"{args.value}, learning rate {'scaled with it' if args.schedule == 'scale' else 'unchanged'}"
-    return Edit(settings.edited(global_batch=args.value, ranks=ranks, lr=lr), str(settings.global_batch), after)
+    change = e.GlobalBatchChanged(settings.global_batch, args.value, args.schedule)
+    return Edit(settings.edited(global_batch=args.value, ranks=ranks, lr=lr), change)
 
 
 def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: RunFile) -> Edit:
     steps = config.run.steps
     before = rate(settings.lr, config.optimizer, steps, step)
-    former = f"{before:.7g} constant" if settings.lr.kind == "constant" else f"{before:.7g}"
+    was_constant = settings.lr.kind == "constant"
+    change = e.LearningRateChanged(before, args.value, args.schedule, was_constant)
     if args.schedule == "set":
         lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
-        return Edit(settings.edited(lr=lr), former, f"{args.value:.7g} constant")
+        return Edit(settings.edited(lr=lr), change)
     if before == 0:
         raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
     lr = settings.lr.scaled(args.value / before)
     _check_rate(lr, "value", config)
-    return Edit(settings.edited(lr=lr), former, f"{args.value:.7g} scaled")
+    return Edit(settings.edited(lr=lr), change)
 
 
 def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:

@@ -1,7 +1,7 @@
-"""What rebalance, drain and admit make of the shares: pure functions to (settings, before, after).
+"""What rebalance, drain and admit make of the shares: pure functions to settings and what changed.
 
-Shares of live ranks always sum to G, each at least one; the texts name absolute shares by node, so that `before` is
-what undoes `after`.
+Shares of live ranks always sum to G, each at least one; a change names absolute shares by node, so that its `before` is
+what undoes its `after`.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,6 +16,7 @@ from trainctl.protocol.batch.apportion import Speed, apportion, quickest
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
+from trainctl.protocol.messages import events as e
 
 AWAY_SECONDS = 5.0
 """A trainer says a word every second, also while it computes; after this long without one it counts as hung."""
@@ -23,8 +24,7 @@ AWAY_SECONDS = 5.0
 
 class Edit(NamedTuple):
     settings: Settings
-    before: str
-    after: str
+    change: e.Change
 
 
 class Facts(NamedTuple):
@@ -51,19 +51,20 @@ def _set_out(settings: Settings, ranks: Collection[int], out: Literal["drained",
     return msgspec.structs.replace(settings, ranks={**settings.ranks, **changed})
 
 
-def edit(settings: Settings, counts: Mapping[int, int]) -> Edit:
-    """The settings with these shares of live ranks; all others are out."""
+def edit(settings: Settings, counts: Mapping[int, int], node: str = "") -> Edit:
+    """The settings with these shares of live ranks; all others are out. `node`: the one drained or admitted."""
     ranks = with_shares(settings, counts)
     shown = [rank for rank, setting in settings.ranks.items() if not (setting.out and ranks[rank].out)]
-    return Edit(settings.edited(ranks=ranks), _text(settings.ranks, shown), _text(ranks, shown))
+    change = e.SharesChanged(_by_node(settings.ranks, shown), _by_node(ranks, shown), node=node)
+    return Edit(settings.edited(ranks=ranks), change)
 
 
-def _text(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> str:
-    """`a=8 b=8`: samples by node, in the order of ranks."""
+def _by_node(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> dict[str, int]:
+    """Samples by node, in the order of ranks."""
     by_node: dict[str, int] = {}
     for rank in sorted(shown):
         by_node[ranks[rank].node] = by_node.get(ranks[rank].node, 0) + ranks[rank].share
-    return " ".join(f"{node}={share}" for node, share in by_node.items())
+    return by_node
 
 
 # ---------------------------------------------------------------- rebalance
@@ -121,13 +122,13 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is drained already")
     if all(settings.ranks[rank].out for rank in leaving):
         after = _set_out(settings, leaving, "drained").edited()
-        return Edit(after, f"{node} {settings.ranks[leaving[0]].out}", f"{node} drained")
+        return Edit(after, e.NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
     staying = settings.live.keys() - leaving
     if not staying:
         raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
     if facts.standing and not staying & set(facts.standing):
         raise InvalidInputError("node", f"{node} is the last one with the state of the last step; wait for the next")
-    return edit(settings, share_changes.without(_live_shares(settings), leaving))
+    return edit(settings, share_changes.without(_live_shares(settings), leaving), node or "")
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
@@ -140,7 +141,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
         raise InvalidInputError("node", f"{node} is lost, and joins by itself once it is back")
     _check_can_join(settings, back, facts, config)
     rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
-    return edit(settings, share_changes.with_back(_live_shares(settings), back, rates))
+    return edit(settings, share_changes.with_back(_live_shares(settings), back, rates), node or "")
 
 
 def lose(settings: Settings, rank: int) -> Edit:
@@ -151,7 +152,7 @@ def lose(settings: Settings, rank: int) -> Edit:
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
     made = edit(settings, share_changes.without(_live_shares(settings), (rank,)))
-    return Edit(_remembering(made.settings, had, lost=rank), made.before, made.after)
+    return Edit(_remembering(made.settings, had, lost=rank), made.change)
 
 
 def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
@@ -164,7 +165,7 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
     else:
         counts = share_changes.returned(_live_shares(settings), rank, had[rank])
     made = edit(settings, counts)
-    return Edit(_remembering(made.settings, had), made.before, made.after)
+    return Edit(_remembering(made.settings, had), made.change)
 
 
 def _remembering(settings: Settings, had: Mapping[int, int], lost: int | None = None) -> Settings:
@@ -191,10 +192,11 @@ def halve(settings: Settings, rank: int) -> Edit:
     share = setting.share or setting.last_share or setting.micro_batch
     before = min(setting.micro_batch, share)
     after = max(1, before // 2)
+    change = e.MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
     if after == before:
-        return Edit(settings, str(before), str(after))
+        return Edit(settings, change)
     halved = msgspec.structs.replace(setting, micro_batch=after, halved_to=after)
-    return Edit(settings.edited(ranks={**settings.ranks, rank: halved}), str(before), str(after))
+    return Edit(settings.edited(ranks={**settings.ranks, rank: halved}), change)
 
 
 def as_memory_allows(then: Settings, latest: Settings) -> Settings:

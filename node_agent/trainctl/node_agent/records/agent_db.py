@@ -22,11 +22,11 @@ from trainctl.protocol.record.schema import AGENT_SCHEMA, open_for_writing
 
 _COMMAND_COLUMNS = (
     "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"
-    " after, ended_at, plan_version"
+    " after, ended_at, plan_version, undoes"
 )
 _ACCEPT = (
-    "INSERT INTO commands (id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    "INSERT INTO commands (id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state,"
+    " undoes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _OUTCOME = (
     "UPDATE commands SET state = ?, step = ?, reason = ?, field = ?, before = ?, after = ?, ended_at = ?,"
@@ -118,7 +118,7 @@ class AgentDb:
         """
         row = (
             command.id, digest, command.verb, _json(command.args), command.by, command.run, command.node,
-            command.if_plan, at, command.ttl_seconds, "accepted",
+            command.if_plan, at, command.ttl_seconds, "accepted", command.undoes,
         )  # fmt: skip
         return self._write_now("command not journaled", _ACCEPT, row)
 

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.ballast import Ballast
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, set_durable
-from trainctl.protocol.wire.codec import decode_order
+from trainctl.protocol.wire.codec import decode_stored
 
 HOST_EVERY_SECONDS = 10.0
 HOST_KEPT_SECONDS = 7 * 86400.0
@@ -151,17 +154,15 @@ class RunDb:
             return reader.is_retracted(step, generation)
 
     def event(
-        self, at: float, kind: str, severity: m.Severity, by: str, text: str, *, step: int | None = None,
+        self, at: float, data: AnyEvent, severity: m.Severity, by: str, *, step: int | None = None,
         generation: m.Generation | None = None, command: str | None = None, verb: str | None = None,
-        before: str | None = None, after: str | None = None, outcome: m.CommandState | None = None,
+        outcome: m.CommandState | None = None, undoes: str | None = None,
     ) -> m.Event:  # fmt: skip
         """Keep what happened `at` (Unix seconds) and return it with its id, one above the last."""
         self._last_event += 1
         event = m.Event(
-            id=self._last_event, at=at, kind=kind, severity=severity, by=by, text=_clip(text), run=self._run, step=step,
-            generation=generation, command=command, verb=verb, before=before and _clip(before),
-            after=after and _clip(after),
-            outcome=outcome,
+            id=self._last_event, at=at, severity=severity, by=by, data=_clipped(data), run=self._run, step=step,
+            generation=generation, command=command, verb=verb, outcome=outcome, undoes=undoes,
         )  # fmt: skip
         self._write(writes.event(event))
         self.on_kept(m.KeptEvent(event=event))
@@ -265,12 +266,12 @@ class RunDb:
 
     def _plan_in(self, body: bytes) -> m.StepPlan | None:
         try:
-            order = decode_order(body)
+            plan: m.StepPlan = decode_stored(body, m.StepPlan)
         except VersionError:
             return None  # of a program before or after this one: no trainer that this one talks to has it
         except ProtocolError as error:
             raise InvalidInputError(f"{self._paths.record}: plans", str(error)) from None
-        return order if isinstance(order, m.StepPlan) else None
+        return plan
 
     def _write(self, write: writes.Write, *, durable: bool = False) -> None:
         self._waiting.append(write)
@@ -311,5 +312,7 @@ class RunDb:
             self._lost += excess
 
 
-def _clip(text: str) -> str:
-    return text if len(text) <= TEXT_CHARACTERS else text[: TEXT_CHARACTERS - 1] + "…"
+def _clipped(data: AnyEvent) -> AnyEvent:
+    texts = {name: value for name, value in msgspec.structs.asdict(data).items() if isinstance(value, str)}
+    long = {name: f"{text[: TEXT_CHARACTERS - 1]}…" for name, text in texts.items() if len(text) > TEXT_CHARACTERS}
+    return msgspec.structs.replace(data, **long) if long else data

@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.rollups import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
 from trainctl.protocol.wire.codec import encode
@@ -99,6 +101,7 @@ def event(happened: m.Event) -> Write:
     return _insert("events", (
         happened.id, happened.at, happened.kind, happened.severity, happened.by, happened.text, happened.step,
         g and g.term, g and g.n, happened.command, happened.verb, happened.before, happened.after, happened.outcome,
+        msgspec.msgpack.encode(happened.data), happened.undoes,
     ))  # fmt: skip
 
 

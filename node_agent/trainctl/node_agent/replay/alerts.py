@@ -9,6 +9,7 @@ from trainctl.node_agent.replay.format import RecordedEvent
 from trainctl.node_agent.replay.timeline import PlayedStep, Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.messages import events as e
 
 THROUGHPUT_DROP_PERCENT = 42.0
 """Eight ranks on two cores are in each other's way: the usual threshold would call each wave of that a drop."""
@@ -43,7 +44,7 @@ class PlayedAlerts:
 
 
 def _happened(change: Change, step: int) -> RecordedEvent:
-    alert, where = change.alert, f"{change.alert.node} " if change.alert.node else ""
+    alert = change.alert
     if isinstance(change, Raised):
-        return RecordedEvent(step, "alert", alert.severity, "auto", f"{where}{alert.text}", after=alert.id)
-    return RecordedEvent(step, "alert", "good", "auto", f"{where}{alert.kind} is over", after=alert.id)
+        return RecordedEvent(step, alert.severity, "auto", e.AlertRaised(alert.id, alert.node, alert.text))
+    return RecordedEvent(step, "good", "auto", e.AlertCleared(alert.id, alert.node, alert.kind))

@@ -54,14 +54,11 @@ def _all_events(reader: RecordReader) -> tuple[r.RecordedEvent, ...]:
 
 def _is_end(event: r.RecordedEvent, last_step: int) -> bool:
     """Whoever plays it reports the end."""
-    return event.kind == "run" and event.step == last_step
+    return event.data.category == "run" and event.step == last_step
 
 
 def _happened(event: m.Event) -> r.RecordedEvent:
-    return r.RecordedEvent(
-        event.step or 0, event.kind, event.severity, event.by, event.text, event.verb, event.before, event.after,
-        event.outcome,
-    )  # fmt: skip
+    return r.RecordedEvent(event.step or 0, event.severity, event.by, event.data, event.verb, event.outcome)
 
 
 def _rank(rank: m.RankView, paths: RunPaths) -> r.RecordedRank:

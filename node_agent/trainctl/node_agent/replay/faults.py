@@ -8,6 +8,8 @@ import math
 from typing import NamedTuple
 
 from trainctl.node_agent.replay.format import RecordedEvent
+from trainctl.protocol.messages import Severity
+from trainctl.protocol.messages import events as e
 
 HOT, LOST, SPIKE, AWAY = (0.22, 0.36), (0.46, 0.56), 0.68, (0.80, 0.83)
 """Where each begins and ends, as parts of the recording; the jump has only a beginning."""
@@ -86,25 +88,27 @@ class ScriptedFaults:
         """(rank, line): what the faults add to the logs of the ranks they are about."""
         named = {self._nodes[rank]: rank for rank in (self.hot_rank, self.lost_rank) if rank is not None}
         found = (event for event in self.happenings(step) if event.by == "script")
-        return tuple((rank, f"step {step:,} {event.text}") for event in found for node, rank in named.items()
-                     if f" {node} " in event.text)  # fmt: skip
+        return tuple((rank, f"step {step:,} {event.data.text}") for event in found for node, rank in named.items()
+                     if isinstance(event.data, e.Notice) and f" {node} " in event.data.text)  # fmt: skip
 
     def _events(self) -> tuple[RecordedEvent, ...]:
         if not self._faults:
             return ()
         back = self.away[1] + 1
         found = [
-            RecordedEvent(back, "agent", "warning", self._nodes[0], "scripted: the lead's agent was away; steps "
-                     f"{self.away[0]:,} to {self.away[1]:,} of the recording were not kept"),
+            RecordedEvent(back, "warning", self._nodes[0], e.Notice("scripted: the lead's agent was away; steps "
+                     f"{self.away[0]:,} to {self.away[1]:,} of the recording were not kept", "agent")),
         ]  # fmt: skip
         if self.lost_rank is not None and self.hot_rank is not None:
             lost, hot = self._nodes[self.lost_rank], self._nodes[self.hot_rank]
             found += [
-                RecordedEvent(
-                    self._lost[0], "rank", "error", "script", f"scripted: {lost} lost; the others take its share"
-                ),
-                RecordedEvent(self._lost[1] + 1, "rank", "good", "script", f"scripted: {lost} is back with the state"),
-                RecordedEvent(self._hot[0], "rank", "warning", "script", f"scripted: {hot} grows hot and slow"),
-                RecordedEvent(self._hot[1] + 1, "rank", "good", "script", f"scripted: {hot} is as fast as before"),
+                _scripted(self._lost[0], "error", f"{lost} lost; the others take its share"),
+                _scripted(self._lost[1] + 1, "good", f"{lost} is back with the state"),
+                _scripted(self._hot[0], "warning", f"{hot} grows hot and slow"),
+                _scripted(self._hot[1] + 1, "good", f"{hot} is as fast as before"),
             ]
         return tuple(found)
+
+
+def _scripted(step: int, severity: Severity, text: str) -> RecordedEvent:
+    return RecordedEvent(step, severity, "script", e.Notice(f"scripted: {text}", "rank"))

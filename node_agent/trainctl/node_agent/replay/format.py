@@ -9,8 +9,12 @@ from pathlib import Path
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import CommandState, Severity
+from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.record import schema_1_events
 
-VERSION = 1
+VERSION = 2
+"""Of what is written. 2: events are data; those of 1 are prose, and are converted."""
 LARGEST_BYTES = 64 * 1024 * 1024
 """Unpacked; a file that claims more is refused."""
 
@@ -47,14 +51,30 @@ class RecordedEvent(msgspec.Struct, array_like=True, frozen=True):
     """An event, without its time of day."""
 
     step: int
+    severity: Severity
+    by: str
+    data: AnyEvent
+    verb: str | None = None
+    outcome: CommandState | None = None
+
+
+class ProseEvent(msgspec.Struct, array_like=True, frozen=True):
+    """An event of a recording of version 1."""
+
+    step: int
     kind: str
-    severity: str
+    severity: Severity
     by: str
     text: str
     verb: str | None = None
     before: str | None = None
     after: str | None = None
-    outcome: str | None = None
+    outcome: CommandState | None = None
+
+    def converted(self) -> RecordedEvent:
+        """What it says, as data."""
+        data = schema_1_events.convert(self.kind, self.text, self.verb, self.before, self.after, self.outcome)
+        return RecordedEvent(self.step, self.severity, self.by, data, self.verb, self.outcome)
 
 
 class RecordedRank(msgspec.Struct, array_like=True, frozen=True):
@@ -93,6 +113,14 @@ class Recording(msgspec.Struct, frozen=True):
     machines: tuple[RecordedMachine, ...]
 
 
+class _OfVersion1(Recording, frozen=True):
+    events: tuple[ProseEvent, ...]  # type: ignore[assignment]
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
 def packed(recording: Recording) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(recording), 9)
 
@@ -104,16 +132,25 @@ def read(path: Path) -> Recording:
         body = unpacking.decompress(path.read_bytes(), LARGEST_BYTES)
         if unpacking.unconsumed_tail:
             raise InvalidInputError(str(path), f"not a recording: it unpacks to over {LARGEST_BYTES:,} bytes")
-        found = msgspec.msgpack.decode(body, type=Recording)
+        found = _decoded(path, body)
     except OSError as error:
         raise InvalidInputError(str(path), f"cannot be read: {error.strerror}") from None
     except (zlib.error, msgspec.MsgspecError) as error:
         raise InvalidInputError(str(path), f"not a recording: {error}") from None
-    if found.version != VERSION:
-        raise InvalidInputError(str(path), f"a recording of version {found.version}; this program plays {VERSION}")
     if not found.steps or not found.ranks or any(not step.parts for step in found.steps):
         raise InvalidInputError(str(path), "a recording without a step, or with one that no rank took part in")
     return found
+
+
+def _decoded(path: Path, body: bytes) -> Recording:
+    version = msgspec.msgpack.decode(body, type=_Head).version
+    if version == 1:
+        prose = msgspec.msgpack.decode(body, type=_OfVersion1)
+        fields = msgspec.structs.asdict(prose) | {"events": tuple(event.converted() for event in prose.events)}
+        return Recording(**fields | {"version": VERSION})
+    if version != VERSION:
+        raise InvalidInputError(str(path), f"a recording of version {version}; this program plays 1 to {VERSION}")
+    return msgspec.msgpack.decode(body, type=Recording)
 
 
 def shipped() -> Path:

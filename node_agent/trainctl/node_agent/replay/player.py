@@ -33,6 +33,7 @@ from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import sockets
@@ -199,8 +200,8 @@ class Player:
         for rank in range(len(self.agents)):
             for line in self._said(rank)[-1:]:
                 self._log(rank, time.time(), line)
-        text = f"finished: all {self._steps:,} steps of the recording were played"
-        self._happen(RecordedEvent(self._steps, "run", "good", "player", text), time.time())
+        ended = e.RunStateChanged("", "finished", f"all {self._steps:,} steps of the recording were played")
+        self._happen(RecordedEvent(self._steps, "good", "player", ended), time.time())
         self._show(msgspec.structs.replace(self._view, state="finished"))
 
     def _turn(self, step: int) -> None:
@@ -250,12 +251,9 @@ class Player:
         self._recorder.set_meta(VIEW_KEY, msgspec.json.encode(self._view).decode(), own=True)
 
     def _happen(self, event: RecordedEvent, at: float) -> None:
-        severity: Any = event.severity
-        outcome: Any = event.outcome
         kept = self._recorder.event(
-            at, event.kind, severity, event.by, event.text, step=event.step or None,
-            generation=self.timeline.generation(max(event.step, 1)), verb=event.verb, before=event.before,
-            after=event.after, outcome=outcome,
+            at, event.data, event.severity, event.by, step=event.step or None,
+            generation=self.timeline.generation(max(event.step, 1)), verb=event.verb, outcome=event.outcome,
         )  # fmt: skip
         self.agents[0].publish(kept)
 

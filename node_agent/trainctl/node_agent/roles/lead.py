@@ -28,6 +28,7 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
@@ -132,7 +133,7 @@ class Lead:
         finally:
             early = self.launch.done()
         for notice in opening.notices:
-            session.note(d.Happened("run", "warning", "auto", notice, session.conductor.progress.step))
+            session.note(d.Happened(e.Notice(notice), "warning", "auto", session.conductor.progress.step))
         self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)
@@ -169,10 +170,10 @@ class Lead:
         self.launch.check_nodes(opening)
         self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
-        text = f"{self._context.node} conducts the run from here on, in term {term}; before it {before} did"
+        change = e.LeadChanged(before, self._context.node, term)
         handed_over = before in self.peers.links and self.peers.links[before].line.open
         severity: m.Severity = "info" if handed_over else "warning"
-        session.note(d.Happened("agent", severity, "auto", text, session.conductor.progress.step))
+        session.note(d.Happened(change, severity, "auto", session.conductor.progress.step))
         for link in self.peers.links.values():
             link.renew()
         if not handed_over:
@@ -206,8 +207,8 @@ class Lead:
         known = next(row for row in self._db.runs() if row.run == run)
         ranks = restore.kept_ranks(RunPaths(known.directory))
         if session is not None:
-            text = f"{successor} conducts the run from here on"
-            session.note(d.Happened("agent", "info", "auto", text, session.conductor.progress.step))
+            change = e.LeadChanged(self._context.node, successor)
+            session.note(d.Happened(change, "info", "auto", session.conductor.progress.step))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
@@ -221,8 +222,8 @@ class Lead:
         link = self.peers.links.get(node)
         if link is not None and link.address != address and not link.line.open:
             if self.session is not None:
-                text = f"the agent of {node} is at {address} now"
-                self.session.note(d.Happened("agent", "info", node, text, self.session.conductor.progress.step))
+                moved = e.NodeState(node, "moved", address)
+                self.session.note(d.Happened(moved, "info", node, self.session.conductor.progress.step))
             link.move(address)
 
     def give_copy(self, session: Session, node: str) -> None:
@@ -294,8 +295,8 @@ class Lead:
         if waiting is None:
             self._db.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
-            text = f"{state} at step {session.conductor.progress.step:,}"
-            session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
+            ended = e.RunStateChanged("", state, step=session.conductor.progress.step)
+            session.note(d.Happened(ended, severity, "auto", session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
             self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self._alerts.ended(session)

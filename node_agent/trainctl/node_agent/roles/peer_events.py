@@ -9,6 +9,7 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
 
 
 class _Leading(Protocol):
@@ -127,6 +128,6 @@ class PeerEvents:
         """Another node's agent is out of reach (`why`), or in touch again (empty)."""
         session = self._lead.session
         if session is not None and node in self._lead.remote(session).values():
-            text = f"the agent of {node} is silent: {why}" if why else f"the agent of {node} is in touch"
+            heard = e.NodeState(node, "silent" if why else "in-touch", why)
             severity: m.Severity = "warning" if why else "info"
-            session.note(d.Happened("agent", severity, node, text, session.conductor.progress.step))
+            session.note(d.Happened(heard, severity, node, session.conductor.progress.step))

@@ -16,6 +16,7 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 LAG_STEPS = 8
@@ -52,8 +53,7 @@ class Transfer:
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
         self._context.db.set_run(command.id, followed.run)
-        after = f"{self._context.node} conducts, term {term}"
-        return d.CommandEnded(command.id, "applied", step, before=f"{before} conducts", after=after)
+        return d.CommandEnded(command.id, "applied", step, made=e.LeadChanged(before, self._context.node, term))
 
     async def reclaim(self, term: int) -> None:
         """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this

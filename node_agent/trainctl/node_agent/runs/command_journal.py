@@ -13,6 +13,7 @@ from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, dige
 from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
@@ -95,7 +96,7 @@ class CommandJournal:
     async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
         session = self.session
         if session is None and isinstance(args, verbs.Stop) and self._handlers.stop_waiting(command.run):
-            await self.end(d.CommandEnded(command.id, "applied", before="going back", after="stopped"))
+            await self.end(d.CommandEnded(command.id, "applied", made=e.RunStateChanged("going back", "stopped")))
             return
         other = session is None or command.run not in (None, session.run)
         if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
@@ -202,12 +203,10 @@ class CommandJournal:
 
 
 def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:
-    target = f" {row.node}" if row.node else ""
-    change = f" {ended.before} → {ended.after}" if ended.before and ended.after else f" {ended.after or ''}".rstrip()
-    why = f" {ended.state}: {f'{ended.field}: ' if ended.field else ''}{ended.reason}"
-    text = f"{row.verb}{target}{change}" if ended.state == "applied" else f"{row.verb}{target}{why}"
-    severity: m.Severity = "info" if ended.state == "applied" else "warning"
+    node, is_applied = row.node or "", ended.state == "applied"
+    failed = e.CommandFailed(ended.reason, ended.field or "", node)
+    made = (ended.made or e.CommandApplied(node)) if is_applied else failed
     return d.Happened(
-        "command", severity, row.by or "unknown", text, ended.step, row.verb, ended.before, ended.after, row.id,
-        ended.state,
+        made, "info" if is_applied else "warning", row.by or "unknown", ended.step, row.verb, row.id, ended.state,
+        row.undoes,
     )  # fmt: skip

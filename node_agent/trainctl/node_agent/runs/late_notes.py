@@ -9,6 +9,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.session import Conducting
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
@@ -38,7 +39,7 @@ class LateNotes:
                 last = recorder.last_state()
                 noted = last.step.step if last.step is not None else 0
                 event = recorder.event(
-                    time.time(), "note", "info", row.by, args.text, step=noted, generation=last.generation,
+                    time.time(), e.NoteWritten(args.text), "info", row.by, step=noted, generation=last.generation,
                     command=row.id,
                 )  # fmt: skip
                 if recorder.note_of(row.id) is None:

@@ -17,6 +17,7 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 ABSENT_SECONDS = 10.0
@@ -163,7 +164,7 @@ def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     session.conductor.leave_out(absent, "was out of reach when the run went back")
     text = f"taken up again from step {step:,}: steps after it are made again"
     text += f"; {given_up}" if given_up else ""
-    session.note(d.Happened("run", "warning", "auto", text, step))
+    session.note(d.Happened(e.RunStateChanged("", "resumed", text), "warning", "auto", step))
 
 
 class Backoff:

@@ -58,7 +58,7 @@ def new_run(
     settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
-    carried = {starter: Carried("start-run", by, 1, "", "", settings.plan_version)}
+    carried = {starter: Carried("start-run", by, 1, settings.plan_version)}
     durable = Durable(settings, max(FIRST_GENERATION, m.Generation(term, 0)), 0, carried=carried, probed=())
     recorder = make_directory(paths, config)
     _keep(recorder, durable)
@@ -142,7 +142,7 @@ def old_run(
         state = recorder.last_state()
         starting = {}
         if starter is not None:
-            starting[starter] = Carried("start-run", by, step + 1, "", "", settings.plan_version)
+            starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",

@@ -21,6 +21,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
@@ -231,7 +232,8 @@ class Session:
     def note(self, happened: d.Happened) -> None:
         """Keep and publish an event of this run."""
         generation = self.conductor.durable.generation
-        event = self.recorder.event(time.time(), **dataclasses.asdict(happened), generation=generation)
+        fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
+        event = self.recorder.event(time.time(), **fields, generation=generation)
         self._publisher.publish(event)
 
     # ------------------------------------------------------------ keeping
@@ -274,8 +276,7 @@ class Session:
         if problem != self._problem:
             self._problem = problem
             severity: m.Severity = "error" if problem else "good"
-            text = problem or "the record is being written again"
-            self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))
+            self.note(d.Happened(e.RecordState(problem or ""), severity, "auto", self.conductor.progress.step))
 
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""

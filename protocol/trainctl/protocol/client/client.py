@@ -78,12 +78,12 @@ def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
 
 def make_command(
     verb: str, args: dict[str, Any], *, by: str, node: str | None = None, run: str | None = None,
-    if_plan: int | None = None, ttl_seconds: float = 60.0, id: str | None = None,
+    if_plan: int | None = None, ttl_seconds: float = 60.0, id: str | None = None, undoes: str | None = None,
 ) -> m.Command:  # fmt: skip
     """A command with an id of its own, unless one is given to repeat it by."""
     return m.Command(
         rid=uuid.uuid4().hex, id=id or str(uuid.uuid4()), verb=verb, args=args, by=by, node=node, run=run,
-        if_plan=if_plan, issued_at=time.time(), ttl_seconds=ttl_seconds,
+        if_plan=if_plan, issued_at=time.time(), ttl_seconds=ttl_seconds, undoes=undoes,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other. What each
 number added is listed, with its date, in tools/protocol_docs/history.py."""
 MAX_COUNT = 2**63 - 1

@@ -85,6 +85,7 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
     after: str | None = None
     ended_at: float | None = None
     plan_version: Count | None = None
+    undoes: str | None = None  # what it takes back
 
 
 Kept = (

@@ -107,6 +107,7 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     if_plan: Count | None = None  # refused if the plan version has moved on
     issued_at: float = 0.0
     ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # from receipt
+    undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # a command, or an event's number
 
 
 ClientRequest = (

@@ -3,6 +3,7 @@
 import msgspec
 
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
+from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.base import (
     CommandState,
     Count,
@@ -13,6 +14,7 @@ from trainctl.protocol.messages.base import (
     RunState,
     Severity,
 )
+from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.trainer import Phases
 
 
@@ -170,20 +172,46 @@ class Event(Message, tag="event", frozen=True):
 
     id: Count  # grows within a run's record
     at: float
-    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "probe", "agent", "alert" (`after`: its id)
     severity: Severity
     by: str  # who or what caused it: a user name, "auto", a node
-    text: str
+    data: AnyEvent  # what happened
     run: str = ""
     step: Count | None = None
     generation: Generation | None = None
     command: str | None = None  # its id
-    verb: str | None = None
-    before: str | None = None
-    after: str | None = None
+    verb: str | None = None  # the command's; of what happened by itself, the one that would have done it
     outcome: CommandState | None = None
+    undoes: str | None = None  # the command, or the number of the event, that this one takes back
     boot: str = ""
     seq: Count = 0
+
+    @property
+    def kind(self) -> Category:
+        """The group that filters and tables put it in."""
+        match self.data:
+            case _ if self.outcome is not None:
+                return "command"
+            case SharesChanged(refused=True):
+                return "probe"
+            case Notice(of=category):
+                return category
+            case _:
+                return self.data.category
+
+    @property
+    def text(self) -> str:
+        """One line of words, without step, time and author."""
+        return event_prose.text(self.data, self.verb if self.outcome is not None else None, self.outcome)
+
+    @property
+    def before(self) -> str | None:
+        """What it found, if it changed something."""
+        return event_prose.result(self.data)[0]
+
+    @property
+    def after(self) -> str | None:
+        """What it left, or what a command made."""
+        return event_prose.result(self.data)[1]
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):

@@ -16,12 +16,15 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import choose, pieces, series_query
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec
 
+_EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
     " step_seconds, tokens_total, skipped"
@@ -31,7 +34,6 @@ _RANK_COLUMNS = (
     f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)},"
     " r.memory_bytes, r.memory_peak_bytes, r.memory_cap_bytes"
 )
-_EVENT_COLUMNS = "id, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome"
 _RANKS = """
     WITH RECURSIVE found(rank) AS (
       SELECT min(rank) FROM rollups WHERE metric = 'rank_step_seconds' AND rank >= 0
@@ -163,7 +165,7 @@ class RecordReader:
         """
         order = "DESC" if newest else "ASC"
         rows = self._rows(
-            f"SELECT {_EVENT_COLUMNS} FROM events WHERE id > ? ORDER BY id {order} LIMIT ?",  # noqa: S608
+            f"SELECT * FROM events WHERE id > ? ORDER BY id {order} LIMIT ?",  # noqa: S608
             (max(0, after_id), limit + 1),
         )
         kept = rows[:limit]
@@ -244,11 +246,19 @@ class RecordReader:
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
-        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome = row
+        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, *since_2 = row
+        body, undoes = since_2 or (None, None)
+        if body is None:
+            data, undoes = (
+                schema_1_events.convert(kind, text, verb, before, after, outcome),
+                schema_1_events.undoes(command),
+            )
+        else:
+            data = _EVENT_DATA.decode(body)
         return m.Event(
-            id=number, at=at, kind=kind, severity=severity, by=by, text=text, run=self.run, step=step,
-            generation=None if term is None else m.Generation(term, n), command=command, verb=verb, before=before,
-            after=after, outcome=outcome,
+            id=number, at=at, severity=severity, by=by, data=data, run=self.run, step=step,
+            generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
+            undoes=undoes,
         )  # fmt: skip
 
 
@@ -266,10 +276,10 @@ def _check_series(metric: str, rank: int | None, columns: int) -> None:
 def _reading(body: bytes) -> m.HostReading | None:
     """None for one of another version of this program."""
     try:
-        found = codec.decode_live(body)
+        found: m.HostReading = codec.decode_stored(body, m.HostReading)
     except ProtocolError:
         return None
-    return found if isinstance(found, m.HostReading) else None
+    return found
 
 
 def _number(value: float | None) -> float:

@@ -13,7 +13,10 @@ from typing import Any, Final
 
 from trainctl.protocol.errors import InvalidInputError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""Of what is written. 2: an event has its data; those of 1 have only words, and stay as they are."""
+_ADDED: Final = {"events": ("data BLOB", "undoes TEXT"), "commands": ("undoes TEXT",)}
+"""By table, the columns that a file of an older schema is given when it is opened for writing."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
 
@@ -60,7 +63,9 @@ CREATE TABLE IF NOT EXISTS drifts (        -- how far a rank's parameters were f
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, by TEXT NOT NULL,
   text TEXT NOT NULL, step INTEGER, term INTEGER, n INTEGER, command TEXT, verb TEXT, before TEXT, after TEXT,
-  outcome TEXT
+  outcome TEXT,
+  data BLOB,                               -- as sent; null: written by schema 1
+  undoes TEXT
 );
 CREATE TABLE IF NOT EXISTS host (
   at REAL NOT NULL, node TEXT NOT NULL, cpu_percent REAL, memory_used_bytes INTEGER, disk_free_bytes INTEGER,
@@ -97,7 +102,7 @@ CREATE TABLE IF NOT EXISTS commands (
   id TEXT PRIMARY KEY, digest TEXT NOT NULL, verb TEXT NOT NULL, args TEXT NOT NULL, by TEXT NOT NULL, run TEXT,
   node TEXT, if_plan INTEGER, received_at REAL NOT NULL, ttl_seconds REAL NOT NULL, state TEXT NOT NULL,
   step INTEGER, reason TEXT NOT NULL DEFAULT '', field TEXT, before TEXT, after TEXT, ended_at REAL,
-  plan_version INTEGER
+  plan_version INTEGER, undoes TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,
@@ -125,8 +130,17 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
             connection.execute("PRAGMA checkpoint_fullfsync=1")
         set_durable(connection, durable)
         connection.executescript(schema)
+        _add_columns(connection)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         return connection
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    for table, columns in _ADDED.items():
+        there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        for column in columns:
+            if there and column.split()[0] not in there:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
 
 
 def set_durable(connection: sqlite3.Connection, durable: bool) -> None:

@@ -1,7 +1,7 @@
 """Bytes to messages and back, with every size capped before a message type is looked at."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import msgspec
@@ -25,6 +25,8 @@ BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_arr
 _SHORT_BYTES = 4096
 """What is no longer than this is within all limits but those of an ignored field's, which nobody looks into."""
 _LIVE: Any = msgspec.msgpack.Decoder(m.Live | m.Heartbeat)
+STORED_VERSIONS: Final = (1, 2)
+"""Of which plans and readings in a record are read."""
 _VERSIONED = msgspec.msgpack.encode({"v": PROTOCOL_VERSION})[1:]
 """How a message of this version says so."""
 
@@ -89,6 +91,13 @@ def decode_order(frame: bytes) -> m.ToTrainer:
 def decode_answer(frame: bytes) -> m.FromTrainer:
     """What a trainer told its agent. Raises ProtocolError."""
     return _bulk(frame, m.FromTrainer)  # type: ignore[no-any-return]
+
+
+def decode_stored(frame: bytes, union: Any) -> Any:
+    """A message of these types that a record keeps, of this version or of one that had the same fields. Raises
+    ProtocolError."""
+    raw = _unpack(frame, FRAME_BYTES, BULK_CAPS)
+    return _convert({**raw, "v": PROTOCOL_VERSION} if raw.get("v") in STORED_VERSIONS else raw, union)
 
 
 def peek_rid(frame: bytes) -> str:

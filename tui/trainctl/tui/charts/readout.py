@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import event_prose
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
 from trainctl.tui.charts.marks import numbered
@@ -38,8 +39,8 @@ def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
 
 
 def _change(event: m.Event, glyphs: Glyphs) -> str:
-    change = f" {event.before} {glyphs.arrow} {event.after}" if event.before and event.after else f" {event.text}"
-    return f"{event.verb}{change if event.before or event.text != event.verb else ''} by {event.by or '-'}"
+    said = event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow)
+    return f"{' '.join(word for word in (event.verb, said) if word)} by {event.by or '-'}"
 
 
 def lines(

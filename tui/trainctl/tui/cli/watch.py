@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli import broken_pipe, output, tables
+from trainctl.tui.state import event_text
 from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def show_item(item: "Line | Connection | Restarted", *, json: bool) -> None:
     if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
         _show_connection(item, json=json)
     elif json:
-        output.emit(item)
+        output.emit(event_text.with_words(item) if isinstance(item, m.Event) else item)
     elif not isinstance(item, m.RunView):  # its events say it in words
         output.say(tables.step_line(item) if isinstance(item, m.StepCommitted) else tables.event_line(item))
 
@@ -191,10 +192,12 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
     page = await client.events(run, limit=last, newest=True) if last else None
     found = page.events if page is not None else ()
     if json and not follow:
-        output.emit_ok(run=page.run if page is not None else run, events=found)
+        output.emit_ok(
+            run=page.run if page is not None else run, events=[event_text.with_words(event) for event in found]
+        )
         return 0
     for event in found:
-        output.emit(event) if json else output.say(tables.event_line(event))
+        output.emit(event_text.with_words(event)) if json else output.say(tables.event_line(event))
     if follow:
         after = max((event.id for event in found), default=None)
         await show(client, lambda item: isinstance(item, m.Event), json=json, run=run, after_event=after)

@@ -35,11 +35,12 @@ class Order:
     if_plan: int | None = None
     id: str | None = None  # None: the client makes one
     ttl_seconds: float = 60.0
+    undoes: str | None = None  # a command's id, or an event's number
 
     @property
     def options(self) -> dict[str, Any]:
         """All but the verb and its arguments, as the client takes them."""
-        names = ("node", "run", "if_plan", "id", "ttl_seconds")
+        names = ("node", "run", "if_plan", "id", "ttl_seconds", "undoes")
         return {name: getattr(self, name) for name in names}
 
 

@@ -37,6 +37,7 @@ class Form:
     ask_yes: bool = False  # only `y` sends
     blocked: str = ""  # why it can't be sent at all
     id: str | None = None  # the command's; None: the client makes one
+    undoes: str | None = None  # what it takes back, as in its command
     remarks: tuple[str, ...] = ()  # what else there is to be said of it
 
 
@@ -194,7 +195,7 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     args = verbs.parse_args(asked.verb, texts)
     node = values.get("node") or None
     verbs.check(asked.verb, args, node)
-    return Order(asked.verb, args, node, asked.run, asked.if_plan, asked.id)
+    return Order(asked.verb, args, node, asked.run, asked.if_plan, asked.id, undoes=asked.undoes)
 
 
 def progress_line(progress: Progress, glyphs: Glyphs) -> Line:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import event_prose, verbs
+from trainctl.protocol.messages.events import CheckpointWritten, Evaluated
 from trainctl.tui.commands import predictions, shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.precheck import refusal
@@ -96,21 +97,21 @@ def _within(state: ViewState) -> str:
 
 
 def _last_checkpoint(state: ViewState) -> str:
-    """`the last one: 0.3 GB, loop paid 14 ms`, as its event tells it."""
+    """`the last one: 0.3 GB, loop paid 14 ms`."""
     for event in reversed(state.run_events):
-        told = event.text.partition(", ")[2]
-        if event.kind == "checkpoint" and event.severity != "error" and told:
-            return f"the last one: {clean(told)}"
+        if isinstance(event.data, CheckpointWritten) and event.data.size_bytes is not None:
+            return f"the last one: {event_prose.checkpoint_cost(event.data).removeprefix(', ')}"
     return "its size isn't known before the first"
 
 
 def _last_evaluation(state: ViewState, run: m.RunView) -> str:
-    """`the last one: 1.903 @18,122, took 2.1 s`, the time as its event tells it."""
+    """`the last one: 1.903 @18,122, took 2.1 s`."""
     if run.eval_loss is None or run.eval_step is None:
         return "none was made yet: how long it takes isn't known"
-    told = (event.text.partition(", took ")[2] for event in reversed(state.run_events) if event.kind == "evaluation")
-    seconds = next((text for text in told if text), "")
-    return f"the last one: {f.loss(run.eval_loss)} @{run.eval_step:,}" + (f", took {clean(seconds)}" if seconds else "")
+    made = (event.data for event in reversed(state.run_events) if isinstance(event.data, Evaluated))
+    seconds = next((data.seconds for data in made if data.seconds is not None), None)
+    took = f", took {seconds:.3g} s" if seconds is not None else ""
+    return f"the last one: {f.loss(run.eval_loss)} @{run.eval_step:,}{took}"
 
 
 def _preview_resize(order: Order, state: ViewState, glyphs: Glyphs) -> str:

@@ -5,7 +5,6 @@ as long as its slowest node. Memory is what was measured: only a larger micro-ba
 make one larger.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.apportion import Speed, quickest
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.state.plan_changes import took_effect
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.stragglers import paces
 from trainctl.tui.state.view_state import ViewState
-
-_PAIR = re.compile(r"([a-z0-9][a-z0-9._-]*)=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -126,13 +124,12 @@ def former(state: ViewState, seats: Sequence[Seat]) -> tuple[int, ...]:
     """The shares before the last rebalance that was applied, if they are of these nodes and this global batch."""
     done = (event for event in reversed(state.run_events) if event.verb == "rebalance" and event.outcome == "applied")
     event = next((event for event in done if took_effect(event)), None)
-    return former_of(event.before or "", seats) if event is not None else ()
+    return former_of(event.data.before, seats) if event and isinstance(event.data, SharesChanged) else ()
 
 
-def former_of(text: str, seats: Sequence[Seat]) -> tuple[int, ...]:
-    """Shares from `a=16 b=8`; none unless they are of exactly these nodes and of the same sum."""
-    found = {node: int(count) for node, count in _PAIR.findall(text)}
-    found = {node: count for node, count in found.items() if count}
+def former_of(shares: Mapping[str, int], seats: Sequence[Seat]) -> tuple[int, ...]:
+    """These shares by node; none unless they are of exactly these nodes and of the same sum."""
+    found = {node: count for node, count in shares.items() if count}
     if set(found) != {seat.node for seat in seats} or sum(found.values()) != sum(seat.share for seat in seats):
         return ()
     return tuple(found[seat.node] for seat in seats)

@@ -1,22 +1,23 @@
-"""What would undo an event: the inverse command, or why there is none, pure.
+"""What would undo an event: the inverse command, or why there is none, pure."""
 
-An undoing command says which one it undoes in its own id: a UUID of version 8 (RFC 9562) whose last 48 bits are a
-digest of the event's identity. So every viewer of the record can tell, and the protocol needs no word for it.
-"""
-
-import hashlib
-import re
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import (
+    CommandApplied,
+    GlobalBatchChanged,
+    LeadChanged,
+    LearningRateChanged,
+    MicroBatchChanged,
+    NodeStateChanged,
+    SharesChanged,
+)
+from trainctl.protocol.record import schema_1_events
 from trainctl.tui.commands.command import Order
 from trainctl.tui.state import event_text, plan_changes
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 
-_MARK = "8d0e"
-"""Third group of an undoing command's id: version 8, and ours."""
 _SHARES = frozenset({"rebalance", "drain", "admit", "set-global-batch"})
 _RATES = frozenset({"set-lr", "set-global-batch"})
 _TOUCHES = {**dict.fromkeys(_SHARES, _SHARES), "set-lr": _RATES, "set-global-batch": _SHARES | _RATES,
@@ -27,7 +28,6 @@ _WITHOUT = {
     "note": "a note stays in the record", "start-run": "stop ends a run",
     "acknowledge": "an alert that was seen stays seen", "mute": "mute minutes=0 ends it",
 }  # fmt: skip
-_PAIR = re.compile(r"(\S+)=(\d+)")
 
 
 class NoInverse(ValueError):  # noqa: N818  a finding, not a failure
@@ -72,7 +72,7 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
         raise NoInverse("it changed nothing: all was so already")
     if run is None or event.run not in ("", run.run):
         raise NoInverse("it is of another run")
-    by = undone_by(events).get(token(event))
+    by = undone_by(events).get(event.id)
     if by is not None:
         raise NoInverse(f"{by.by} undid it already, @{by.step or 0:,}; that can be undone in its turn")
     if event.verb != "stop" and run.state not in m.ACTIVE_RUN_STATES:
@@ -80,9 +80,7 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
     if event.verb not in _INVERSES:
         raise NoInverse(f"{event.verb} has no inverse")
     order = _INVERSES[event.verb](event, run)
-    own = secrets.token_hex(6)
-    id = f"{own[:8]}-{own[8:]}-{_MARK}-{0x8000 | secrets.randbits(14):04x}-{token(event)}"
-    return Inverse(event, replace(order, id=id), _since(event, events))
+    return Inverse(event, replace(order, undoes=event.command or str(event.id)), _since(event, events))
 
 
 def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> list[Inverse]:
@@ -101,22 +99,21 @@ def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> l
 # ---------------------------------------------------------------- which command undid which
 
 
-def token(event: m.Event) -> str:
-    """48 bits in hexadecimal that stand for the event."""
-    name = event.command or f"{event.run}/{event.id}"
-    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
-
-
-def undone_by(events: Iterable[m.Event]) -> dict[str, m.Event]:
-    """By its token, each event that was undone, and the event that did it."""
-    undoing = (event for event in events if (event.command or "")[14:18] == _MARK and plan_changes.took_effect(event))
-    return {(event.command or "")[-12:]: event for event in undoing}
+def undone_by(events: Sequence[m.Event]) -> dict[int, m.Event]:
+    """By its number, each event that was undone, and the event that did it."""
+    by_key: dict[str, int] = {}
+    for event in events:
+        # The last two: how a record of schema 1 names an event.
+        keys = event.command, str(event.id), schema_1_events.token(event.run, event.id, event.command)
+        by_key |= {key: event.id for key in keys if key}
+    undoing = (event for event in events if event.undoes and plan_changes.took_effect(event))
+    return {by_key[event.undoes]: event for event in undoing if event.undoes in by_key}
 
 
 def undid(events: Sequence[m.Event]) -> dict[int, m.Event]:
-    """By the id of an undoing event, the event that it undid."""
-    by_token = {token(event): event for event in events}
-    return {by.id: by_token[key] for key, by in undone_by(events).items() if key in by_token}
+    """By the number of an undoing event, the event that it undid."""
+    by_id = {event.id: event for event in events}
+    return {by.id: by_id[number] for number, by in undone_by(events).items()}
 
 
 def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
@@ -136,30 +133,30 @@ def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
 
 
 def _node_of(event: m.Event) -> str | None:
-    """The node that a command was for, as its event's text has it."""
-    change = f"{event.before} → {event.after}" if event.before and event.after else event.after or ""
-    found = re.match(rf"{re.escape(event.verb or '')} (\S+)(?: {re.escape(change)})?", event.text)
-    return found[1] if found and found[1] != (event.before or "") and "=" not in found[1] else None
+    """The node that a command was for."""
+    match event.data:
+        case SharesChanged(node=node) | NodeStateChanged(node=node) | CommandApplied(node=node):
+            return node or None
+        case MicroBatchChanged(before=before) if len({node for node, _ in before}) == 1:
+            return before[0][0] or None
+        case _:
+            return None
 
 
 def _former_size(event: m.Event, run: m.RunView) -> Order:
     if event.kind != "command":
         raise NoInverse("the node was out of memory at that size; resize-batch sets another")
-    pairs = _PAIR.findall(event.before or "")
-    before = {node: int(size) for node, size in pairs}
-    if any(int(size) != before[node] for node, size in pairs):
+    if not isinstance(event.data, MicroBatchChanged):
+        raise NoInverse("the former size isn't known")
+    pairs = event.data.before
+    before = dict(pairs)
+    if any(size != before[node] for node, size in pairs):
         raise NoInverse("the ranks of one node had several sizes, and a command gives them one")
     live = [view.node for view in live_ranks(run)]
-    node = _node_of(event)
-    if not before:
-        digits = re.search(r"\d+", event.before or "")
-        if digits is None:
-            raise NoInverse("the former size isn't known")
-        node = node or (live[0] if len(set(live)) == 1 else None)
-        return Order("resize-batch", {"micro": int(digits[0])}, _taking_part(node, live))
     if len(before) == 1:
         node, size = next(iter(before.items()))
-        return Order("resize-batch", {"micro": size}, _taking_part(node, live))
+        known = node or (live[0] if len(set(live)) == 1 else None)
+        return Order("resize-batch", {"micro": size}, _taking_part(known, live))
     if len(set(before.values())) > 1 or set(before) != set(live):
         each = ", ".join(f"{name} {size}" for name, size in before.items())
         raise NoInverse(f"no one command gives the nodes their former sizes again: {each}")
@@ -175,7 +172,8 @@ def _taking_part(node: str | None, live: Sequence[str]) -> str:
 
 
 def _former_shares(event: m.Event, run: m.RunView) -> Order:
-    before = {node: int(share) for node, share in _PAIR.findall(event.before or "") if int(share)}
+    had = event.data.before if isinstance(event.data, SharesChanged) else {}
+    before = {node: share for node, share in had.items() if share}
     now: dict[str, int] = {}
     for view in live_ranks(run):
         now[view.node] = now.get(view.node, 0) + view.share
@@ -193,33 +191,25 @@ def _former_shares(event: m.Event, run: m.RunView) -> Order:
 
 
 def _former_rate(event: m.Event, run: m.RunView) -> Order:
-    before, after = _number(event.before), _number(event.after)
-    if before is None or after is None:
+    rate = event.data
+    if not isinstance(rate, LearningRateChanged):
         raise NoInverse("the former learning rate isn't known")
-    if "constant" in (event.before or ""):
-        return Order("set-lr", {"value": before, "schedule": "set"})
-    if "constant" in (event.after or ""):
+    if rate.was_constant:
+        return Order("set-lr", {"value": rate.before, "schedule": "set"})
+    if rate.schedule == "set":
         raise NoInverse("it made the rate constant, and there is no way back to the schedule")
-    if not before or not after or not run.learning_rate:
+    if not rate.before or not rate.after or not run.learning_rate:
         raise NoInverse("a learning rate of 0 can't be scaled back")
-    return Order("set-lr", {"value": run.learning_rate * before / after, "schedule": "scale"})
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float((text or "").split()[0])
-    except (ValueError, IndexError):
-        return None
+    return Order("set-lr", {"value": run.learning_rate * rate.before / rate.after, "schedule": "scale"})
 
 
 def _former_batch(event: m.Event, run: m.RunView) -> Order:
-    before = _number(event.before)
-    if before is None or before < 1:
+    batch = event.data
+    if not isinstance(batch, GlobalBatchChanged) or batch.before < 1:
         raise NoInverse("the former global batch isn't known")
-    if int(before) == run.global_batch:
+    if batch.before == run.global_batch:
         raise NoInverse(f"the global batch is {run.global_batch} again already")
-    schedule = "scale" if "scaled" in (event.after or "") else "set"
-    return Order("set-global-batch", {"value": int(before), "schedule": schedule})
+    return Order("set-global-batch", {"value": batch.before, "schedule": batch.schedule})
 
 
 def _membership(event: m.Event, run: m.RunView) -> Order:
@@ -237,7 +227,7 @@ def _membership(event: m.Event, run: m.RunView) -> Order:
 
 
 def _former_lead(event: m.Event, run: m.RunView) -> Order:
-    before = (event.before or "").removesuffix(" conducts")
+    before = event.data.before if isinstance(event.data, LeadChanged) else ""
     if before == run.lead:
         raise NoInverse(f"{before} conducts the run again already")
     if all(view.node != before for view in run.ranks):

@@ -6,6 +6,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import event_prose
 from trainctl.tui.commands import command_line, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
@@ -25,7 +26,7 @@ def lines(
     at = f.moment(event.at, clock.zone)
     fields = [
         ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""), ("who", event.by),
-        ("what", event.verb or event.kind), ("text", event.text.replace("→", glyphs.arrow)),
+        ("what", event.verb or event.kind), ("text", event.text.replace(event_prose.ARROW, glyphs.arrow)),
         ("step", f"{event.step:,}" if event.step is not None else ""),
         ("generation", str(event.generation) if event.generation is not None else ""),
         ("before", event.before or ""),
@@ -33,7 +34,7 @@ def lines(
         ("severity", "" if event.severity == "info" else event.severity),
         ("undoes", f"{undid.verb} @{undid.step or 0:,}" if undid is not None else ""),
         ("effect", effects.figures(effect, event, glyphs) if event.kind == "command" or effect is not None else ""),
-        ("alert id", (event.after or "") if event.kind == "alert" else ""), ("command id", event.command or ""),
+        ("alert id", getattr(event.data, "id", "")), ("command id", event.command or ""),
     ]  # fmt: skip
     made: list[Line] = [()]
     for name, value in fields:

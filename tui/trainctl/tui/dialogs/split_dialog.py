@@ -118,7 +118,9 @@ class SplitDialog(OrderDialog, Repaintable):
             self.refresh_text()
         else:
             form = self.form
-            self.owner.send_order(Order("rebalance", split.args, None, form.run, form.if_plan, form.id), self)
+            self.owner.send_order(
+                Order("rebalance", split.args, None, form.run, form.if_plan, form.id, undoes=form.undoes), self
+            )
 
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.commands import command_line, forms, share_editor, undo
 from trainctl.tui.commands.context import AppContext
 from trainctl.tui.commands.share_editor import Split
@@ -40,7 +41,7 @@ def open_undo(app: AppContext, inverse: undo.Inverse) -> None:
 
 
 def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
-    """The dialog's form; its command's id says which event it undoes."""
+    """The dialog's form; its command says which event it undoes."""
     order = inverse.order
     args = {name: f"{value:.7g}" if isinstance(value, float) else str(value) for name, value in order.args.items()}
     values = {**args, **({"node": order.node} if order.node else {})}
@@ -48,7 +49,7 @@ def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
     if order.node is None:  # for all nodes at once: the dialog would ask for one
         made = replace(made, fields=tuple(field for field in made.fields if field.name != "node"))
     remarks = (clean(inverse.says), *(clean(text) for text in inverse.remarks))
-    return replace(made, title=f"undo: {made.title}", id=order.id, remarks=remarks)
+    return replace(made, title=f"undo: {made.title}", undoes=order.undoes, remarks=remarks)
 
 
 def _split_of(inverse: undo.Inverse, opened: Split) -> Split:
@@ -68,11 +69,10 @@ def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
 
 def _sent(inverse: undo.Inverse) -> str:
     """The command, of shares those that the event had changed."""
-    had = event_text.shares_in(inverse.event.after or "")
-    shares = inverse.order.args.get("shares")
-    if had is None or not isinstance(shares, dict):
+    had, shares = inverse.event.data, inverse.order.args.get("shares")
+    if not isinstance(had, SharesChanged) or not isinstance(shares, dict):
         return command_line.spoken(inverse.order)
-    other = [f"{node}={share}" for node, share in shares.items() if share != had.get(node)]
+    other = [f"{node}={share}" for node, share in shares.items() if share != had.after.get(node)]
     return " ".join([inverse.order.verb, *other])
 
 

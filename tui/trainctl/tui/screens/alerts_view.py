@@ -4,6 +4,7 @@ import math
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
+from trainctl.protocol.messages.events import AlertRaised
 from trainctl.tui.dialogs.alert_text import WORDS, detail_lines, held_words, title
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
@@ -47,8 +48,7 @@ def without_open(state: ViewState) -> tuple[m.Event, ...]:
     above = {alert.id: alert.raised_at - 1.0 for alert in state.calling}
 
     def is_above(event: m.Event) -> bool:
-        raised = event.kind == "alert" and event.severity != "good"
-        return raised and event.at >= above.get(event.after or "", math.inf)
+        return isinstance(event.data, AlertRaised) and event.at >= above.get(event.data.id, math.inf)
 
     return tuple(event for event in state.run_events if not is_above(event))
 

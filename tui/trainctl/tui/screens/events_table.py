@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import event_prose
 from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
@@ -136,9 +137,8 @@ def _undoes(event: m.Event, context: Context) -> str:
 
 
 def change_text(event: m.Event, glyphs: Glyphs) -> str:
-    """The event's text without the verb that has a column of its own, its before and after always in it."""
-    text = clean(event.text).removeprefix(event.verb or "\0").strip(" :")
-    return clean(event_text.with_change(text, event, glyphs.arrow).replace("→", glyphs.arrow))
+    """The event's text without the verb and the outcome, which have columns of their own."""
+    return clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
 
 
 def rows_of(
@@ -150,7 +150,7 @@ def rows_of(
         EventRow(
             event, max(now - event.at, 0.0), tuple(node for node in nodes if node in event.text),
             effects.get(event.id) if plan_changes.changes_speed(event) else None,
-            undone=event.verb is not None and undo.token(event) in undone,
+            undone=event.verb is not None and event.id in undone,
         )
         for event in events
     ]  # fmt: skip

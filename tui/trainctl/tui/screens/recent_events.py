@@ -24,8 +24,7 @@ def label(event: m.Event) -> tuple[str, str]:
     if event.severity != "warning":
         return "", "text"
     if event.kind == "command":
-        outcome = event.outcome or ""
-        return "" if outcome in event.text else f"{outcome} ", "warning"
+        return "", "warning"
     return "ALERT " if event.kind == "alert" else "WARN ", "warning"
 
 

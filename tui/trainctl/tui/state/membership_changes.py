@@ -1,13 +1,10 @@
 """Which generations were formed of other ranks than the one before, by the run's events: pure."""
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-
-_FORMED = re.compile(r"(g\d+\.\d+) formed, (\d+) ranks?\b")
-_MEMBERSHIP = re.compile(r" (is lost|joins again): ")
+from trainctl.protocol.messages.events import GenerationFormed, SharesChanged
 
 
 class Change(NamedTuple):
@@ -23,11 +20,13 @@ def changes_of_ranks(events: Iterable[m.Event]) -> list[Change]:
     made: dict[int, Change] = {}
     count, moved = 0, False  # of ranks, 0: not known; whether one was lost or is back since the last formation
     for event in events:
-        moved = moved or (event.kind == "rank" and _MEMBERSHIP.search(event.text) is not None)
-        formed = _FORMED.match(event.text) if event.kind == "run" else None
-        if formed is None:
-            continue
-        if event.step and (moved or count not in (0, int(formed[2]))):
-            made[event.step + 1] = Change(event.step + 1, formed[1])
-        count, moved = int(formed[2]), False
+        match event.data:
+            case SharesChanged(lost=lost, returned=returned, refused=False) if lost or returned:
+                moved = True
+            case GenerationFormed() as formed:
+                if event.step and (moved or count not in (0, formed.count)):
+                    made[event.step + 1] = Change(event.step + 1, str(formed.generation))
+                count, moved = formed.count, False
+            case _:
+                pass
     return list(made.values())

@@ -73,8 +73,7 @@ def prefixes(nodes: Mapping[int, str]) -> dict[int, str]:
 def line(event: m.Event) -> str:
     """An event in one line."""
     at = f"step {event.step}: " if event.step is not None else ""
-    change = f" ({event.before} -> {event.after})" if event.before is not None and event.after is not None else ""
-    return f"{at}[{event.kind}] {event.text}{change} ({event.by})"
+    return f"{at}[{event.kind}] {event.text} ({event.by})"
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:

@@ -1,0 +1,264 @@
+"""Events in words: the only place where text is made of what an event says, for screens, logs, hooks and exports."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from trainctl.protocol.messages import events as e
+
+ARROW: Final = " → "
+
+
+def text(data: e.AnyEvent, verb: str | None = None, outcome: str | None = None) -> str:
+    """One line without step, time and author. `verb` and `outcome`: of the command that the event is of, if any."""
+    title, said = _title(data, verb, outcome), brief(data)
+    return f"{title}: {said}" if title and said else title or said
+
+
+def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
+    """What stands before the colon; empty: nothing does."""
+    match data:
+        case e.SharesChanged(lost="", returned=""):
+            return {"drain": f"drained {data.node}", "admit": f"admitted {data.node}"}.get(verb or "", "rebalanced")
+        case e.MicroBatchChanged():
+            return "micro-batch"
+        case e.LearningRateChanged():
+            return "learning rate"
+        case e.GlobalBatchChanged():
+            return "global batch"
+        case e.NodeStateChanged(node=node):
+            return node
+        case e.CommandApplied(node=node):
+            return " ".join(word for word in (verb, node) if word)
+        case e.CommandFailed(node=node):
+            return " ".join(word for word in (verb, node, outcome) if word)
+        case e.CheckpointWritten():
+            return ""
+        case _:
+            return verb or ""
+
+
+def brief(data: e.AnyEvent) -> str:
+    """The same where the verb and the outcome stand beside it."""
+    match data:
+        case e.SharesChanged():
+            return _shares(data)
+        case e.MicroBatchChanged(cause=cause):
+            return f"{_sizes_changed(data)}{_why(cause)}"
+        case e.LearningRateChanged():
+            rest = "constant" if data.schedule == "set" else "scaled"
+            return f"{_rate(data.before)}{ARROW}{_rate(data.after)} {rest}"
+        case e.GlobalBatchChanged():
+            rate = "scaled with it" if data.schedule == "scale" else "unchanged"
+            return f"{data.before}{ARROW}{data.after}, learning rate {rate}"
+        case e.LeadChanged():
+            term = f", in term {data.term}; before it {data.before} did" if data.term else ""
+            return f"{data.after} conducts the run from here on{term}"
+        case e.RunStateChanged():
+            return _run_state(data)
+        case e.NodeStateChanged():
+            return f"{data.before}{ARROW}{data.after}"
+        case e.CommandApplied(result=result):
+            return result
+        case e.CommandFailed(reason=reason, field=field):
+            return f"{field}: {reason}" if field else reason
+        case e.GenerationFormed():
+            return _formed(data)
+        case e.GenerationLeft(generation=generation, reason=reason):
+            return f"{generation} left: {reason}"
+        case e.StepSkipped(reason=reason):
+            return f"step {data.step} left the parameters alone: {reason}"
+        case e.StepRetracted(step=step):
+            return f"step {step} retracted: only ranks that are lost had made it; it is made again"
+        case e.StepsStopped(lacking=lacking):
+            return f"no more steps: {lacking}" if lacking else "enough nodes are in reach: steps are made again"
+        case e.StateShared():
+            where = f", on {data.rank}" if data.rank else ""
+            return f"all ranks given {data.source}'s weights; drift {data.drift:.2g} at most{where}"
+        case e.ProbePassed():
+            who = f"{data.rank} and {data.other} (tolerance {data.tolerance:g}, {data.tokens} tokens)"
+            most = f"a token's log-probability differs by at most {data.difference:.2g}"
+            return f"probe passed: {most} between {who}; took {data.seconds:.2g} s"
+        case e.Evaluated(loss=loss, seconds=seconds):
+            took = f", took {seconds:.3g} s" if seconds is not None else ""
+            return f"held-out loss {loss:.4f}{took}"
+        case e.CheckpointWritten():
+            return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
+        case e.CheckpointFailed(node=node, reason=reason):
+            return f"no checkpoint on {node}: {reason}"
+        case e.RankChanged():
+            return _rank(data)
+        case e.SharesUnmeasured(nodes=nodes):
+            return f"first shares stay even: no rate could be measured on {', '.join(nodes)}"
+        case e.NodeState():
+            return _node(data)
+        case e.AlertRaised(node=node, text=said):
+            return f"{node} {said}" if node else said
+        case e.AlertCleared():
+            return _cleared(data)
+        case e.RecordState(problem=problem):
+            return problem or "the record is being written again"
+        case e.NoteWritten(text=said) | e.Notice(text=said) | e.AlertFailed(text=said):
+            return said
+
+
+def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
+    """What a change found and what it left, as short texts; None for what changes nothing."""
+    match data:
+        case e.SharesChanged(before=before, after=after):
+            return _by_node(before), _by_node(after)
+        case e.MicroBatchChanged(before=before, after=after):
+            return _sizes(before), _sizes(after)
+        case e.LearningRateChanged():
+            was = f"{_rate(data.before)} constant" if data.was_constant else _rate(data.before)
+            if data.before == data.after and (data.was_constant or data.schedule == "scale"):
+                return was, was
+            return was, f"{_rate(data.after)} {'constant' if data.schedule == 'set' else 'scaled'}"
+        case e.GlobalBatchChanged():
+            rate = "scaled with it" if data.schedule == "scale" else "unchanged"
+            same = data.before == data.after
+            return str(data.before), str(data.after) if same else f"{data.after}, learning rate {rate}"
+        case e.LeadChanged(before=before, after=after, term=term):
+            return f"{before} conducts", f"{after} conducts, term {term}"
+        case e.RunStateChanged(before=before, after=after) if before:
+            return before, after
+        case e.NodeStateChanged(node=node, before=before, after=after):
+            return f"{node} {before}", f"{node} {after}"
+        case _:
+            return None
+
+
+def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
+    """`before` and `after` as a command's reply and an export have them; of an alert its id."""
+    change = before_after(data)
+    if change is not None:
+        return change
+    match data:
+        case e.CommandApplied(result=done):
+            return None, done or None
+        case e.Evaluated(loss=loss):
+            return None, f"loss {loss:.4f}"
+        case e.CheckpointWritten(step=step):
+            return None, f"step-{step}"
+        case e.ProbePassed(difference=difference):
+            return None, f"{difference:.2g}"
+        case e.AlertRaised(id=id) | e.AlertCleared(id=id) | e.AlertFailed(id=id):
+            return None, id or None
+        case _:
+            return None, None
+
+
+def checkpoint_cost(written: e.CheckpointWritten) -> str:
+    """`, 82.1 MB, loop paid 14 ms`; empty where it isn't known."""
+    size = f", {written.size_bytes / 1e6:,.1f} MB" if written.size_bytes is not None else ""
+    return size + (f", loop paid {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else "")
+
+
+def _shares(data: e.SharesChanged) -> str:
+    moved = _moved(data.before, data.after)
+    if data.lost:
+        return f"{data.lost} is {'refused' if data.refused else 'lost'}: {data.cause}; {moved}"
+    if data.returned:
+        return f"{data.returned} joins again: {moved}"
+    return f"{moved}{_why(data.cause)}"
+
+
+def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """Of shares by node those that are other than they were."""
+    parts = [
+        f"{node} {before.get(node, 0)}{ARROW}{after.get(node, 0)}" for node in {**before, **after}
+        if before.get(node, 0) != after.get(node, 0)
+    ]  # fmt: skip
+    return ", ".join(parts) or "all shares as they were"
+
+
+def _sizes_changed(data: e.MicroBatchChanged) -> str:
+    """Each rank's sizes; of several with the same ones only the nodes."""
+    parts: dict[str, list[str]] = {}
+    for (node, before), (_, after) in zip(data.before, data.after, strict=False):
+        nodes = parts.setdefault(f"{before}{ARROW}{after}" if before != after else f"{after}, as it was", [])
+        nodes += [node] if node not in nodes else []
+    return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
+
+
+def _run_state(data: e.RunStateChanged) -> str:
+    if data.before:
+        return f"{data.before}{ARROW}{data.after}"
+    match data.after:
+        case "going back":
+            return f"{data.reason}: going back to the newest checkpoint"
+        case "resumed":
+            return data.reason
+        case "stopped" if data.reason:
+            return f"stopped all the same: {data.reason}"
+        case _:
+            at = f" at step {data.step:,}" if data.step is not None else ""
+            return f"{data.after}{at}: {data.reason}" if data.reason else f"{data.after}{at}"
+
+
+def _rank(data: e.RankChanged) -> str:
+    who, several = ", ".join(data.ranks), len(data.ranks) > 1
+    match data.state:
+        case "restarted":
+            return f"the trainer of {who} is started again, {data.detail}"
+        case "failed":
+            return f"{who} failed: {data.detail}"
+        case "hung":
+            return f"the trainer of {who} {data.detail} while it loads: it is ended"
+        case "slow":
+            return f"{who} {'have not finished their' if several else 'has not finished its'} part of {data.detail}"
+        case "waited-for":
+            return f"{who}, the last with the run's state, is {data.detail}"
+        case "not-admitted":
+            return f"{who} cannot join again: {data.detail}"
+        case "ended":
+            return f"{who} is drained, and its trainer {data.detail}"
+        case "out-of-memory":
+            return f"{who} is out of memory at a micro-batch of 1: {data.detail}"
+
+
+def _formed(data: e.GenerationFormed) -> str:
+    said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
+    said += f" by {data.engine}" if data.engine != "none" else ""
+    said += f"; {', '.join(data.behind)} given the state of {data.source}" if data.source else ""
+    return said + (f"; the ranks waited {data.waited_seconds:.2g} s" if data.waited_seconds is not None else "")
+
+
+def _node(data: e.NodeState) -> str:
+    match data.state:
+        case "silent":
+            return f"the agent of {data.node} is silent: {data.detail}"
+        case "in-touch":
+            return f"the agent of {data.node} is in touch"
+        case "moved":
+            return f"the agent of {data.node} is at {data.detail} now"
+        case "trainer-back":
+            return f"back in touch with {data.node}'s trainer"
+
+
+def _cleared(data: e.AlertCleared) -> str:
+    lasted = ""
+    if data.seconds is not None:
+        minutes = data.seconds / 60
+        lasted = f" after {minutes:.0f} min" if minutes >= 1 else f" after {data.seconds:.0f} s"
+    return f"{data.node} {data.alert} is over{lasted}".strip()
+
+
+def _rate(value: float) -> str:
+    """A learning rate, to seven digits: 1.62e-4, 0.003, 0."""
+    if not 0 < abs(value) < 1e-3:
+        return f"{value:.7g}"
+    digits, _, exponent = f"{value:.6e}".partition("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def _by_node(shares: Mapping[str, int]) -> str:
+    return " ".join(f"{node}={share}" for node, share in shares.items())
+
+
+def _sizes(sizes: e.Pairs) -> str:
+    """One rank's micro-batch as a number; several with their nodes."""
+    return str(sizes[0][1]) if len(sizes) == 1 else " ".join(f"{node}={size}" for node, size in sizes)
+
+
+def _why(cause: str) -> str:
+    return f" ({cause})" if cause else ""
