@@ -1,6 +1,7 @@
 """`python -m tools.protocol_docs.docs [--check] [PATH]`: writes docs/protocol.md from the message types themselves.
 
-Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source.
+Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source,
+and that of a verb's argument from its declaration.
 With `--check` nothing is written and the exit status says whether the page is as it would be.
 """
 
@@ -23,6 +24,7 @@ from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import base, events, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
+from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
@@ -48,7 +50,7 @@ def page() -> str:
         "## Messages\n\n" + prose.MESSAGES + "\n\n" + "\n\n".join(_conversation(talk, comments) for talk in UNIONS),
         "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in part_types()),
         _metrics(),
-        _verbs(field_comments(verbs)),
+        _verbs(),
         _bytes(),
         _history(),
     ]
@@ -125,6 +127,8 @@ def part_types() -> list[type[msgspec.Struct]]:
 def words(kind: shape.Type) -> str:
     """A field's type as a person of any language reads it."""
     match kind:
+        case shape.Metadata(type=within):
+            return words(within)
         case shape.UnionType(types):
             return " or ".join(words(part) for part in sorted(types, key=lambda part: isinstance(part, shape.NoneType)))
         case shape.NoneType():
@@ -243,18 +247,29 @@ def _metrics() -> str:
     return "\n".join(["## Metrics", "", prose.METRICS, "", "| metric | unit | of a |", "| --- | --- | --- |", *rows])
 
 
-def _verbs(comments: Comments) -> str:
-    parts = ["## Verbs\n\n" + prose.VERBS]
-    for verb in verbs.VERBS.values():
-        info = shape.type_info(verb.args)
-        assert isinstance(info, shape.StructType)
-        takes = " Needs a `node`." if verb.needs_node else " Takes a `node`." if verb.takes_node else ""
-        table = f"\n\n{_fields(verb.args, list(info.fields), comments)}" if info.fields else ""
-        parts.append(
-            f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes} {purpose(verb.args)}".rstrip()
-            + table
-        )
-    return "\n\n".join(parts)
+def _verbs() -> str:
+    rows = [
+        f"| [`{verb.name}`](#{verb.name}) | {verb.scope} | {verb.affects} | {', '.join(sorted(verb.knobs)) or '—'} "
+        f"| {f'`{verb.inverse}`' if verb.inverse else '—'} |"
+        for verb in verbs.VERBS.values()
+    ]
+    scopes = [f"- **{scope}**: {what}." for scope, what in verbs.SCOPES.items()]
+    table = ["| verb | scope | affects | changes | undone by |", "| --- | --- | --- | --- | --- |", *rows]
+    head = ["## Verbs", "", prose.VERBS, "", *scopes, "", *table]
+    return "\n\n".join(["\n".join(head), *map(_verb, verbs.VERBS.values())])
+
+
+def _verb(verb: verbs.Verb) -> str:
+    takes = " Needs a `node`." if verb.needs_node else " Takes a `node`." if verb.takes_node else ""
+    said = f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes} {purpose(verb.args)}".rstrip()
+    info = shape.type_info(verb.args)
+    assert isinstance(info, shape.StructType)
+    rows = [
+        f"| `{field.encode_name}` | {words(field.type)} | {told.unit or '—'} | {_default(field)} | {told.meaning} |"
+        for field, told in zip(info.fields, arguments_of(verb), strict=True)
+    ]
+    table = ["| argument | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |", *rows]
+    return "\n\n".join([said, *(["\n".join(table)] if rows else [])])
 
 
 def _bytes() -> str:

@@ -1,7 +1,8 @@
 """`python -m tools.protocol_docs.schema [--check] [PATH]`: writes docs/protocol.schema.json from the message types.
 
 One JSON Schema (draft 2020-12) of every message: the root takes any, `$defs` has one entry a conversation and one a
-type. What each field means, and its unit, is the comment beside it in the source, as in docs/protocol.md.
+type. What each field means, and its unit, is the comment beside it in the source, as in docs/protocol.md; a verb's
+arguments have theirs from its declaration, the unit as `x-unit`.
 """
 
 import sys
@@ -32,7 +33,7 @@ def schema() -> Schema:
     unions = {conversation_name(talk): union for talk, union in UNIONS.items()}
     arguments = [verb.args for verb in verbs.VERBS.values()]
     _, types = msgspec.json.schema_components([*unions.values(), *arguments], ref_template=REFERENCE)
-    comments = docs.field_comments(*docs.SOURCES, verbs)
+    comments = docs.field_comments(*docs.SOURCES)
     for kind in [*_structs(), *arguments]:
         _describe(types[kind.__name__], kind, comments)
     _bind_verbs(types["Command"])
@@ -70,7 +71,7 @@ def _describe(found: Schema, kind: type[msgspec.Struct], comments: docs.Comments
     if meaning := docs.purpose(kind):
         found["description"] = meaning
     for name, field in found.get("properties", {}).items():
-        if meaning := docs.comment(kind, name, comments):
+        if "description" not in field and (meaning := docs.comment(kind, name, comments)):
             field["description"] = meaning
     for field, place in zip(msgspec.structs.fields(kind), found.get("prefixItems", ()), strict=False):
         place["title"] = field.encode_name

@@ -21,6 +21,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CommandFailed
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import make_order
+from trainctl.tui.commands.verb_description import NoInverse
 
 
 def group(**counts: int) -> Settings:
@@ -99,7 +100,7 @@ def test_undoing_a_rate_scales_the_rest_of_the_schedule_back() -> None:
         other, event = done(constant, "set-lr", {"value": 5e-4, "schedule": schedule})
         assert undone(other, event).lr == constant.lr
     fixed, event = done(settings, "set-lr", {"value": 5e-4, "schedule": "set"})
-    with pytest.raises(undo.NoInverse, match="no way back to the schedule"):
+    with pytest.raises(NoInverse, match="no way back to the schedule"):
         undo.of(event, view_of(fixed), [event])
 
 
@@ -111,7 +112,7 @@ def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
     assert "need not be the one it had" in " ".join(inverse.remarks)
     back, admitted = done(without, "admit", {}, "b", 2)
     assert undo.of(admitted, view_of(back), [event, admitted]).order.verb == "drain"
-    with pytest.raises(undo.NoInverse, match="b is run, not drained"):
+    with pytest.raises(NoInverse, match="b is run, not drained"):
         undo.of(event, view_of(back), [event, admitted])
 
 
@@ -174,13 +175,13 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
     ],
 )
 def test_what_has_no_inverse_says_why(event: m.Event, why: str) -> None:
-    with pytest.raises(undo.NoInverse, match=why):
+    with pytest.raises(NoInverse, match=why):
         undo.of(event, view_of(group(a=8, b=8)), [event])
 
 
 def test_every_verb_is_thought_of() -> None:
     for verb in verbs.VERBS:
-        with pytest.raises(undo.NoInverse) as reason:
+        with pytest.raises(NoInverse) as reason:
             undo.of(plain(verb), None, [])
         assert "has no inverse" not in str(reason.value)
     view = view_of(group(a=8, b=8))
@@ -188,7 +189,7 @@ def test_every_verb_is_thought_of() -> None:
         for state in get_args(m.RunState):
             try:
                 undo.of(plain(verb, before="1", after="2"), msgspec.structs.replace(view, state=state), [])
-            except undo.NoInverse as reason:
+            except NoInverse as reason:
                 assert "has no inverse" not in str(reason)
 
 
@@ -199,7 +200,7 @@ def test_the_undoing_event_tells_which_it_undid_and_can_be_undone_itself() -> No
     back, undoing = done(after, "resize-batch", dict(order.args), "a", 2, "other", order.undoes)
     both: Sequence[m.Event] = [event, undoing]
     assert undo.undid(both) == {undoing.id: event}
-    with pytest.raises(undo.NoInverse, match="anna undid it already, @102"):
+    with pytest.raises(NoInverse, match="anna undid it already, @102"):
         undo.of(event, view_of(back), both)
     assert undo.of(undoing, view_of(back), both).order.args == {"micro": 2}
     refused = msgspec.structs.replace(undoing, outcome="rejected", step=None, data=CommandFailed("not now"))

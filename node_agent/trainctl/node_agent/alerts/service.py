@@ -198,7 +198,8 @@ class AlertService:
 
     def knows(self, command: m.Command) -> bool:
         """Whether a command is about an alert that this agent itself has raised."""
-        return command.verb == "acknowledge" and command.args.get("id") in {alert.id for alert in self._shown.alerts}
+        is_about_one = verbs.args_type(command.verb) is verbs.Acknowledge
+        return is_about_one and command.args.get("id") in {alert.id for alert in self._shown.alerts}
 
     def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""

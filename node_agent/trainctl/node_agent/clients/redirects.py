@@ -7,6 +7,7 @@ from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
 
 
 class Redirects:
@@ -20,12 +21,13 @@ class Redirects:
 
     def of(self, command: m.Command) -> m.Refusal | None:
         """Where a command should go, None where it is for this agent."""
-        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
+        verb = verbs.VERBS.get(command.verb)
+        if verb is not None and verb.to_node and (verb.needs_node or command.node is not None):
             return self._to_node(command)
         if self._alerts.knows(command):
             return None
         known = self._led_by(command)
-        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
+        if known is None or (_starts_run(command) and not self._lead.peers.is_open(known.lead)):
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
@@ -34,7 +36,7 @@ class Redirects:
         """The run that a command is about, if another node leads it."""
         if (followed := self._follower.followed) is not None:
             return followed.known
-        if command.verb == "start-run":
+        if _starts_run(command):
             resumed = command.args.get("resume")
             return self._context.db.followed(resumed) if isinstance(resumed, str) else None
         return self._query_context.handed_over() if self._lead.run is None else None
@@ -50,3 +52,7 @@ class Redirects:
         entry = self._context.cluster.nodes.get(node)
         key = entry.key if entry is not None else None
         return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
+
+
+def _starts_run(command: m.Command) -> bool:
+    return verbs.args_type(command.verb) is verbs.StartRun

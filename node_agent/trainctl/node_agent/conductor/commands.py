@@ -1,5 +1,7 @@
 """What commands do to a run: refused at once, kept for the next boundary, or turned into a mode."""
 
+from typing import assert_never
+
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import EXPIRED, Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
@@ -35,7 +37,18 @@ class Commands:
         self._state.end(command.id, "rejected", reason=reason, field=field)
 
     def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
-        match command.args:
+        args = command.args
+        if isinstance(args, verbs.AgentArgs):
+            self.refuse(command, "verb", f"{command.verb} is not for a run that is under way")
+        elif isinstance(args, verbs.EditArgs):
+            self._edit(command, settings, now)
+        elif isinstance(args, verbs.BoundaryArgs):
+            self._beside_training(command)
+        else:
+            self._of_run(command, args, state)
+
+    def _of_run(self, command: d.Commanded, args: verbs.RunArgs, state: str) -> None:
+        match args:
             case verbs.Note(text=text):
                 step = self._state.progress.step
                 self._state.decide(d.Happened(e.NoteWritten(text), "info", command.by, step, command=command.id))
@@ -46,12 +59,8 @@ class Commands:
                 self._resume(command, state)
             case verbs.Stop(checkpoint=checkpoint):
                 self._stop(command, checkpoint)
-            case verbs.Evaluate() | verbs.Checkpoint():
-                self._beside_training(command)
-            case args if isinstance(args, edits.EDITS):
-                self._edit(command, settings, now)
-            case _:
-                self.refuse(command, "verb", f"{command.verb} is not for a run that is under way")
+            case _ as missing:
+                assert_never(missing)
 
     def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
         step, config = self._pipeline.planned_step + 1, self._state.config
@@ -69,7 +78,7 @@ class Commands:
 
     def _beside_training(self, command: d.Commanded) -> None:
         ready = self._rendezvous.ready.values()
-        if command.verb == "evaluate" and any(not answer.held_out for answer in ready):
+        if isinstance(command.args, verbs.Evaluate) and any(not answer.held_out for answer in ready):
             self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
             return
         self._pending.side[command.verb].append(command)

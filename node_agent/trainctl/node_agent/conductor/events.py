@@ -17,7 +17,7 @@ class Commanded:
 
     id: str
     verb: str
-    args: verbs.Args
+    args: verbs.AnyArgs
     by: str
     node: str | None
     if_plan: int | None

@@ -44,7 +44,7 @@ class Pending:
 
     def put_back(self, id: str, carried: Carried) -> None:
         """A side command whose plan a fence has undone waits again, and no longer expires."""
-        args = verbs.VERBS[carried.verb].args()
+        args = verbs.check(carried.verb, {})
         self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, None, None, float("inf")))
 
     def wants_new_group(self, now: float) -> bool:

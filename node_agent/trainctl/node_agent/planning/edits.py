@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -17,18 +18,17 @@ from trainctl.protocol.messages import verbs
 
 MAX_LEARNING_RATE = 100.0
 NO_FACTS = Facts()
-MEMBERSHIP: tuple[type[verbs.Args], ...] = (verbs.Drain, verbs.Admit)
+MEMBERSHIP = verbs.Drain | verbs.Admit
 """What changes the live ranks, and so takes a new generation."""
-EDITS: tuple[type[verbs.Args], ...] = (
-    verbs.ResizeBatch, verbs.SetGlobalBatch, verbs.SetLr, verbs.Rebalance, *MEMBERSHIP,
-)  # fmt: skip
 
 
 def apply(
-    settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts = NO_FACTS
+    settings: Settings, args: verbs.AnyArgs, node: str | None, step: int, config: RunFile, facts: Facts = NO_FACTS
 ) -> Edit:
     """The settings from `step` on; just those there are where nothing changes, so that no plan is new for nothing.
     Raises InvalidInputError naming the argument that can't be had."""
+    if not isinstance(args, verbs.EditArgs):
+        raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
     edit = _edited(settings, args, node, step, config, facts)
     if msgspec.structs.replace(edit.settings, plan_version=settings.plan_version) == settings:
         return Edit(settings, _unchanged(edit.change))
@@ -39,7 +39,9 @@ def _unchanged(change: e.Change) -> e.Change:
     return msgspec.structs.replace(change, after=change.before)
 
 
-def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts) -> Edit:
+def _edited(
+    settings: Settings, args: verbs.EditArgs, node: str | None, step: int, config: RunFile, facts: Facts
+) -> Edit:
     match args:
         case verbs.ResizeBatch():
             return _resize(settings, args, node)
@@ -53,8 +55,8 @@ def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, c
             return share_edits.drain(settings, node, facts)
         case verbs.Admit():
             return share_edits.admit(settings, node, facts, config)
-        case _:
-            raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
+        case _ as missing:
+            assert_never(missing)
 
 
 def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Edit:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -61,18 +61,15 @@ class CommandJournal:
         if known is not None:
             await self._take_again(asker, known, digest)
             return
-        about = self.session.run if self.session is not None and command.verb != "start-run" else None
+        starts = verbs.args_type(command.verb) is verbs.StartRun
+        about = self.session.run if self.session is not None and not starts else None
         self._db.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
         self._askers[command.id] = [asker]
         self._hand_on(command.id)
         try:
             args = verbs.check(command.verb, command.args, command.node)
-            if isinstance(args, verbs.StartRun):
-                self._db.set_run(command.id, await self._handlers.start_run(command, args))
-            elif isinstance(args, verbs.Promote):
-                await self.end(await self._handlers.promote(command, args))
-            elif isinstance(args, verbs.Acknowledge | verbs.Mute):
-                await self.end(self._handlers.alerts(command, args))
+            if isinstance(args, verbs.AgentArgs):
+                await self._obey(command, args)
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
@@ -82,6 +79,18 @@ class CommandJournal:
         row = self._db.find(command.id)
         if row is not None and row.is_open:
             await self._answer(identity, row.reply(command.rid))
+
+    async def _obey(self, command: m.Command, args: verbs.AgentArgs) -> None:
+        """Carry out what is for this agent itself."""
+        match args:
+            case verbs.StartRun():
+                self._db.set_run(command.id, await self._handlers.start_run(command, args))
+            case verbs.Promote():
+                await self.end(await self._handlers.promote(command, args))
+            case verbs.Acknowledge() | verbs.Mute():
+                await self.end(self._handlers.alerts(command, args))
+            case _ as missing:
+                assert_never(missing)
 
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
         if known.digest != digest:
@@ -93,7 +102,7 @@ class CommandJournal:
             self._askers.setdefault(known.id, []).append(asker)
         await self._answer(asker.identity, known.reply(asker.rid))
 
-    async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
+    async def _conduct(self, command: m.Command, args: verbs.AnyArgs) -> None:
         session = self.session
         if session is None and isinstance(args, verbs.Stop) and self._handlers.stop_waiting(command.run):
             await self.end(d.CommandEnded(command.id, "applied", made=e.RunStateChanged("going back", "stopped")))
@@ -113,24 +122,26 @@ class CommandJournal:
     async def conduct_again(self, session: Session) -> None:
         """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
         for row in self._db.open_commands():
-            under_way = row.verb == "promote" and row.id in self._askers  # it is by this that the run is conducted here
+            under_way = (
+                verbs.args_type(row.verb) is verbs.Promote and row.id in self._askers
+            )  # it is by this that the run is conducted here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
             if row.run != session.run and await self._note_again(row):
-                continue
-            if row.run != session.run or row.verb in ("start-run", "acknowledge", "mute"):
-                reason = "the agent was restarted before it took effect"
-                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
-                continue
-            noted = session.recorder.note_of(row.id) if row.verb == "note" else None
-            if noted is not None:  # killed before the outcome was journaled
-                await self.end(d.CommandEnded(row.id, "applied", noted))
                 continue
             left_seconds = row.received_at + row.ttl_seconds - time.time()
             try:
                 args = verbs.check(row.verb, row.args, row.node)
             except InvalidInputError as error:  # killed before the refusal was journaled
                 await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
+                continue
+            if row.run != session.run or isinstance(args, verbs.AgentArgs):
+                reason = "the agent was restarted before it took effect"
+                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                continue
+            noted = session.recorder.note_of(row.id) if isinstance(args, verbs.Note) else None
+            if noted is not None:  # killed before the outcome was journaled
+                await self.end(d.CommandEnded(row.id, "applied", noted))
                 continue
             expires = time.monotonic() + left_seconds
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
@@ -147,7 +158,7 @@ class CommandJournal:
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
-        if row.verb == "note":
+        if _is_note(row):
             with contextlib.suppress(InvalidInputError, RefusedError):
                 await self.end(self._handlers.note_ended(row))
                 return True
@@ -158,13 +169,13 @@ class CommandJournal:
         row = self._db.find(ended.id)
         if row is None or not row.is_open:
             return
-        about = row.run if row.verb == "note" else None
+        about = row.run if _is_note(row) else None
         about = about or (self.session.run if self.session is not None else None)
         self._db.outcome(
             ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
             plan_version=ended.plan_version, at=time.time(), run=about,
         )  # fmt: skip
-        if self.session is not None and (row.verb != "note" or ended.state != "applied"):
+        if self.session is not None and (not _is_note(row) or ended.state != "applied"):
             self.session.note(_event(row, ended))
         self._hand_on(ended.id)
         await self._tell(ended.id)
@@ -200,6 +211,10 @@ class CommandJournal:
             if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
                 reason = "another node's agent conducts the run, and has not reported it"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+
+
+def _is_note(row: JournaledCommand) -> bool:
+    return verbs.args_type(row.verb) is verbs.Note
 
 
 def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:

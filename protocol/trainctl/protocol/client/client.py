@@ -1,7 +1,7 @@
 """The asyncio client of an agent: requests, commands, and an attachment that never skips a live message.
 
 async with Client("tcp://127.0.0.1:7474") as client:
-    reply = await client.send("resize-batch", {"micro": 4})
+    reply = await client.send("set-lr", {"value": 1e-4})
     print(reply.state, reply.step)
 """
 
@@ -31,6 +31,7 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
+from trainctl.protocol.messages.verbs import VERBS
 from trainctl.protocol.security.keyring import Keyring, current
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
@@ -39,7 +40,7 @@ from trainctl.protocol.wire.handshake import HandshakeWatch
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
 """Before a run is started, or a node conducts it, other nodes are asked, which may take most of this."""
-ASKING_OTHERS = frozenset({"start-run", "promote"})
+ASKING_OTHERS = frozenset(verb.name for verb in VERBS.values() if verb.to_node)
 AGAIN_SECONDS = 6.0
 """What only asks is asked again after so long without an answer, as long as the time for it lasts."""
 SILENT_AFTER_SECONDS = 3.5

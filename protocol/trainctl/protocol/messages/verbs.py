@@ -1,12 +1,13 @@
 """The verbs a command may carry: their arguments, what each is for, and the check that both ends make.
 
 A verb that isn't here doesn't exist. Arguments are absolute values, so that a command repeated is a command done once.
+A new verb is a type of arguments, a row of VERBS and a place in its scope's union; mypy then asks for its handler.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -18,40 +19,127 @@ from trainctl.protocol.errors import InvalidInputError
 MAX_SAMPLES = 1_048_576
 PERCENT = r"^\d{1,3}(\.\d{1,3})?%\Z"
 """A share of the global batch in percent: `62.5%`."""
+Scope = Literal["agent", "run", "edit", "boundary"]
+SCOPES: Final[dict[Scope, str]] = {
+    "agent": "done by an agent, at once",
+    "run": "done to the run as a whole",
+    "edit": "changes the plan, which all ranks follow from one step on",
+    "boundary": "done between two steps; the training state stays as it is",
+}
+"""What carries a verb out, in words."""
+Affects = Literal["nothing", "speed", "optimisation"]
+AFFECTS: Final[dict[Affects, str]] = {
+    "nothing": "nothing of the training",
+    "speed": "speed and memory, never the loss",
+    "optimisation": "the optimisation: the loss curve changes",
+}
+"""What a verb affects, in words."""
+Knob = Literal["shares", "micro-batch", "global batch", "learning rate"]
+"""A setting of the plan. Two verbs that share one change the same thing."""
+
+
+def _about(meaning: str, unit: str = "", typed: str | None = None, **bounds: Any) -> Meta:
+    """What there is to know of an argument. `typed`: how it begins, where that isn't `name=`."""
+    in_schema = {"x-unit": unit} if unit else None
+    return Meta(description=meaning, extra={"unit": unit, "typed": typed}, extra_json_schema=in_schema, **bounds)
+
+
+_LEAD_IS_OFF = "taken on trust where no majority of the cluster's nodes can be asked"
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root of all arguments."""
 
+    usage: ClassVar[str] = ""
+    """The arguments as they are typed, where that isn't `name=` for each."""
+
+    def check(self) -> None:
+        """Raises InvalidInputError where values are wrong together."""
+
+    @classmethod
+    def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
+        """Typed texts as values. Raises msgspec.ValidationError or InvalidInputError."""
+        values: dict[str, Any] = msgspec.to_builtins(msgspec.convert(dict(pairs), cls, strict=False))
+        return {name: values[name] for name in pairs}
+
+    @classmethod
+    def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names that they are typed under."""
+        return dict(args)
+
 
 class StartRun(Args, frozen=True):
     """Exactly one of the first two is given. The node, if one is named, is the one that is to conduct the run."""
 
-    config: dict[str, Any] | None = None  # a run file as parsed
-    resume: str | None = None  # the id of a run to take up again
-    old_lead_is_off: bool = False  # resume: taken on trust where no majority of the cluster's nodes can be asked
+    config: Annotated[dict[str, Any] | None, _about("a run file as parsed", typed="config=@")] = None
+    resume: Annotated[str | None, _about("the id of a run to take up again")] = None
+    old_lead_is_off: Annotated[bool, _about(f"resume: {_LEAD_IS_OFF}")] = False
+
+    def check(self) -> None:
+        """Raises InvalidInputError unless it is one run, new or old."""
+        if (self.config is None) == (self.resume is None):
+            raise InvalidInputError("config", "start-run takes exactly one of config and resume")
+        if self.old_lead_is_off and self.resume is None:
+            raise InvalidInputError("old_lead_is_off", "is for a run that is taken up again: a new one has no old lead")
 
 
 class ResizeBatch(Args, frozen=True):
-    micro: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per forward/backward
+    micro: Annotated[int, _about("the size of a forward/backward pass", "samples", ge=1, le=MAX_SAMPLES)]
 
 
 class Rebalance(Args, frozen=True):
     """Shares by node, or `auto`: those of the shortest step by the ranks' measured speeds. On the command line each
     node is an argument of its own: `rebalance studio=16 mbp=8`."""
 
-    shares: dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]] = {}
-    auto: bool = False
+    usage: ClassVar[str] = "NODE=SAMPLES|NODE=PERCENT% ... | auto=true"
+
+    shares: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]],
+        _about("of the global batch, by node", "samples or percent", typed="NODE="),
+    ] = {}
+    auto: Annotated[bool, _about("by the ranks' measured speeds")] = False
+
+    def check(self) -> None:
+        """Raises InvalidInputError unless it is shares or `auto`."""
+        if bool(self.shares) == self.auto:
+            raise InvalidInputError("shares", "rebalance takes shares by node (studio=16 mbp=8, or 60%) or auto=true")
+
+    @classmethod
+    def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
+        """Every argument but `auto` is a node with its share: samples, or a percentage."""
+        shares = {name: _share(name, text) for name, text in pairs.items() if name != "auto"}
+        if "auto" not in pairs:
+            return {"shares": shares}
+        if pairs["auto"] not in ("true", "false"):
+            raise InvalidInputError("auto", f"{pairs['auto']!r} is neither true nor false")
+        return {"auto": pairs["auto"] == "true", **({"shares": shares} if shares else {})}
+
+    @classmethod
+    def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Each node by its name."""
+        return {**{name: value for name, value in args.items() if name != "shares"}, **args.get("shares", {})}
+
+
+def _share(node: str, text: str) -> int | str:
+    if text.isdecimal() and 1 <= int(text) <= MAX_SAMPLES:
+        return int(text)
+    if re.match(PERCENT, text):
+        return text
+    raise InvalidInputError(
+        node, f"{text!r} is no share: samples from 1 to {MAX_SAMPLES:,}, or a percentage such as 60%"
+    )
 
 
 class SetGlobalBatch(Args, frozen=True):
-    value: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per step over all ranks
-    schedule: Literal["set", "scale"] = "set"  # scale: learning rate times new G / old G
+    value: Annotated[int, _about("the size of a step, over all ranks", "samples", ge=1, le=MAX_SAMPLES)]
+    schedule: Annotated[Literal["set", "scale"], _about("scale: learning rate times new G / old G")] = "set"
 
 
 class SetLr(Args, frozen=True):
-    value: Annotated[float, Meta(ge=0, le=100)]
-    schedule: Literal["scale", "set"] = "scale"  # scale: the rest of the schedule, scaled; set: constant from here
+    value: Annotated[float, _about("the learning rate", ge=0, le=100)]
+    schedule: Annotated[
+        Literal["scale", "set"], _about("scale: the rest of the schedule, scaled; set: constant from here")
+    ] = "scale"
 
 
 class Checkpoint(Args, frozen=True):
@@ -71,7 +159,7 @@ class Admit(Args, frozen=True):
 
 
 class Promote(Args, frozen=True):
-    old_lead_is_off: bool = False  # taken on trust where no majority of the cluster's nodes can be asked
+    old_lead_is_off: Annotated[bool, _about(_LEAD_IS_OFF)] = False
 
 
 class Pause(Args, frozen=True):
@@ -83,120 +171,137 @@ class Resume(Args, frozen=True):
 
 
 class Stop(Args, frozen=True):
-    checkpoint: bool = True  # write one before ending
+    checkpoint: Annotated[bool, _about("write one before ending")] = True
 
 
 class Note(Args, frozen=True):
-    text: Annotated[str, Meta(min_length=1, max_length=500)]
+    text: Annotated[str, _about("for a person, on one line", min_length=1, max_length=500)]
 
 
 class Acknowledge(Args, frozen=True):
-    id: Annotated[str, Meta(min_length=1, max_length=200)]  # of an open alert, such as disk:studio
+    id: Annotated[str, _about("of an open alert, such as disk:studio", min_length=1, max_length=200)]
 
 
 class Mute(Args, frozen=True):
-    kind: AlertKind
-    minutes: Annotated[float, Meta(ge=0, le=43_200)] = 60.0  # from now on; 0: no longer
+    kind: Annotated[AlertKind, _about("the kind of alert")]
+    minutes: Annotated[float, _about("from now on; 0: no longer", "minutes", ge=0, le=43_200)] = 60.0
+
+
+AgentArgs = StartRun | Promote | Acknowledge | Mute
+RunArgs = Pause | Resume | Stop | Note
+EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
+BoundaryArgs = Checkpoint | Evaluate
+AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
+"""The closed union. A handler that takes it, or one scope's, ends in `assert_never`: mypy says what is missing."""
+_BY_SCOPE: Final[dict[Scope, Any]] = {"agent": AgentArgs, "run": RunArgs, "edit": EditArgs, "boundary": BoundaryArgs}
 
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """One row of the table: what the CLI, the palette, the docs and the agent's dispatch are made from."""
+    """One row of the table: what the command line, the palette, the docs and the agent's dispatch are made from."""
 
     name: str
-    args: type[Args]
+    args: type[AnyArgs]
     summary: str
+    affects: Affects
+    inverse: str | None  # the verb that undoes it
+    example: str = ""  # its arguments, as they are typed
+    knobs: frozenset[Knob] = frozenset()  # the settings that it changes
     takes_node: bool = False
     needs_node: bool = False
+    to_node: bool = False  # the agent of the node that it names carries it out
+
+    @property
+    def scope(self) -> Scope:
+        """What carries it out."""
+        return next(scope for scope, kinds in _BY_SCOPE.items() if self.args in get_args(kinds))
+
+    @property
+    def typed(self) -> str:
+        """The whole command of the example."""
+        return f"{self.name} {self.example}".rstrip()
 
 
+_SHARES: Final[frozenset[Knob]] = frozenset({"shares"})
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("start-run", StartRun, "start a run from a run file, or take up an old one", True),
-        Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", True),
-        Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss"),
-        Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation"),
-        Verb("set-lr", SetLr, "learning rate: changes the optimisation"),
-        Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary"),
-        Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused"),
-        Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", True, True),
-        Verb("admit", Admit, "take a drained node back, levelled to the others", True, True),
-        Verb("promote", Promote, "have a node conduct the run in the place of its lead", True, True),
-        Verb("pause", Pause, "stop after the step in progress; commands then apply at once"),
-        Verb("resume", Resume, "go on from where the run was paused"),
-        Verb("stop", Stop, "end the run, with a checkpoint first"),
-        Verb("note", Note, "write a line into the run's events"),
-        Verb("acknowledge", Acknowledge, "have an open alert call nobody any more until it is raised again"),
-        Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", True),
+        Verb("start-run", StartRun, "start a run from a run file, or take up an old one", "nothing", None,
+             "config=@run.toml", takes_node=True, to_node=True),
+        Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", "speed",
+             "resize-batch", "micro=4 --node studio", frozenset({"micro-batch"}), takes_node=True),
+        Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss", "speed", "rebalance",
+             "studio=16 mbp=8", _SHARES),
+        Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation", "optimisation",
+             "set-global-batch", "value=48 schedule=scale", frozenset({"global batch", "shares", "learning rate"})),
+        Verb("set-lr", SetLr, "learning rate: changes the optimisation", "optimisation", "set-lr", "value=1e-4",
+             frozenset({"learning rate"})),
+        Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary", "nothing", None),
+        Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused",
+             "nothing", None),
+        Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", "speed", "admit",
+             "--node studio", _SHARES, takes_node=True, needs_node=True),
+        Verb("admit", Admit, "take a drained node back, levelled to the others", "speed", "drain", "--node studio",
+             _SHARES, takes_node=True, needs_node=True),
+        Verb("promote", Promote, "have a node conduct the run in the place of its lead", "nothing", "promote",
+             "--node mbp", takes_node=True, needs_node=True, to_node=True),
+        Verb("pause", Pause, "stop after the step in progress; commands then apply at once", "nothing", "resume"),
+        Verb("resume", Resume, "go on from where the run was paused", "nothing", "pause"),
+        Verb("stop", Stop, "end the run, with a checkpoint first", "nothing", "start-run", "checkpoint=false"),
+        Verb("note", Note, "write a line into the run's events", "nothing", None, "text='new data from here'"),
+        Verb("acknowledge", Acknowledge, "have an open alert call nobody any more until it is raised again", "nothing",
+             None, "id=disk:studio"),
+        Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", "nothing", None,
+             "kind=disk minutes=60", takes_node=True),
     )
-}
+}  # fmt: skip
 """Every verb there is, by name."""
 
 
-def check(verb: str, args: dict[str, Any], node: str | None = None) -> Args:
+def args_type(verb: str | None) -> type[AnyArgs] | None:
+    """The type of a verb's arguments; None for one that isn't known here."""
+    entry = VERBS.get(verb or "")
+    return entry.args if entry is not None else None
+
+
+def knobs(verb: str | None) -> frozenset[Knob]:
+    """The settings of the plan that a verb changes; none of one that isn't known here."""
+    entry = VERBS.get(verb or "")
+    return entry.knobs if entry is not None else frozenset()
+
+
+def check(verb: str, args: dict[str, Any], node: str | None = None) -> AnyArgs:
     """The arguments as their type. Raises InvalidInputError naming the verb or the field that is wrong."""
-    entry = VERBS.get(verb)
-    if entry is None:
-        raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+    entry = _entry(verb)
     if node is not None and not entry.takes_node:
         raise InvalidInputError("node", f"{verb} is for the whole run and takes no node")
     if node is None and entry.needs_node:
         raise InvalidInputError("node", f"{verb} needs the node that it is for")
     try:
-        typed: Args = msgspec.convert(args, entry.args)
+        typed: AnyArgs = msgspec.convert(args, entry.args)
     except msgspec.ValidationError as error:
         raise InvalidInputError(*_field_and_problem(entry, args, error, strict=True)) from None
-    if isinstance(typed, StartRun) and (typed.config is None) == (typed.resume is None):
-        raise InvalidInputError("config", "start-run takes exactly one of config and resume")
-    if isinstance(typed, StartRun) and typed.old_lead_is_off and typed.resume is None:
-        raise InvalidInputError("old_lead_is_off", "is for a run that is taken up again: a new one has no old lead")
-    if isinstance(typed, Rebalance) and bool(typed.shares) == typed.auto:
-        raise InvalidInputError("shares", "rebalance takes shares by node (studio=16 mbp=8, or 60%) or auto=true")
+    typed.check()
     return typed
 
 
 def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
     """`key=value` texts as the values the verb's fields want. Raises InvalidInputError as `check` does."""
-    entry = VERBS.get(verb)
-    if entry is None:
-        check(verb, {})
-        raise AssertionError(verb)
-    if entry.args is Rebalance:
-        return _parse_shares(pairs)
+    entry = _entry(verb)
     known = {field.name for field in msgspec.structs.fields(entry.args)}
     for name in pairs:
-        if name not in known:
+        if name not in known and not entry.args.usage:
             raise InvalidInputError(name, f"{verb} has no argument {name!r}; {_takes(entry)}")
     try:
-        typed = msgspec.convert(pairs, entry.args, strict=False)
+        return entry.args.parse(pairs)
     except msgspec.ValidationError as error:
         raise InvalidInputError(*_field_and_problem(entry, pairs, error, strict=False)) from None
-    values: dict[str, Any] = msgspec.to_builtins(typed)
-    return {name: values[name] for name in pairs}
 
 
-def _parse_shares(pairs: dict[str, str]) -> dict[str, Any]:
-    """Every argument but `auto` is a node with its share: samples, or a percentage."""
-    shares: dict[str, int | str] = {}
-    for name, text in pairs.items():
-        if name != "auto":
-            shares[name] = _share(name, text)
-    if "auto" not in pairs:
-        return {"shares": shares}
-    if pairs["auto"] not in ("true", "false"):
-        raise InvalidInputError("auto", f"{pairs['auto']!r} is neither true nor false")
-    return {"auto": pairs["auto"] == "true", **({"shares": shares} if shares else {})}
-
-
-def _share(node: str, text: str) -> int | str:
-    if text.isdecimal() and 1 <= int(text) <= MAX_SAMPLES:
-        return int(text)
-    if re.match(PERCENT, text):
-        return text
-    raise InvalidInputError(
-        node, f"{text!r} is no share: samples from 1 to {MAX_SAMPLES:,}, or a percentage such as 60%"
-    )
+def _entry(verb: str) -> Verb:
+    if verb not in VERBS:
+        raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+    return VERBS[verb]
 
 
 def _takes(entry: Verb) -> str:

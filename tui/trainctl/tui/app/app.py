@@ -144,12 +144,11 @@ class TrainctlApp(TerminalApp):
         own: Callable[[], list[KeyHint]] | None = getattr(self.screen, "hints", None)
         if own is not None:
             return own()
-        paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
         made = []
         for binding in self._active():
             here = binding.action in (f"show('{self.screen.name}')", self.screen.name)
             if binding.show and binding.description and not here:
-                words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
+                words = keymap.words_of(binding, self.shown)
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
         return self.screen.arranged(made) if isinstance(self.screen, BaseScreen) else made
 
@@ -314,22 +313,15 @@ class TrainctlApp(TerminalApp):
         self.action_show("node")
 
     def action_dialog(self, verb: str) -> None:
-        run = self.shown.run
-        if verb == "pause" and run is not None and run.state in ("pausing", "paused"):
-            verb = "resume"
-        self.open_dialog(verb)
+        self.open_dialog(keymap.verb_of(verb, self.shown))
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
-        from trainctl.tui.commands import forms, share_editor
-        from trainctl.tui.dialogs.command_dialog import CommandDialog
-        from trainctl.tui.dialogs.split_dialog import SplitDialog
+        from trainctl.tui.commands import forms
+        from trainctl.tui.dialogs.verb_dialog import dialog_of
 
         form = forms.form(verb, self.shown, self.selected, values)
-        if verb == "rebalance":
-            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected)))
-        else:
-            self.push_screen(CommandDialog(form))
+        self.push_screen(dialog_of(form, self.shown, self.selected))
 
     def send_order(self, order: Order, follower: ProgressView) -> None:
         """Sends a command; `follower` is given each state it reaches, and the person if nothing shows it any more."""

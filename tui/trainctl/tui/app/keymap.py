@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,8 +11,22 @@ from textual.binding import Binding, BindingType, InvalidBinding
 from textual.dom import DOMNode
 from textual.keys import Keys
 
+from trainctl.tui.commands import verb_registry
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import RESERVED_KEYS, BaseScreen, named
+from trainctl.tui.state.view_state import ViewState
+
+_ALERTS_PLACE = 55
+"""The key of the alerts stands among those of the verbs, after the ones with a lower place."""
+
+
+def _verb_keys(places: range) -> list[BindingType]:
+    return [
+        Binding(key.key, f"dialog({name!r})", key.word, show=key.shown, tooltip=key.tooltip, priority=True)
+        for name, key in verb_registry.with_keys()
+        if key.place in places
+    ]
+
 
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
 # `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.
@@ -22,17 +37,10 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("3", "show('charts')", "charts", tooltip="metrics, zoomed and read", priority=True),
     Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
     Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
-    Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
-    Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
-    Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
-    Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
-    Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
+    *_verb_keys(range(_ALERTS_PLACE)),
     Binding("a", "show('alerts')", "alerts", tooltip="what is wrong now", priority=True),
     Binding("w", "why", "why", show=False, tooltip="why of the first alert", priority=True),
-    Binding("x", "dialog('stop')", "stop", tooltip="stop the run", priority=True),
-    Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
-    Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
-    Binding("g", "dialog('set-global-batch')", "global batch", show=False, tooltip="samples a step", priority=True),
+    *_verb_keys(range(_ALERTS_PLACE, 1000)),
     Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
     Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
     Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
@@ -50,6 +58,19 @@ OWN_ACTIONS: Final = frozenset(
 
 Tables = Mapping[str, Sequence[Binding]]
 """Bindings by screen; those under "" are everywhere."""
+
+
+def verb_of(verb: str, state: ViewState) -> str:
+    """The verb that a verb's key stands for now."""
+    key = verb_registry.of(verb).key
+    return key.stands_for(state) if key is not None and key.stands_for is not None else verb
+
+
+def words_of(binding: Binding, state: ViewState) -> str:
+    """What a key does now, in a word: that of its binding, or the verb that it stands for."""
+    found = re.fullmatch(r"dialog\('([a-z-]+)'\)", binding.action)
+    verb = verb_of(found[1], state) if found else ""
+    return verb if found and verb != found[1] else binding.description
 
 
 class KeyRow(NamedTuple):

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
+from trainctl.tui.commands import verb_registry
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.membership_changes import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
 MAX_MARKS = 9
-_UNMARKED = (None, "note", "acknowledge", "mute")
-"""Commands that leave the training alone get no number."""
 
 Placed = list[tuple[int, str]]
 """(column, text) for the title rule, from the chart's first column."""
@@ -31,9 +30,15 @@ class Mark:
 def numbered(state: ViewState) -> dict[int, str]:
     """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
     id, so that it stays as it is when more commands come, and is the same to everyone."""
-    commands = (event for event in state.run_events if event.kind == "command" and event.verb not in _UNMARKED)
+    commands = (event for event in state.run_events if event.kind == "command" and _is_marked(event.verb))
     effective = [event.id for event in commands if plan_changes.took_effect(event)]
     return {event: str(event) for event in effective[-MAX_MARKS:]}
+
+
+def _is_marked(verb: str | None) -> bool:
+    """Commands that leave the training alone, as notes do, get no number."""
+    described = verb_registry.descriptions().get(verb or "")
+    return verb is not None and (described is None or described.acts_on in ("active run", "new run"))
 
 
 def of_run(state: ViewState) -> tuple[Mark | Change, ...]:

@@ -8,7 +8,11 @@ import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.verb_arguments import completions
 from trainctl.tui.commands.targets import run_file
+
+EXAMPLE = next(verb.typed for verb in verbs.VERBS.values() if verb.scope == "edit")
+"""A whole command, as it is typed."""
 
 
 def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]:
@@ -33,12 +37,38 @@ def verbs_summary() -> str:
 
 def signature(verb: verbs.Verb) -> str:
     """A verb with its arguments, as they are typed."""
-    if verb.args is verbs.Rebalance:
-        return f"{verb.name} NODE=SAMPLES|NODE=PERCENT% ... | auto=true"
+    if verb.args.usage:
+        return f"{verb.name} {verb.args.usage}"
     if verb.needs_node:
         return f"{verb.name} --node NODE"
     words = [f"{field.name}=" if field.required else f"[{field.name}=]" for field in msgspec.structs.fields(verb.args)]
     return " ".join([verb.name, *words])
+
+
+def next_words(words: Sequence[str], begun: str) -> list[str]:
+    """What may follow the `words` of a command and begins with `begun`: a verb, or what that verb takes."""
+    if not words:
+        return [name for name in verbs.VERBS if name.startswith(begun)]
+    verb = verbs.VERBS.get(words[0])
+    if verb is None:
+        return []
+    node = ["--node"] if verb.takes_node and "--node" not in words and "--node".startswith(begun) else []
+    found = completions(verb, words[1:], begun)
+    return [*node, *found] if verb.needs_node else [*found, *node]
+
+
+def completed(text: str) -> str | None:
+    """A command line that begins with `text`, a word longer; None where there is nothing to propose."""
+    *words, begun = text.split(" ")
+    words = [word for word in words if word]
+    found = next_words(words, begun if words else begun.lower())
+    if not text.strip() or not found:
+        return None
+    first = found[0]
+    if not words:
+        more = next_words([first], "")
+        first = f"{first} {more[0]}" if more else first
+    return text.removesuffix(begun) + first + (" " if first.endswith("--node") else "")
 
 
 def pairs(words: Sequence[str], where: str) -> dict[str, str]:

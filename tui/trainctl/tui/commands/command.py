@@ -92,7 +92,7 @@ def _receiver(seen: m.Snapshot, order: Order) -> str | None:
     """The address of the agent that takes an order, if that isn't the one that was asked."""
     from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
 
-    if order.verb == "promote":
+    if verbs.VERBS[order.verb].to_node and order.node is not None:
         return next((peer.address for peer in seen.peers if peer.node == order.node), None)
     return lead_address(seen)
 

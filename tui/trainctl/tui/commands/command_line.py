@@ -4,14 +4,14 @@ import shlex
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.tui.commands import arguments
 from trainctl.tui.commands.command import Order
 
 
 def spoken(order: Order) -> str:
     """The command as the command line takes it."""
-    args = dict(order.args)
-    shares = args.pop("shares", {})
-    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in [*args.items(), *shares.items()])]
+    args = verbs.VERBS[order.verb].args.spoken(order.args)
+    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in args.items())]
     return " ".join(words + ([f"--node {order.node}"] if order.node else []))
 
 
@@ -21,13 +21,13 @@ def _typed(value: object) -> str:
 
 
 def parse(text: str) -> Order:
-    """`resize-batch micro=4 --node studio` as a command. Raises InvalidInputError naming what is wrong with it."""
+    """`stop checkpoint=false --run RUN` as a command. Raises InvalidInputError naming what is wrong with it."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise InvalidInputError("command", str(error).lower()) from None
     if not words:
-        raise InvalidInputError("command", "type a verb, such as `resize-batch micro=4`")
+        raise InvalidInputError("command", f"type a verb, such as `{arguments.EXAMPLE}`")
     verb, rest = words[0], words[1:]
     pairs: dict[str, str] = {}
     options: dict[str, str] = {}

@@ -4,7 +4,7 @@ import dataclasses
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui.commands import forms
+from trainctl.tui.commands import forms, verb_registry
 from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.context import READ_ONLY, AppContext, ProgressView
 from trainctl.tui.text.styled_line import plain
@@ -35,7 +35,7 @@ def mute(app: AppContext, alert: m.AlertView) -> None:
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:
     """Sends a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
     run = app.shown.run
-    if order.run is None and order.verb != "start-run" and run is not None:
+    if order.run is None and run is not None and verb_registry.of(order.verb).acts_on != "new run":
         order = dataclasses.replace(order, run=run.run)
     progress = forms.Progress(order, app.clock.wall())
     if app.read_only:

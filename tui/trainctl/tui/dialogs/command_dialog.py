@@ -11,12 +11,12 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.commands import command_line, forms
+from trainctl.protocol.messages.verbs import VERBS
+from trainctl.tui.commands import command_line, forms, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
-from trainctl.tui.state import plan_changes
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -81,6 +81,7 @@ class CommandDialog(OrderDialog):
         self.order: Order | None = None
         self.idle = False  # the command would change nothing
         self._finding = Piece("")
+        self._node = next((item.value for item in form.fields if item.name == "node"), None)
 
     def content(self) -> Iterable[Widget]:
         for item in self.form.fields:
@@ -118,8 +119,7 @@ class CommandDialog(OrderDialog):
         self._judge()
 
     def on_choice_changed(self) -> None:
-        if self.form.verb == "resize-batch":
-            self._follow_node()
+        self._follow_node()
         self._judge()
 
     def on_input_submitted(self) -> None:
@@ -134,12 +134,15 @@ class CommandDialog(OrderDialog):
         return made
 
     def _follow_node(self) -> None:
-        """Another node was chosen: its own micro-batch is what the field starts from."""
-        node = self.values().get("node")
-        run = self.owner.shown.run
+        """Another node was chosen: what is typed starts from that node's own values."""
+        node, run = self.values().get("node"), self.owner.shown.run
         view = next((item for item in run.ranks if item.node == node), None) if run else None
-        if view is not None:
-            self.query_one("#field-micro", Input).value = str(view.micro_batch)
+        if view is None or node == self._node:
+            return
+        self._node = node
+        for field in verb_registry.of(self.form.verb).fields(self.owner.shown, view.rank):
+            if not field.choices:
+                self.query_one(f"#field-{field.name}", Input).value = field.value
 
     def _judge(self) -> None:
         """Checks what is typed, as the agent will, and says what it would do."""
@@ -164,9 +167,9 @@ class CommandDialog(OrderDialog):
 
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""
-        if self.progress is not None or self.blocked or (self.idle and not self.form.ask_yes):
+        if self.progress is not None or self.blocked or (self.idle and not self.form.ask):
             return [CLOSE]
-        if self.form.ask_yes:
+        if self.form.ask:
             return [KeyHint("y", "yes", "screen.yes", "y"), KeyHint("n", "no", "screen.no", "n"), CLOSE]
         return [SEND, CLOSE]
 
@@ -195,8 +198,8 @@ class CommandDialog(OrderDialog):
     def _last_line(self) -> Line:
         if self.blocked:
             return line(Piece(f"{self.blocked}  ", "warning"), *CLOSES)
-        if self.form.ask_yes:
-            asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
+        if self.form.ask:
+            asked = Piece(f"{self.form.ask} ", "strong")
             return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
         if self.idle:
             return line(Piece("enter", "key", "screen.close"), Piece(" or ", "label"), *CLOSES)
@@ -206,7 +209,7 @@ class CommandDialog(OrderDialog):
         self._send()
 
     def action_no(self) -> None:
-        if self.form.ask_yes:
+        if self.form.ask:
             self.action_close()
 
     def action_send(self) -> None:
@@ -214,7 +217,7 @@ class CommandDialog(OrderDialog):
         if self.progress is not None:
             return
         self._judge()
-        if self.form.ask_yes or self.idle:
+        if self.form.ask or self.idle:
             self.action_close()
         else:
             self._send()
@@ -239,6 +242,6 @@ def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: in
     made += [line(Piece(row, role)) for row in wrap(plain(pieces), columns)]
     reply = progress.reply
     if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
-        is_new = progress.order.verb in plan_changes.PLAN_VERBS and reply.before != reply.after
+        is_new = VERBS[progress.order.verb].scope == "edit" and reply.before != reply.after
         made.append(line(Piece(f"the plan is {'now ' if is_new else ''}v{reply.plan_version}", "dim")))
     return made

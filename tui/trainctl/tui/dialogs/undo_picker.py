@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands import command_line, forms, share_editor, undo
+from trainctl.tui.commands import command_line, forms, undo
 from trainctl.tui.commands.context import AppContext
-from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.popup import Chooser
-from trainctl.tui.dialogs.split_dialog import SplitDialog
+from trainctl.tui.dialogs.verb_dialog import dialog_of
 from trainctl.tui.state import event_text
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
@@ -33,11 +31,7 @@ def offer_undo(app: AppContext) -> None:
 def open_undo(app: AppContext, inverse: undo.Inverse) -> None:
     """The dialog of the command that undoes an event, filled."""
     form = _form(inverse, app.shown)
-    if form.verb == "rebalance":
-        made = _split_of(inverse, share_editor.opened(app.shown, app.selected))
-        app.push_screen(SplitDialog(form, made))
-    else:
-        app.push_screen(CommandDialog(form))
+    app.push_screen(dialog_of(form, app.shown, app.selected, inverse.order.args.get("shares")))
 
 
 def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
@@ -50,13 +44,6 @@ def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
         made = replace(made, fields=tuple(field for field in made.fields if field.name != "node"))
     remarks = (clean(inverse.says), *(clean(text) for text in inverse.remarks))
     return replace(made, title=f"undo: {made.title}", undoes=order.undoes, remarks=remarks)
-
-
-def _split_of(inverse: undo.Inverse, opened: Split) -> Split:
-    """The split dialog's shares, those from before the event proposed."""
-    wanted = dict(inverse.order.args["shares"])
-    shares = tuple(wanted.get(seat.node, seat.share) for seat in opened.seats)
-    return replace(opened, shares=shares) if sum(shares) == opened.total else opened
 
 
 def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:

@@ -10,6 +10,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.commands.verb_description import NoInverse
 from trainctl.tui.dialogs import clipboard, event_details, undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
@@ -170,7 +171,7 @@ class EventsScreen(RowsScreen[EventRow]):
         """What undoes the event now, or why nothing does."""
         try:
             return undo.of(event, self.owner.shown.run, self.events())
-        except undo.NoInverse as reason:
+        except NoInverse as reason:
             return str(reason)
 
     def action_details(self) -> None:

@@ -1,12 +1,13 @@
-"""Which events changed how fast the run is: pure."""
+"""What events changed: how fast the run is, and on which node. Pure."""
 
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import CommandApplied, MicroBatchChanged, NodeStateChanged, SharesChanged
+from trainctl.protocol.messages.verbs import Knob, knobs
 
-_VERBS = frozenset({"rebalance", "resize-batch", "set-global-batch", "drain", "admit"})
-PLAN_VERBS = _VERBS | {"set-lr"}
-"""What makes a new version of the plan, where it changes anything."""
+_OF_SPEED: frozenset[Knob] = frozenset({"shares", "micro-batch"})
+"""The settings that a step's length depends on."""
 
 
 def took_effect(event: m.Event) -> bool:
@@ -17,9 +18,20 @@ def took_effect(event: m.Event) -> bool:
 
 def changes_speed(event: m.Event) -> bool:
     """Whether it gave ranks other shares or micro-batches, by a command or by itself."""
-    return event.verb in _VERBS and took_effect(event)
+    return not _OF_SPEED.isdisjoint(knobs(event.verb)) and took_effect(event)
 
 
 def changed_step(events: Iterable[m.Event], run: str) -> int:
     """The step of the run's last such event; 0 where none is known."""
     return max((event.step or 0 for event in events if event.run == run and changes_speed(event)), default=0)
+
+
+def node_of(event: m.Event) -> str | None:
+    """The node that a command was for; None: the run, or it isn't known."""
+    match event.data:
+        case SharesChanged(node=node) | NodeStateChanged(node=node) | CommandApplied(node=node):
+            return node or None
+        case MicroBatchChanged(before=before) if len({node for node, _ in before}) == 1:
+            return before[0][0] or None
+        case _:
+            return None

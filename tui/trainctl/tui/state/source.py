@@ -12,6 +12,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
 from trainctl.protocol.client.cluster import Item, attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
 
 
 class Source(Protocol):
@@ -96,10 +97,11 @@ class ClusterSource:
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command to the agent that conducts, with two exceptions.
 
-        `promote` goes to the node's own agent. A command about an alert goes to the agent that raised it: a follower
-        raises alerts about its lead, and an agent without a run about its machine.
+        What the agent of a node carries out (`promote`) goes to that agent. A command about an alert goes to the agent
+        that raised it: a follower raises alerts about its lead, and an agent without a run about its machine.
         """
-        node = options.get("node") or "" if verb == "promote" else self._raiser(verb, args, options.get("node"))
+        to_node = verb in VERBS and VERBS[verb].to_node
+        node = options.get("node") or "" if to_node else self._raiser(verb, args, options.get("node"))
         address = self._addresses.get(node) if node else None
         if address is None or address == self._client.address:
             return self._client.command(verb, args, **options)
@@ -107,7 +109,8 @@ class ClusterSource:
 
     def _raiser(self, verb: str, args: dict[str, Any], node: str | None) -> str:
         """The node whose agent raised the alert that a command is about; empty for the conducting agent's or none."""
-        about = args.get("id") if verb == "acknowledge" else f"{args.get('kind')}:{node}" if verb == "mute" else None
+        kind = args_type(verb)
+        about = args.get("id") if kind is Acknowledge else f"{args.get('kind')}:{node}" if kind is Mute else None
         raisers = [at for at, ids in self._raised.items() if about in ids]
         return "" if self._main in raisers else next(iter(raisers), "")
 

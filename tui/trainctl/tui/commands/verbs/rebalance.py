@@ -1,0 +1,69 @@
+"""`rebalance`: who takes how many samples of the global batch."""
+
+from collections.abc import Sequence
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import SharesChanged
+from trainctl.tui.commands import shares
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
+from trainctl.tui.commands.verb_parts import moved
+from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import clean
+
+
+def _blocked(state: ViewState, fields: Sequence[FormField]) -> str:
+    alone = len(live_ranks(state.run)) < 2
+    return "one rank takes the whole batch: there is nothing to split" if alone else ""
+
+
+def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
+    try:
+        shares.meant(shares.seats_of(state), order.args)
+    except ValueError as error:
+        return clean(str(error))
+    return ""
+
+
+def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    seats = shares.seats_of(state)
+    wanted = shares.meant(seats, order.args)
+    if wanted is None:
+        return "own rates are not measured yet; the agent decides"
+    return moved(seats, seats, wanted, glyphs)
+
+
+def _undo(event: m.Event, run: m.RunView) -> Order:
+    had = event.data.before if isinstance(event.data, SharesChanged) else {}
+    before = {node: share for node, share in had.items() if share}
+    now: dict[str, int] = {}
+    for view in live_ranks(run):
+        now[view.node] = now.get(view.node, 0) + view.share
+    gone, come = before.keys() - now.keys(), now.keys() - before.keys()
+    if not before:
+        raise NoInverse("the former shares aren't known")
+    if gone or come:
+        who = ", ".join(sorted(gone or come))
+        raise NoInverse(f"{who} {'takes no part now' if gone else 'had no share then'}: rebalance deals anew")
+    if sum(before.values()) != run.global_batch:
+        raise NoInverse(f"those were shares of {sum(before.values())} samples, the batch has {run.global_batch} now")
+    if before == now:
+        raise NoInverse("the shares are those again already")
+    return Order("rebalance", {"shares": before})
+
+
+DESCRIPTION = VerbDescription(
+    "rebalance",
+    title="split of the global batch",
+    changes="who takes how many samples: speed only",
+    keeps="loss, global batch, learning rate, micro-batches",
+    blocked=_blocked,
+    refused=_refused,
+    preview=_preview,
+    undo=_undo,
+    against_plan=True,
+    dialog="split",
+    key=VerbKey("s", "split", "samples of each node", 20),
+)

@@ -1,0 +1,136 @@
+"""`resize-batch`: the micro-batch of a node."""
+
+import math
+from collections.abc import Sequence
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
+from trainctl.tui.commands.verb_parts import few, joined, no_node
+from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import clean
+
+
+def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+    views = list(live_ranks(state.run))
+    view = next((item for item in views if item.rank == rank), views[0] if views else None)
+    nodes = tuple(dict.fromkeys(item.node for item in views))
+    return (
+        FormField("node", "node", view.node if view else "", nodes),
+        FormField("micro", "micro-batch", str(view.micro_batch) if view else ""),
+    )
+
+
+def _views(order: Order, run: m.RunView) -> list[m.RankView]:
+    return [view for view in live_ranks(run) if order.node in (None, view.node)]
+
+
+def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
+    views = _views(order, run)
+    out = next((view for view in run.ranks if order.node in (None, view.node)), None)
+    if out is None:
+        return no_node(order, run)
+    if not views:
+        return f"{clean(out.node)} ({out.state}) runs no batch"
+    micro = int(order.args["micro"])
+    over = next((view for view in views if micro > view.share), None)
+    return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
+
+
+def _changes_nothing(order: Order, run: m.RunView) -> bool:
+    views = _views(order, run)
+    return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
+
+
+# ---------------------------------------------------------------- what it would do
+
+
+def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    micro = int(order.args["micro"])
+    seats = shares.seats_of(state)
+    parts = []
+    for seat in seats:
+        if order.node in (None, seat.node):
+            old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
+            parts.append(
+                f"{clean(seat.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(seat.node)} stays {old}"
+            )
+    micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
+    if all(
+        min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in zip(seats, micros, strict=True)
+    ):
+        return f"{few(parts)}; curve unchanged"
+    return joined(few(parts), *_resized(state, seats, micros, glyphs), "curve unchanged")
+
+
+def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
+    micro = max(min(micro, share), 1)
+    return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
+
+
+def _resized(
+    state: ViewState, seats: Sequence[shares.Seat], micros: Sequence[int], glyphs: Glyphs
+) -> tuple[str, str, str]:
+    """The step, the memory of the one node that changes, and whether all of it fits."""
+    counts = [seat.share for seat in seats]
+    then = [predictions.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
+    step = predictions.seconds_change(
+        shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow
+    )
+    changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
+    sizes = sorted({size for _, size in changed})
+    unknown = f"step time at micro {', '.join(map(str, sizes))} not measured yet"
+    memory = predictions.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
+    whole = predictions.fits(seats, counts, micros)
+    peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
+    return step or unknown, peak, whole
+
+
+# ---------------------------------------------------------------- undo
+
+
+def _undo(event: m.Event, run: m.RunView) -> Order:
+    if event.kind != "command":
+        raise NoInverse("the node was out of memory at that size; resize-batch sets another")
+    if not isinstance(event.data, MicroBatchChanged):
+        raise NoInverse("the former size isn't known")
+    pairs = event.data.before
+    before = dict(pairs)
+    if any(size != before[node] for node, size in pairs):
+        raise NoInverse("the ranks of one node had several sizes, and a command gives them one")
+    live = [view.node for view in live_ranks(run)]
+    if len(before) == 1:
+        node, size = next(iter(before.items()))
+        known = node or (live[0] if len(set(live)) == 1 else None)
+        return Order(DESCRIPTION.name, {"micro": size}, _taking_part(known, live))
+    if len(set(before.values())) > 1 or set(before) != set(live):
+        each = ", ".join(f"{name} {size}" for name, size in before.items())
+        raise NoInverse(f"no one command gives the nodes their former sizes again: {each}")
+    return Order(DESCRIPTION.name, {"micro": next(iter(before.values()))})
+
+
+def _taking_part(node: str | None, live: Sequence[str]) -> str:
+    if node is None:
+        raise NoInverse("the record doesn't say which node it was for")
+    if node not in live:
+        raise NoInverse(f"{node} takes no part now")
+    return node
+
+
+DESCRIPTION = VerbDescription(
+    "resize-batch",
+    title="resize micro-batch",
+    changes="samples a forward/backward pass: speed and memory",
+    keeps="loss, global batch, learning rate",
+    fields=_fields,
+    refused=_refused,
+    preview=_preview,
+    changes_nothing=_changes_nothing,
+    undo=_undo,
+    against_plan=True,
+    key=VerbKey("b", "batch", "micro-batch of a node", 10),
+)

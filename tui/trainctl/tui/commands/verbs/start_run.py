@@ -1,0 +1,35 @@
+"""`start-run`: a run begins, or is taken up again."""
+
+from trainctl.protocol import messages as m
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.verb_description import FormField, VerbDescription
+from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import clean
+
+
+def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
+    return (FormField("resume", "run to take up"),)
+
+
+def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
+    return f"{clean(run.name)} is {run.state}; there is one run at a time" if state.active else ""
+
+
+def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
+    resumed = order.args.get("resume")
+    if resumed is None:
+        return "a run from a run file"
+    return f"takes up {clean(resumed)} from its newest checkpoint or its ranks' state"
+
+
+DESCRIPTION = VerbDescription(
+    "start-run",
+    changes="a run begins or is taken up again",
+    keeps="other runs' records",
+    acts_on="new run",
+    fields=_fields,
+    refused=_refused,
+    preview=_preview,
+    undo="stop ends a run",
+)
