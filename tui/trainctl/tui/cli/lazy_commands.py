@@ -40,7 +40,7 @@ SUMMARIES = {
     "watch": "A line for each step and event as they come, until Ctrl-C.",
     "events": "What happened in a run: commands, checkpoints, faults.",
     "logs": "What a trainer wrote, or with --all what all of them did.",
-    "send": "Change something: trainctl send resize-batch micro=8",
+    "send": "Change something in a run; VERB --help says what it takes.",
     "promote": "Have another node conduct the run in the place of its lead.",
     "replay": "A run from its directory alone, in the same screens.",
     "export": "A table of a run: CSV, JSON lines or Parquet.",

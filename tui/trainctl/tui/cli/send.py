@@ -4,18 +4,38 @@ from typing import Annotated, Literal
 
 import typer
 
+from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.cli.verb_help import VerbCommand
 from trainctl.tui.commands import arguments, command, targets
 
 app = subcommands()
 
 
-@app.command(epilog=arguments.verbs_summary())
+def _verbs(incomplete: str) -> list[tuple[str, str]]:
+    return [(verb.name, verb.summary) for verb in VERBS.values() if verb.name.startswith(incomplete)]
+
+
+def _words(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What may follow, for the shell."""
+    given = [ctx.params["verb"], *(ctx.params.get("words") or ())]
+    if given[-1] == "=":  # bash makes three words of `name=value`
+        return [word.partition("=")[2] for word in arguments.next_words(given[:-2], f"{given[-2]}={incomplete}")]
+    return arguments.next_words(given, incomplete)
+
+
+@app.command(
+    cls=VerbCommand,
+    help=f"Change something: trainctl send {arguments.EXAMPLE}. VERB --help says what a verb takes and does.",
+    epilog=arguments.verbs_summary(),
+)
 def send(
     ctx: typer.Context,
-    verb: Annotated[str, typer.Argument(metavar="VERB", show_default=False)],
-    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
+    verb: Annotated[str, typer.Argument(metavar="VERB", show_default=False, autocompletion=_verbs)],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, autocompletion=_words)
+    ] = None,
     node: Annotated[str | None, typer.Option("--node", help="The node it is for.")] = None,
     run: Run = None,
     id_: Annotated[str | None, typer.Option("--id", metavar="UUID", help="Repeat a command: the same outcome.")] = None,
@@ -29,7 +49,6 @@ def send(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Change something: trainctl send resize-batch micro=8 --node studio."""
     at = where(ctx, connect, cluster)
     args = arguments.verb_args(verb, words or [], local=targets.is_local(at.addresses[0]))
     for name, text in (("--node", node), ("--run", run)):

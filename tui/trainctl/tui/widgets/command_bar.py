@@ -3,7 +3,7 @@
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.suggester import SuggestFromList
+from textual.suggester import Suggester
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
@@ -68,9 +68,8 @@ class CommandBar(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="keys", grow=True)
-        suggester = SuggestFromList(_starts(), case_sensitive=False)
         yield InputField(
-            id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=suggester
+            id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=_Completion()
         )
 
     def on_mount(self) -> None:
@@ -172,15 +171,11 @@ class CommandBar(Vertical):
             self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *forms.progress_line(progress, self._glyphs)))
 
 
-def _starts() -> list[str]:
-    """What a command may begin with: each verb up to its first argument."""
-    made = []
-    for verb in verbs.VERBS.values():
-        first = next(iter(verb.args.__struct_fields__), "")
-        if verb.args is verbs.Rebalance:
-            made.append(f"{verb.name} auto=true")
-        elif verb.needs_node:
-            made.append(f"{verb.name} --node ")
-        else:
-            made.append(f"{verb.name} {first}=" if first else verb.name)
-    return made
+class _Completion(Suggester):
+    """Proposes the verb, and then the words that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(use_cache=False, case_sensitive=True)
+
+    async def get_suggestion(self, value: str) -> str | None:
+        return arguments.completed(value)
