@@ -43,7 +43,7 @@ class Commands:
         elif isinstance(args, verbs.EditArgs):
             self._edit(command, settings, now)
         elif isinstance(args, verbs.BoundaryArgs):
-            self._beside_training(command)
+            self._beside_training(command, args)
         else:
             self._of_run(command, args, state)
 
@@ -76,12 +76,17 @@ class Commands:
         if self._state.durable.mode == "paused" and self._pipeline.is_still and self._state.stage == "formed":
             self._pipeline.hold_next_plan(now)
 
-    def _beside_training(self, command: d.Commanded) -> None:
-        ready = self._rendezvous.ready.values()
-        if isinstance(command.args, verbs.Evaluate) and any(not answer.held_out for answer in ready):
-            self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
-            return
-        self._pending.side[command.verb].append(command)
+    def _beside_training(self, command: d.Commanded, args: verbs.BoundaryArgs) -> None:
+        match args:
+            case verbs.Evaluate():
+                if any(not answer.held_out for answer in self._rendezvous.ready.values()):
+                    self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
+                else:
+                    self._pending.side["evaluate"].append(command)
+            case verbs.Checkpoint():
+                self._pending.side["checkpoint"].append(command)
+            case _ as missing:
+                assert_never(missing)
 
     # ------------------------------------------------------------ modes
 
