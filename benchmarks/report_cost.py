@@ -26,13 +26,13 @@ import zmq
 from numpy.typing import NDArray
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.base import Backend, Memory
 from trainctl.trainer.backends.host_memory import HostMemory
-from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset

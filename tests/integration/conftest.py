@@ -17,9 +17,9 @@ import pytest
 from tests.conftest import SHARED_PIDS, our_processes
 from tests.waiting import HANG_SECONDS, Patience, until
 
-from trainctl.node_agent.trainers import shim
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
 

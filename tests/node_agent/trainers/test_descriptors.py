@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent.trainers import shim
 from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 
 

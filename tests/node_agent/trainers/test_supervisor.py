@@ -14,9 +14,9 @@ import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.trainers import shim
 from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerSupervisor
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 
 STUBBORN = (

@@ -12,6 +12,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
@@ -26,7 +27,6 @@ from trainctl.trainer.common.errors import AbandonedError, GroupError, first_lin
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
-from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step import state_transfer

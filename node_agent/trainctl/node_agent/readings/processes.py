@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from trainctl.node_agent.trainers import shim
-from trainctl.protocol.machine import process_title
+from trainctl.protocol.machine import process_title, shim
 from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainctl.node_agent.trainers import shim
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 
 GRACE_SECONDS = 10.0

@@ -1,1 +1,1 @@
-"""Facts of this machine: hardware, installation, file digests, and adverts for discovery."""
+"""This machine: hardware, installation, file digests, adverts for discovery, and processes under a shim."""

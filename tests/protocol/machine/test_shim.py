@@ -17,7 +17,7 @@ import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.trainers import shim
+from trainctl.protocol.machine import shim
 
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 
@@ -28,7 +28,7 @@ class Kept:
     def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
         self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainctl.node_agent.trainers.shim", "--record", str(self.record),
+            [sys.executable, "-m", "trainctl.protocol.machine.shim", "--record", str(self.record),
              "--log", str(self.log), *options, "--", *command],
             env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The parent of a trainer: outlives the agent, and keeps in a file who the trainer is and how it ended.
 
-`python -m trainctl.node_agent.trainers.shim --record FILE --log FILE [--nice N] -- CMD...`. Standard library only (but
+`python -m trainctl.protocol.machine.shim --record FILE --log FILE [--nice N] -- CMD...`. Standard library only (but
 for its title), so that it stays small. It also keeps LOG from growing without end. FILE is written before CMD begins,
 so no trainer ever runs unknown: {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}, and at its end
 also {"exit_status" (negative: the signal), "ended_at"}. Times are Unix seconds; `start_time` is the system's own mark

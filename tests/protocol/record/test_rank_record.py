@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import open_for_reading, open_for_writing
-from trainctl.trainer.control.step_record import MetricsWriter
 
 
 def report(step: int) -> m.Report:
@@ -58,7 +58,7 @@ def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
 ) -> None:
     """A full disk is stood in for by another writer's lock: SQLite refuses both ways with an error at BEGIN or
     COMMIT."""
-    monkeypatch.setattr("trainctl.trainer.control.step_record._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("trainctl.protocol.record.rank_record._RETRY_SECONDS", 0.05)
     path = tmp_path / "rank-0.db"
     writer = MetricsWriter(path, "here")
     writer._connection.execute("PRAGMA busy_timeout=0")

@@ -1,6 +1,7 @@
 """A rank's record of its own steps: the loop appends a report, a thread of its own writes them to rank-R.db in
 groups."""
 
+import logging
 import sqlite3
 import threading
 from collections import deque
@@ -9,7 +10,8 @@ from pathlib import Path
 from trainctl.protocol.messages import Report
 from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
 from trainctl.protocol.wire.codec import encode
-from trainctl.trainer.common.logs import log
+
+log = logging.getLogger(__name__)
 
 _GROUP_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
