@@ -253,3 +253,18 @@ def test_a_log_is_bounded_where_its_end_cannot_be_kept(tmp_path: Path) -> None:
     log.with_name("rank-0.log.1.new").mkdir()  # as good as a disk without room
     shim.bound_log(log, 10)
     assert log.read_text() == ""
+
+
+class ProcBsdInfo(ctypes.Structure):
+    """As <sys/proc_info.h> of macOS declares it."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_uint32 * 12), ("comm", ctypes.c_char * 16), ("name", ctypes.c_char * 32),
+        ("more_numbers", ctypes.c_uint32 * 5), ("nice", ctypes.c_int32),
+        ("start_seconds", ctypes.c_uint64), ("start_microseconds", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+def test_the_start_time_stands_where_macos_puts_it() -> None:
+    made = ProcBsdInfo(start_seconds=1_800_000_000, start_microseconds=250_000)
+    assert shim._PROCESS_FACTS.unpack(bytes(made)) == (1_800_000_000, 250_000)

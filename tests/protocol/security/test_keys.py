@@ -209,3 +209,9 @@ def test_an_agent_that_hangs_is_not_taken_for_one_that_refuses() -> None:
     for at in (0.0, 3.0, 6.0):
         judged.take(zmq.EVENT_CONNECTED, 0, at)
         assert judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11, at + 2.0) is None
+
+
+@pytest.mark.parametrize(("host", "is_own"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False)])
+def test_a_host_is_own_if_a_socket_can_be_bound_there(host: str, is_own: bool) -> None:
+    assert keyring.is_own(host) is is_own
+    assert not keyring.is_own("no-such-host.invalid")

@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import stat
 import subprocess
@@ -14,8 +15,6 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Interface
 from pathlib import Path
-
-import psutil
 
 from trainctl.protocol import messages as m
 
@@ -36,6 +35,8 @@ _LID = Path("/proc/acpi/button/lid")
 
 def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m.Facts:
     """This machine's, now. Takes some 50 ms."""
+    import psutil  # the one part of protocol that needs it
+
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
     return m.Facts(
         rid=rid, node=node, received_at=received_at, version=installed_version("trainctl") or "",
@@ -102,6 +103,8 @@ def _lid_closed() -> bool | None:
 
 
 def _battery() -> tuple[bool | None, float] | None:
+    import psutil
+
     found = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return None if found is None else (None if found.power_plugged is None else not found.power_plugged, found.percent)
 
@@ -110,7 +113,7 @@ def _disk(folder: Path) -> tuple[int, int] | None:
     """Free and all bytes of the disk that a folder is on, or would be."""
     for place in (folder, *folder.parents):
         with contextlib.suppress(OSError):
-            usage = psutil.disk_usage(str(place))
+            usage = shutil.disk_usage(place)
             return usage.free, usage.total
     return None
 
@@ -123,6 +126,8 @@ def _key_files(folder: Path) -> Iterator[m.FileFacts]:
 
 
 def _interfaces() -> Iterator[m.InterfaceFacts]:
+    import psutil
+
     stats = psutil.net_if_stats()
     for name, entries in sorted(psutil.net_if_addrs().items()):
         addresses = tuple(

@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """Past this a log begins anew, and what it ended with is kept beside it, as LOG.1."""
 LOG_LOOK_SECONDS = 2.0
 _PIECE_BYTES = 1024 * 1024
+_PROCESS_FACTS = struct.Struct("=120xQQ")
+"""The end of macOS's `proc_bsdinfo`: seconds and microseconds at which a process began."""
 
 
 def main(argv: list[str]) -> int:
@@ -178,7 +181,7 @@ def start_time(pid: int) -> float | None:
     Raises OSError if this process has too many files open to tell.
     """
     if not sys.platform.startswith("linux"):
-        return _start_time_elsewhere(pid)
+        return _start_time_on_macos(pid)
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -190,14 +193,16 @@ def start_time(pid: int) -> float | None:
     return None if len(fields) < 20 or fields[0] in "ZXx" else float(fields[19])
 
 
-def _start_time_elsewhere(pid: int) -> float | None:
-    import psutil
+def _start_time_on_macos(pid: int) -> float | None:
+    import ctypes
 
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
+    buffer = ctypes.create_string_buffer(_PROCESS_FACTS.size)
+    # Flavor 3 is PROC_PIDTBSDINFO. It finds no zombie, and no process of another user.
+    size = ctypes.CDLL(None).proc_pidinfo(pid, 3, ctypes.c_uint64(0), buffer, _PROCESS_FACTS.size)
+    if size != _PROCESS_FACTS.size:
         return None
+    seconds, microseconds = _PROCESS_FACTS.unpack(buffer.raw)
+    return float(seconds + microseconds / 1e6)
 
 
 @functools.cache

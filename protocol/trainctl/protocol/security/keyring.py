@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.config import addresses, cluster_file
 from trainctl.protocol.config.addresses import check_public
@@ -74,15 +74,21 @@ class Keyring:
 
 
 def is_own(host: str) -> bool:
-    """Whether a host's name or IP address is this machine's."""
-    import psutil  # not for every client
-
-    own = {entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
+    """Whether a host's name or IP address is this machine's: a socket can be bound to no other."""
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
         return False
-    return bool(found & own)
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 _installed: Keyring | None = None
