@@ -6,6 +6,8 @@ import time
 import uuid
 
 import pytest
+from tests.integration.conftest import wait_for_end, wait_for_step
+from tests.tui.support.cli_calls import call
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
@@ -185,3 +187,19 @@ async def reached(pilot, condition) -> None:
 def test_a_command_not_applied_in_time_says_so(live):
     with live.client() as client, pytest.raises(ExpiredError):
         client.send("checkpoint", {}, timeout_seconds=0.0001)
+
+
+def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everywhere(agent, run_config):
+    why = "there are no held-out samples: data.held_out keeps none"
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000, data__held_out=0)}, wait="accepted")
+        run = wait_for_step(client, 1).run
+        assert (run.kind, run.verbs) == ("hosted", (("evaluate", why),))
+        assert client.runs().runs[0].kind == "hosted"
+        reply = client.send("evaluate", {})
+        assert (reply.state, reply.field, reply.reason) == ("rejected", "verb", why)
+        for wait in ("applied", "none"):
+            done = call("send", "evaluate", "--wait", wait, "--connect", agent.address)
+            assert done.returncode == 3 and f"evaluate rejected: {why}" in done.stderr.replace("verb: ", ""), done
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        wait_for_end(client)

@@ -24,5 +24,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Events are data: Event.data is one of a closed union of kinds; kind, text, before and after are gone from the"
         " wire. Command.undoes and Event.undoes say what a command takes back.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "Runs that other programs train: RunView.kind and RunSummary.kind, and RunView.verbs, which says why a run does"
+        " not take a verb.",
+    ),
 )
 """(version, date, what it added), oldest first."""

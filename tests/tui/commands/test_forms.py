@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
+from trainctl.tui.commands.precheck import refusal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -241,6 +242,21 @@ def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
     played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
     for verb in ("set-lr", "rebalance", "stop", "note"):
         assert c.form(verb, played).blocked == "a recording takes no commands"
+
+
+def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
+    assert FLEET.run is not None
+    offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
+    guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
+    expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",
+                "rebalance": "its trainer isn't ours"}  # fmt: skip
+    assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
+    told = {
+        text: refusal(command_line.parse(text), guest) for text in ("evaluate", "rebalance auto=true", "checkpoint")
+    }
+    assert [*told.values()] == ["no evaluation function was given", *["its trainer isn't ours"] * 2]
+    hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
+    assert [c.form(verb, hosted).blocked for verb in ("evaluate", "checkpoint")] == ["none held out", ""]
 
 
 @pytest.mark.parametrize("columns", [36, 46, 60])

@@ -229,7 +229,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
         started_at=started_at, directory=directory, lead=view.lead if view else "",
         nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),
-        last_step_at=last.committed_at if last else None,
+        last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
     )  # fmt: skip
 
 

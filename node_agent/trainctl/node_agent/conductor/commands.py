@@ -30,6 +30,8 @@ class Commands:
             self.refuse(command, "if_plan", f"the plan has moved on from {command.if_plan} to {settings.plan_version}")
         elif self._state.stage == "leaving":
             self.refuse(command, "run", f"the run is {state}")
+        elif command.verb in self.not_taken:
+            self.refuse(command, "verb", self.not_taken[command.verb])
         else:
             self._dispatch(command, settings, state, now)
 
@@ -76,13 +78,17 @@ class Commands:
         if self._state.durable.mode == "paused" and self._pipeline.is_still and self._state.stage == "formed":
             self._pipeline.hold_next_plan(now)
 
+    @property
+    def not_taken(self) -> dict[str, str]:
+        """The verbs that make no sense for this run, each with why."""
+        if any(not answer.held_out for answer in self._rendezvous.ready.values()):
+            return {"evaluate": "there are no held-out samples: data.held_out keeps none"}
+        return {}
+
     def _beside_training(self, command: d.Commanded, args: verbs.BoundaryArgs) -> None:
         match args:
             case verbs.Evaluate():
-                if any(not answer.held_out for answer in self._rendezvous.ready.values()):
-                    self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
-                else:
-                    self._pending.side["evaluate"].append(command)
+                self._pending.side["evaluate"].append(command)
             case verbs.Checkpoint():
                 self._pending.side["checkpoint"].append(command)
             case _ as missing:

@@ -137,6 +137,11 @@ class Conductor:
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
 
+    @property
+    def not_taken(self) -> dict[str, str]:
+        """The verbs that the run does not take, each with why."""
+        return self._commands.not_taken
+
     def silence_limit_seconds(self, rank: int) -> float:
         """How long a trainer may say nothing; the longest while it loads for the first time."""
         return self._restarts.silence_limit_seconds(rank)

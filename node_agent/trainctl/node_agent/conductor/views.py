@@ -19,7 +19,7 @@ def run_view(
         samples=next((answer.samples for answer in ready if answer is not None), None),
         cursor=conductor.progress.cursor, learning_rate=conductor.learning_rate, started_at=started_at, ranks=ranks,
         directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step, reason=conductor.reason,
-        mixed=conductor.is_mixed,
+        mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
 
-NO_COMMANDS = "a recording takes no commands"
+NO_RUNS = "an agent that plays a recording starts no run"
 
 
 class Played(Protocol):
@@ -84,8 +84,9 @@ class PlayedAgent:
 
     async def _answer(self, request: m.ClientRequest) -> m.AgentReply:
         if isinstance(request, m.Command):
-            run = self._played.live.view.run
-            return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=NO_COMMANDS, run=run)
+            view = self._played.live.view
+            why = view.why_not(request.verb) or NO_RUNS
+            return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=why, run=view.run)
         return await queries.reply(request, self)
 
     # ------------------------------------------------------------ what the handlers see

@@ -16,6 +16,7 @@ RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stop
 RankState = Literal[
     "starting", "ready", "run", "paused", "late", "hung", "lost", "rejoining", "draining", "drained", "failed", "done"
 ]
+RunKind = Literal["hosted", "guest", "exec"]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
 PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunState
+from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState
 from trainctl.protocol.messages.telemetry import Alerts, Event, HostReading, Live, RankStep, RunView, StepCommitted
 from trainctl.protocol.messages.trainer import FileDigest
 
@@ -94,6 +94,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()  # of its ranks
     last_step_at: float | None = None  # when the last step was committed
     stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
+    kind: RunKind = "hosted"
 
 
 class Runs(Reply, tag="runs", frozen=True):

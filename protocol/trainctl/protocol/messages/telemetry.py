@@ -11,6 +11,7 @@ from trainctl.protocol.messages.base import (
     Message,
     Name,
     RankState,
+    RunKind,
     RunState,
     Severity,
 )
@@ -31,6 +32,10 @@ class RankView(msgspec.Struct, frozen=True):
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
+
+
+AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})
+"""Verbs that the agent carries out itself, whatever the run takes."""
 
 
 class RunView(Message, tag="run-view", frozen=True):
@@ -57,8 +62,18 @@ class RunView(Message, tag="run-view", frozen=True):
     reason: str = ""  # of a failed or stopped run
     mixed: bool = False  # whether its live ranks are of unlike backends
     recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
+    kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
+    verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
     boot: str = ""
     seq: Count = 0
+
+    def why_not(self, verb: str) -> str:
+        """Why the run does not take a verb; empty if it does."""
+        if self.recording:
+            return "" if verb == "start-run" else "a recording takes no commands"
+        if verb in AGENT_VERBS:
+            return ""
+        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "its trainer isn't ours")
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):

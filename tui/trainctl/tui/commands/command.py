@@ -80,8 +80,13 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
 
 
 async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
-    """Nobody waits to be told that another agent should be asked: that is found out first."""
-    elsewhere = _receiver(await client.snapshot(0), order)
+    """Nobody waits to be told that another agent should be asked, or that the run takes no such command: both are
+    found out first. Raises RefusedError for the latter."""
+    seen = await client.snapshot(0)
+    is_meant = seen.run is not None and order.run in (None, seen.run.run)
+    if seen.run is not None and is_meant and (why := seen.run.why_not(order.verb)):
+        raise RefusedError(f"{order.verb} rejected: {why}")
+    elsewhere = _receiver(seen, order)
     if elsewhere is None:
         return await client.send(order.verb, dict(order.args), wait="none", **order.options)
     async with client_like(client, elsewhere) as other:

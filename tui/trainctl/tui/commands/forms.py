@@ -64,8 +64,8 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
     run = state.run
     if described.acts_on == "new run":
         return ""
-    if run is not None and run.recording:
-        return "a recording takes no commands"
+    if run is not None and (why := run.why_not(described.name)):
+        return clean(why)
     if state.active:
         return described.blocked(state, fields)
     if described.acts_on == "alerts":

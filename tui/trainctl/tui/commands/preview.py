@@ -5,7 +5,7 @@ from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Piece
+from trainctl.tui.text.styled_line import Piece, clean
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
@@ -28,6 +28,8 @@ def _refusal(order: Order, state: ViewState) -> str:
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
         return "there is no run to command" if described.acts_on in ("active run", "any run") else ""
+    if why := run.why_not(order.verb):
+        return clean(why)
     if described.acts_on == "active run" and not state.active:
         return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
     return described.refused(order, state, run)
