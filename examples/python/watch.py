@@ -71,8 +71,8 @@ async def recorded(client: Client, run: m.RunView, after_step: int) -> AsyncIter
 
 def step_line(step: m.StepCommitted) -> str:
     """Loss is in nats per token, the rate in tokens per second."""
-    rate = step.weight / step.step_seconds if step.step_seconds > 0 else 0.0
-    return f"step {step.step}  loss {step.loss:.4f}  {rate:,.0f} tokens/s"
+    loss = "n/a" if step.loss is None else f"{step.loss:.4f}"
+    return f"step {step.step}  loss {loss}  {step.tokens_per_second or 0.0:,.0f} tokens/s"
 
 
 def arguments() -> argparse.Namespace:

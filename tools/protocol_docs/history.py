@@ -28,7 +28,8 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         2,
         "2026-11-23",
         "Runs that other programs train: RunView.kind and RunSummary.kind, and RunView.verbs, which says why a run does"
-        " not take a verb.",
+        " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
+        " micro_batch, loss, grad_norm and weight.",
     ),
 )
 """(version, date, what it added), oldest first."""

@@ -49,7 +49,12 @@ class World:
         self.changes += [(self.now, change) for change in found]
 
     def step(
-        self, loss: float = 2.0, *, seconds: float = 1.0, grad_norm: float = 1.0, skipped: str | None = None
+        self,
+        loss: float | None = 2.0,
+        *,
+        seconds: float = 1.0,
+        grad_norm: float | None = 1.0,
+        skipped: str | None = None,
     ) -> None:
         self.now += seconds
         self.step_number += 1
@@ -121,6 +126,22 @@ def test_a_loss_that_is_no_number_is_told_at_once_and_is_over_after_twenty_that_
     assert world.told == ["raised nonfinite"]
     world.step()
     assert world.told == ["raised nonfinite", "cleared nonfinite"]
+
+
+def test_a_loss_that_is_not_given_raises_nothing_and_those_between_still_do() -> None:
+    world = World()
+    for number in range(240):
+        world.step(None if number % 4 else 2.0 + 0.01 * math.sin(number), grad_norm=None)
+    assert world.told == []
+    for _ in range(3):
+        world.step(None, grad_norm=None)
+        world.step(9.0, grad_norm=None)
+    assert world.told == ["raised loss-spike"]
+    world.step(None, grad_norm=math.nan)
+    assert world.told == ["raised loss-spike", "raised nonfinite"]
+    assert world.text("nonfinite").startswith("gradient norm is nan") and world.facts("nonfinite")[0].startswith(
+        "gradient"
+    )
 
 
 def test_an_overflow_now_and_then_is_nothing_and_three_are_told_of() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.node_agent.support import records
 from tests.prose_events import event as prose_event
@@ -93,6 +94,24 @@ def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
 
 def as_dict(step: m.StepCommitted) -> dict[str, Any]:
     return {name: getattr(step, name) for name in step.__struct_fields__}
+
+
+def test_what_a_guest_does_not_say_is_absent() -> None:
+    unsaid = {"loss": None, "weight": None, "learning_rate": None, "grad_norm": None, "cursor": None}
+    last = msgspec.structs.replace(records.step(1), **unsaid, global_batch=None)
+    rank = msgspec.structs.replace(RANK, share=None, micro_batch=None)
+    view = msgspec.structs.replace(
+        VIEW, kind="guest", steps=None, global_batch=None, cursor=None, learning_rate=None, ranks=(rank,)
+    )
+    part = msgspec.structs.replace(records.part(1), micro_batch=None)
+    found = said(snapshot(LiveRun(view, last, (part,), None), counted(last, part)))
+    names = {name for name, *_ in found}
+    assert not names & {
+        "trainctl_run_target_steps", "trainctl_run_cursor_samples", "trainctl_global_batch_samples", "trainctl_loss",
+        "trainctl_learning_rate", "trainctl_gradient_norm", "trainctl_share_samples", "trainctl_micro_batch_samples",
+        "trainctl_tokens_total",
+    }  # fmt: skip
+    assert found["trainctl_run_step", "run-1"] == 2 and found["trainctl_steps_total", "run-1"] == 1
 
 
 def test_what_is_not_known_is_absent() -> None:

@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.node_agent.support.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
 
@@ -45,6 +46,29 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
         assert state.evaluation == (3, 1002.0, 2.25, 512.0, 0.5)
         assert state.events == (said,)
         assert recorder.meta("name") == "demo" and recorder.meta("absent") is None
+
+
+def test_what_a_guest_does_not_say_stays_unsaid_and_is_no_nan(paths: RunPaths) -> None:
+    unsaid = {"weight": None, "learning_rate": None, "cursor": None, "global_batch": None}
+    silent = msgspec.structs.replace(step(1), loss=None, grad_norm=None, **unsaid)
+    broken = msgspec.structs.replace(step(2, loss=math.nan), grad_norm=math.inf)
+    its_part = msgspec.structs.replace(part(1), micro_batch=None)
+    with RunDb(paths) as recorder:
+        recorder.commit(silent, [its_part], 1000.0)
+        recorder.commit(broken, [part(2)], 1001.0)
+    with RecordReader(paths) as reader:
+        first, second = reader.steps()[0]
+        assert first == silent and reader.rank_steps(1) == (its_part,)
+        assert second.loss is not None and math.isnan(second.loss) and second.grad_norm == math.inf
+        found = {metric: reader.series(metric) for metric, (_, of_rank) in m.METRICS.items() if not of_rank}
+        assert reader.totals().weight == 3072.0
+    of_both = {"step_seconds", "tokens_total", "committed_at"}
+    of_second = {"learning_rate", "tokens_per_second", "loss_not_finite", "grad_norm_not_finite"}
+    assert {name: series.steps for name, series in found.items() if series.steps} == {
+        **dict.fromkeys(of_both, (1, 2)), **dict.fromkeys(of_second, (2,))
+    }  # fmt: skip
+    check_rollups(paths)
+    assert not [key for key in rollups(paths) if key[0] in ("loss", "grad_norm")]
 
 
 def test_committing_twice_changes_nothing(paths: RunPaths) -> None:

@@ -74,11 +74,13 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         " WHERE NOT s.retracted ORDER BY r.step",
     )
     for number, loss, norm, rate, seconds, weight in of_run:
-        speed = weight / seconds if seconds > 0 else None
+        speed = weight / seconds if weight is not None and seconds > 0 else None
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
         for name in ("loss", "grad_norm"):
             value = named[name]
-            named[f"{name}_not_finite"] = None if value is not None and math.isfinite(value) else 1.0
+            unsaid = isinstance(value, str)
+            named[name] = None if unsaid else value
+            named[f"{name}_not_finite"] = None if unsaid or (value is not None and math.isfinite(value)) else 1.0
         _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
     for number, rank, seconds, busy, tokens, wait, memory, peak, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}

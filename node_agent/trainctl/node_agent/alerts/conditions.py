@@ -37,7 +37,8 @@ def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
     def say() -> Said:
         held = f"{gigabytes(part.memory_bytes)} held after the step, " if part.memory_bytes is not None else ""
         replays = f", {part.replays} passes run again" if part.replays else ""
-        facts = (f"{held}micro-batch {part.micro_batch} of {part.samples} samples{replays}",)
+        size = f"micro-batch {part.micro_batch} of " if part.micro_batch is not None else ""
+        facts = (f"{held}{size}{part.samples} samples{replays}",)
         return Said(f"memory {percent:.0f} % of {gigabytes(cap)}", facts)
 
     bad, good = percent > table.memory_percent, percent < table.memory_clear_percent
@@ -79,9 +80,9 @@ def _silence(view: m.RankView, snapshot: RunSnapshot) -> Callable[[], Said]:
 
 def _say(state: str, why: str, view: m.RankView) -> Said:
     """How a rank is, and why."""
-    pid = f", pid {view.pid}" if view.pid is not None else ""
-    facts = (f"rank {view.rank}: {view.state}, share {view.share}, micro-batch {view.micro_batch}{pid}",)
-    return Said(f"{state}: {why}" if why else state, facts)
+    known = (("share", view.share), ("micro-batch", view.micro_batch), ("pid", view.pid))
+    facts = "".join(f", {name} {value}" for name, value in known if value is not None)
+    return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
 
 
 class StallWatch:

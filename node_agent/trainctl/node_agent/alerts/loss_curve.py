@@ -49,9 +49,9 @@ class LossWatch:
         """What is found at a committed step."""
         self._go_back_to(step.step)
         found = [self._nonfinite(step), self._skipped(step)]
-        if math.isfinite(step.loss):
+        if step.loss is not None and math.isfinite(step.loss):
             if len(self._losses) >= LEAST_STEPS:
-                found.append(self._spike(step))
+                found.append(self._spike(step, step.loss))
             self._losses.append((step.step, step.loss))
         return found
 
@@ -62,9 +62,10 @@ class LossWatch:
 
     @staticmethod
     def _nonfinite(step: m.StepCommitted) -> Finding:
-        bad = not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)) and step.skipped != "overflow"
-        what = f"loss is {step.loss}" if not math.isfinite(step.loss) else f"gradient norm is {step.grad_norm}"
-        what += f" at step {step.step:,}" + ("; the step is skipped" if step.skipped else "")
+        values = (("loss", step.loss), ("gradient norm", step.grad_norm))
+        found = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
+        bad = bool(found) and step.skipped != "overflow"
+        what = f"{''.join(found[:1])} at step {step.step:,}" + ("; the step is skipped" if step.skipped else "")
         return Finding("nonfinite", bad, not bad, lambda: Said(what, _facts(step)))
 
     def _skipped(self, step: m.StepCommitted) -> Finding:
@@ -75,14 +76,14 @@ class LossWatch:
         good = len(flags) >= CALM_STEPS and not any(flags[-CALM_STEPS:])
         return Finding("skipped", count >= self._table.skipped_steps, good, lambda: Said(text, _facts(step)))
 
-    def _spike(self, step: m.StepCommitted) -> Finding:
+    def _spike(self, step: m.StepCommitted, loss: float) -> Finding:
         table = self._table
         found = trend([loss for _, loss in self._losses])
         most = max(table.loss_spike_mads * found.scatter, table.loss_spike_percent / 100 * abs(found.expected))
-        above = step.loss - found.expected
+        above = loss - found.expected
 
         def say() -> Said:
-            text = f"loss {number(step.loss)} at step {step.step:,}, {number(found.expected)} by its trend"
+            text = f"loss {number(loss)} at step {step.step:,}, {number(found.expected)} by its trend"
             scatter = f"scatter of the last {WINDOW_STEPS} steps {number(found.scatter)}"
             return Said(text, (scatter, *_facts(step)))
 
@@ -90,7 +91,9 @@ class LossWatch:
 
 
 def _facts(step: m.StepCommitted) -> tuple[str, ...]:
-    return (
-        f"loss {number(step.loss)}, gradient norm {number(step.grad_norm)}",
-        f"learning rate {number(step.learning_rate)}, global batch {step.global_batch:,}, plan v{step.plan_version}",
-    )
+    """What is known of a step, in two lines."""
+    values = (("loss", step.loss), ("gradient norm", step.grad_norm))
+    settings = [] if step.learning_rate is None else [f"learning rate {number(step.learning_rate)}"]
+    settings += [] if step.global_batch is None else [f"global batch {step.global_batch:,}"]
+    made = ", ".join(f"{name} {number(value)}" for name, value in values if value is not None)
+    return (*([made] if made else []), ", ".join([*settings, f"plan v{step.plan_version}"]))

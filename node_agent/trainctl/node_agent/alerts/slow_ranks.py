@@ -52,8 +52,8 @@ class RankPace:
         self._best, self.plan = best, best.plan
 
     def add(self, part: m.RankStep) -> None:
-        if (part.micro_batch, part.samples) != self.plan:
-            self.plan, self._count = (part.micro_batch, part.samples), 0
+        if (plan := (part.micro_batch or 0, part.samples)) != self.plan:
+            self.plan, self._count = plan, 0
             self._recent.clear()
             if self._best is not None and not _is_like(self._best.plan, self.plan):
                 self._best = None

@@ -226,7 +226,8 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         pass  # damaged, or its directory was moved away: the db's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
-        steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
+        steps=view.steps if view else None,
+        last_loss=last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,
         started_at=started_at, directory=directory, lead=view.lead if view else "",
         nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",

@@ -8,6 +8,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.rollups import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
+from trainctl.protocol.record.schema import NOT_GIVEN
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]
@@ -152,8 +153,8 @@ def _insertion(table: str, row: Sequence[Any]) -> str:
 def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
     g = step.generation
     return (
-        step.step, g.term, g.n, step.committed_at, step.loss, _or_zero(step.weight), step.samples,
-        _or_zero(step.learning_rate), step.grad_norm, step.cursor, step.global_batch, step.plan_version,
+        step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), _or_zero(step.weight), step.samples,
+        _or_zero(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch, step.plan_version,
         _or_zero(step.step_seconds), _or_zero(step.tokens_total), step.skipped, 0,
     )  # fmt: skip
 
@@ -167,6 +168,12 @@ def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _or_zero(value: float) -> float:
-    """SQLite keeps NaN as NULL, which the columns of quantities that are always numbers refuse."""
+def _or_zero(value: float | None) -> float | None:
+    """SQLite keeps NaN as NULL, which in the columns of quantities that are always numbers means that none was
+    given."""
     return value if value == value else 0.0
+
+
+def _or_not_given(value: float | None) -> float | str:
+    """For the columns in which NULL is a NaN."""
+    return NOT_GIVEN if value is None else value

@@ -1,6 +1,7 @@
 """Makes a recording from a finished run's directory."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec
 
+T = TypeVar("T")
 _PAGE = 500
 LOG_CHARACTERS = 4000
 MOST_STEPS = 2000
@@ -35,7 +37,7 @@ def of_run(directory: Path) -> r.Recording:
     caps = [part.memory_cap_bytes for part in parts[-1] if part.memory_cap_bytes is not None]
     return r.Recording(
         version=r.VERSION, name=view.name, engine=view.engine, mixed=view.mixed, samples=view.samples,
-        global_batch=view.global_batch, memory_cap_bytes=min(caps, default=None),
+        global_batch=_given(view.global_batch), memory_cap_bytes=min(caps, default=None),
         ranks=tuple(_rank(rank, paths) for rank in sorted(view.ranks, key=lambda rank: rank.rank)),
         steps=tuple(_step(step, of_step) for step, of_step in zip(steps, parts, strict=True) if of_step),
         evaluations=held, events=events, machines=_machines(paths),
@@ -71,7 +73,8 @@ def _rank(rank: m.RankView, paths: RunPaths) -> r.RecordedRank:
 
 def _step(step: m.StepCommitted, parts: tuple[m.RankStep, ...]) -> r.Step:
     return r.Step(
-        round(step.loss, 6), round(step.grad_norm, 5), step.learning_rate, _us(step.step_seconds), step.plan_version,
+        round(_given(step.loss), 6), round(_given(step.grad_norm), 5), _given(step.learning_rate),
+        _us(step.step_seconds), step.plan_version,
         tuple(_part(part) for part in parts),
     )  # fmt: skip
 
@@ -79,11 +82,18 @@ def _step(step: m.StepCommitted, parts: tuple[m.RankStep, ...]) -> r.Step:
 def _part(part: m.RankStep) -> r.Part:
     phases = part.phases
     return r.Part(
-        rank=part.rank, samples=part.samples, micro_batch=part.micro_batch, tokens=round(part.tokens),
+        rank=part.rank, samples=part.samples, micro_batch=_given(part.micro_batch), tokens=round(part.tokens),
         step=_us(part.step_seconds), data=_us(phases.data), forward=_us(phases.forward),
         backward=_us(phases.backward), sync=_us(phases.sync), optimizer=_us(phases.optimizer), wait=_us(phases.wait),
         memory_bytes=part.peak_or_held_bytes,
     )  # fmt: skip
+
+
+def _given(value: T | None) -> T:
+    """A value that only hosted runs are sure to have."""
+    if value is None:
+        raise InvalidInputError("run", "its trainer isn't ours: a recording is made of a hosted run")
+    return value
 
 
 def _us(seconds: float) -> int:

@@ -219,7 +219,9 @@ class Player:
         self._recorder.commit(played_step.step, played_step.parts, at)
         self._last, self._parts = played_step.step, played_step.parts
         if played_step.held_out is not None:
-            self._recorder.evaluation(played_step.step.step, at, played_step.held_out, played_step.step.weight, 0.5)
+            self._recorder.evaluation(
+                played_step.step.step, at, played_step.held_out, played_step.step.weight or 0.0, 0.5
+            )
         before, after = self._view, self._make_view(played_step.step.step, at)
         self.agents[0].publish(played_step.step)
         for part in played_step.parts:

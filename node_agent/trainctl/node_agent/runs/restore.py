@@ -291,7 +291,10 @@ def _first_settings(config: RunFile) -> Settings:
 
 def _progress(state: LastState) -> Progress:
     last = state.step
-    return Progress(last.step, last.cursor, last.tokens_total, last.weight) if last is not None else Progress()
+    if last is None:
+        return Progress()
+    assert last.cursor is not None and last.weight is not None  # a hosted run's always are
+    return Progress(last.step, last.cursor, last.tokens_total, last.weight)
 
 
 def _kept(recorder: RunDb) -> Durable | None:

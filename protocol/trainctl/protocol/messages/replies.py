@@ -86,7 +86,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     name: str
     state: RunState
     step: Count
-    steps: Count
+    steps: Count | None  # total; None: not known
     last_loss: float | None
     started_at: float
     directory: str

@@ -20,14 +20,14 @@ from trainctl.protocol.messages.trainer import Phases
 
 
 class RankView(msgspec.Struct, frozen=True):
-    """One rank as the lead knows it."""
+    """One rank as the lead knows it. `share` and `micro_batch` are None where a guest did not give them."""
 
     rank: Count
     node: str
     state: RankState  # late: slow at its part; hung: silent, or gets on with nothing; draining: out when that is done
     since_at: float  # when it came to this state
-    share: Count  # samples of the global batch
-    micro_batch: Count
+    share: Count | None  # samples of the global batch
+    micro_batch: Count | None
     why: str = ""  # of a state that is not "run"
     backend: str | None = None
     device: str | None = None
@@ -39,7 +39,8 @@ AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})
 
 
 class RunView(Message, tag="run-view", frozen=True):
-    """One run as its lead knows it; published whenever it changes other than by a committed step."""
+    """One run as its lead knows it; published whenever it changes other than by a committed step. Only of a guest may
+    `steps`, `global_batch`, `cursor` and `learning_rate` be None: it did not give them."""
 
     run: Name
     name: str
@@ -48,12 +49,12 @@ class RunView(Message, tag="run-view", frozen=True):
     engine: str
     generation: Generation
     step: Count  # last committed
-    steps: Count  # total
+    steps: Count | None  # total
     plan_version: Count
-    global_batch: Count
+    global_batch: Count | None
     samples: Count | None  # N of one epoch, None until a trainer is ready
-    cursor: Count
-    learning_rate: float
+    cursor: Count | None
+    learning_rate: float | None
     started_at: float
     ranks: tuple[RankView, ...]
     directory: str
@@ -77,19 +78,19 @@ class RunView(Message, tag="run-view", frozen=True):
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):
-    """The run has committed a step."""
+    """The run has committed a step. What a guest did not give of it is None."""
 
     run: Name
     generation: Generation
     step: Count
     committed_at: float
-    loss: float  # weighted mean, nats per unit of weight
-    weight: float  # tokens
+    loss: float | None  # weighted mean, nats per unit of weight
+    weight: float | None  # tokens
     samples: Count
-    learning_rate: float
-    grad_norm: float  # before clipping
-    cursor: Count  # first position after the step
-    global_batch: Count
+    learning_rate: float | None
+    grad_norm: float | None  # before clipping
+    cursor: Count | None  # first position after the step
+    global_batch: Count | None
     plan_version: Count
     step_seconds: float  # from the commit before it, pauses excluded
     tokens_total: float  # weight committed since the run began
@@ -99,12 +100,12 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of the step / its seconds; None if no time passed."""
-        return self.weight / self.step_seconds if self.step_seconds > 0 else None
+        """Tokens of the step / its seconds; None if no time passed, or they were not counted."""
+        return self.weight / self.step_seconds if self.weight is not None and self.step_seconds > 0 else None
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
-    """One rank's part of a committed step."""
+    """One rank's part of a committed step; `micro_batch` is None where a guest did not give it."""
 
     run: Name
     generation: Generation
@@ -113,7 +114,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
     node: str
     tokens: float  # weight of its share
     samples: Count
-    micro_batch: Count
+    micro_batch: Count | None
     replays: Count
     step_seconds: float
     phases: Phases

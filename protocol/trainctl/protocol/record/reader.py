@@ -233,7 +233,7 @@ class RecordReader:
     def _step(self, row: tuple[Any, ...]) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
-        fields["loss"], fields["grad_norm"] = _number(fields["loss"]), _number(fields["grad_norm"])
+        fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
         return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), **fields)
 
     def _rank_step(self, row: tuple[Any, ...]) -> m.RankStep:
@@ -285,6 +285,11 @@ def _reading(body: bytes) -> m.HostReading | None:
 def _number(value: float | None) -> float:
     """SQLite keeps a NaN as NULL."""
     return math.nan if value is None else value
+
+
+def _if_given(value: float | str | None) -> float | None:
+    """A loss or gradient norm."""
+    return None if isinstance(value, str) else _number(value)
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

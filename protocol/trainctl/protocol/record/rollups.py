@@ -44,8 +44,8 @@ AXIS_METRICS: Final = frozenset({"tokens_total", "committed_at"})
 WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_METRICS
 """Beside those, metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
-FINITE: Final = "value IS NOT NULL AND abs(value) < 1e300"
-"""Below where a sum of many would be infinite itself."""
+FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
+"""Given, and below where a sum of many would be infinite itself."""
 
 LIVE_RANK_STEPS: Final = (
     "rank_steps r JOIN steps s ON s.step = r.step AND s.term = r.term AND s.n = r.n AND NOT s.retracted"

@@ -14,16 +14,19 @@ from typing import Any, Final
 from trainctl.protocol.errors import InvalidInputError
 
 SCHEMA_VERSION: Final = 2
-"""Of what is written. 2: an event has its data; those of 1 have only words, and stay as they are."""
+"""Of what is written. 2: an event has its data, and what a guest did not say is NULL (but for NOT_GIVEN); the events of
+1 have only words, and stay as they are."""
 _ADDED: Final = {"events": ("data BLOB", "undoes TEXT"), "commands": ("undoes TEXT",)}
 """By table, the columns that a file of an older schema is given when it is opened for writing."""
+NOT_GIVEN: Final = ""
+"""Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
 
 _RANK_STEPS = """
 CREATE TABLE IF NOT EXISTS rank_steps (
   step INTEGER NOT NULL, rank INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL, node TEXT NOT NULL,
-  tokens REAL NOT NULL, samples INTEGER NOT NULL, micro_batch INTEGER NOT NULL, replays INTEGER NOT NULL,
+  tokens REAL NOT NULL, samples INTEGER NOT NULL, micro_batch INTEGER, replays INTEGER NOT NULL,
   step_seconds REAL NOT NULL, data_seconds REAL NOT NULL, forward_seconds REAL NOT NULL,
   backward_seconds REAL NOT NULL, sync_seconds REAL NOT NULL, optimizer_seconds REAL NOT NULL,
   wait_seconds REAL NOT NULL, memory_bytes INTEGER, memory_peak_bytes INTEGER, memory_cap_bytes INTEGER,
@@ -44,8 +47,8 @@ CREATE TABLE IF NOT EXISTS plans (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (
   step INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL, committed_at REAL NOT NULL,
-  loss REAL, weight REAL NOT NULL, samples INTEGER NOT NULL, learning_rate REAL NOT NULL, grad_norm REAL,
-  cursor INTEGER NOT NULL, global_batch INTEGER NOT NULL, plan_version INTEGER NOT NULL,
+  loss REAL, weight REAL, samples INTEGER NOT NULL, learning_rate REAL, grad_norm REAL,
+  cursor INTEGER, global_batch INTEGER, plan_version INTEGER NOT NULL,
   step_seconds REAL NOT NULL, tokens_total REAL NOT NULL, skipped TEXT,
   retracted INTEGER NOT NULL DEFAULT 0,    -- 1: only lost ranks had committed it; a redo follows
   PRIMARY KEY (step, term, n)

@@ -16,6 +16,7 @@ from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
+from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import clean
 from trainctl.tui.widgets.theme import THEMES
@@ -61,7 +62,7 @@ def farewell(state: md.ViewState, address: str) -> str:
     if not state.active or state.run is None:
         return f"detached; {again}"
     run = state.run
-    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
+    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {f.count(run.steps)}; {again}"
 
 
 def _leave_after_hangup(hung_up: threading.Event) -> None:

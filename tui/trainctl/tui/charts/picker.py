@@ -62,7 +62,7 @@ def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Pic
             made += [PickerEntry(Pick(name, rank), title, where) for rank, where in ranks.items()]
     for item in runs:
         if run is None or item.run != run.run:
-            words = f"{item.state} {item.step:,}/{item.steps:,}, loss {f.loss(item.last_loss)}"
+            words = f"{item.state} {item.step:,}/{f.count(item.steps)}, loss {f.loss(item.last_loss)}"
             made.append(PickerEntry(item.run, ln.clean(item.run), words))
     return tuple(made)
 

@@ -79,7 +79,7 @@ def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
         others = [_as_far(sources, run.run, other, view) for other in view.runs]
     newest = max([run.step, *others])
     live = sources.live and newest == run.step
-    return Extent(newest, run.steps if live else 0, live, columns, axis)
+    return Extent(newest, (run.steps or 0) if live else 0, live, columns, axis)
 
 
 def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:

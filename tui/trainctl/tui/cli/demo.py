@@ -92,6 +92,10 @@ def _farewell(state: "ViewState", address: str) -> str:
     return f"the demo is over ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
 
 
+def _rounded(step: m.StepCommitted | None) -> float | None:
+    return round(step.loss, 3) if step is not None and step.loss is not None else None
+
+
 def summary(view: m.RunView) -> dict[str, Any]:
     """The figures of a run from its record; those that no step gave are None. Raises InvalidInputError without one."""
     from trainctl.protocol.record.reader import RecordReader
@@ -101,7 +105,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
     tokens_per_second = None
     # The first step's seconds hold the model's warming up.
     if first is not None and sums.step_seconds > first.step_seconds:
-        tokens_per_second = (sums.weight - first.weight) / (sums.step_seconds - first.step_seconds)
+        tokens_per_second = (sums.weight - (first.weight or 0.0)) / (sums.step_seconds - first.step_seconds)
     nodes = [
         {
             "name": rank.node, "backend": rank.backend, "share": rank.share,
@@ -111,7 +115,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "run": view.run, "state": view.state, "steps": view.step,
-        "first_loss": round(first.loss, 3) if first else None, "last_loss": round(last.loss, 3) if last else None,
+        "first_loss": _rounded(first), "last_loss": _rounded(last),
         "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None, "nodes": nodes,
         "generation": str(view.generation), "engine": view.engine,
         "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1, "run_directory": view.directory,

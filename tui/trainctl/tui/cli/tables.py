@@ -32,7 +32,8 @@ def date_and_time(at: float) -> str:
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
     """`trainctl ls`."""
     rows = [
-        (run.run, f"{run.state}?" if run.stale else run.state, f"{run.step:,}/{run.steps:,}", fmt.loss(run.last_loss),
+        (run.run, f"{run.state}?" if run.stale else run.state, f"{run.step:,}/{fmt.count(run.steps)}",
+         fmt.loss(run.last_loss),
          run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
     ]  # fmt: skip
@@ -51,10 +52,10 @@ def status_text(
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
         f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
-        f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
+        f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"
         f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
-        f"plan       version {run.plan_version}  global batch {run.global_batch:,}  "
+        f"plan       version {run.plan_version}  global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         f"directory  {run.directory}",
         *machines,
@@ -90,7 +91,7 @@ def _alert_lines(told: m.Alerts | None) -> list[str]:
     ]
 
 
-def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:
+def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int | None) -> str:
     """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
     newest = {part.rank: part for part in parts}
     waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
@@ -130,12 +131,14 @@ def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str
     return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
 
 
-def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int) -> tuple[str, ...]:
+def _rank_row(
+    rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int | None
+) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device) if word)
-    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch else 0
+    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
-    share = fmt.percent(rank.share / global_batch if global_batch else None)
-    head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
+    share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)
+    head = (str(rank.rank), rank.node, rank.state, fmt.count(rank.share), share, micro)
     out = rank.state in rank_speed.SILENT_STATES
     why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
     if part is None or out:

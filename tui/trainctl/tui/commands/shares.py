@@ -43,19 +43,24 @@ class Seat:
 
 
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
-    """The run's live ranks, and after them those of a node that comes `back`, with what their last steps measured."""
+    """The run's live ranks that have a share, after them those of a node that comes `back`, and what their last steps
+    measured."""
     out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state in HELD_STATES]
     views = (*live_ranks(state.run), *out)
     known = paces(state, views)
     made = []
     for view in views:
+        if view.share is None:
+            continue
         seen = state.ranks.get(view.rank)
         step = seen.value if seen else None
         tried = {micro: trial.peak_bytes for (rank, micro), trial in state.tried.items() if rank == view.rank}
-        peaks = tried | ({step.micro_batch: step.peak_or_held_bytes} if step else {})
+        peaks = dict(tried)
+        if step is not None and step.micro_batch is not None:
+            peaks[step.micro_batch] = step.peak_or_held_bytes
         made.append(
             Seat(
-                view.node, view.share, max(view.micro_batch, 1), known.get(view.rank),
+                view.node, view.share, max(view.micro_batch or 0, 1), known.get(view.rank),
                 step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
                 step.peak_or_held_bytes if step else None, view.rank,
                 {micro: peak for micro, peak in peaks.items() if peak is not None},

@@ -22,9 +22,9 @@ def of_fleet(state: ViewState, row: Row | None) -> Values:
         made += [("node", row.view.node), *([("address", address)] if address else []), *rate, *pid, *why]
     if state.run is not None:
         made += [("run", state.run.run), ("directory", state.run.directory), ("step", str(state.run.step))]
-        last = state.last_step
-        if last is not None and math.isfinite(last.value.loss):
-            made.append(("loss", f"{last.value.loss:.6g}"))
+        loss = state.last_step.value.loss if state.last_step is not None else None
+        if loss is not None and math.isfinite(loss):
+            made.append(("loss", f"{loss:.6g}"))
     return tuple(made)
 
 

@@ -184,8 +184,8 @@ class ReplaySource:
             rid="",
             runs=(m.RunSummary(
                 run=view.run, name=view.name, state=view.state, step=step.step, steps=view.steps,
-                last_loss=step.loss if math.isfinite(step.loss) else None, started_at=view.started_at,
-                directory=str(self.paths.directory),
+                last_loss=step.loss if step.loss is not None and math.isfinite(step.loss) else None,
+                started_at=view.started_at, directory=str(self.paths.directory), kind=view.kind,
             ),),
         )  # fmt: skip
 

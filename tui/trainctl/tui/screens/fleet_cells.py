@@ -56,6 +56,8 @@ def device(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 def share(row: Row, glyphs: Glyphs, size: int) -> Line:
     count, whole = row.view.share, row.global_batch
+    if count is None:
+        return _na(f.NA)
     if not count or not whole:
         return line(str(count))
     words = f"{count:<2} {f.percent(count / whole)} ".ljust(7)

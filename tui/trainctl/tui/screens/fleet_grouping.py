@@ -59,8 +59,10 @@ def _node(members: Sequence[Row], is_open: bool) -> Row:
     slowest = max(working, key=lambda row: row.step.phases.busy if row.step else 0.0, default=members[0])
     worst = min(members, key=lambda row: _WORST_FIRST.index(row.view.state))
     rates = [row.own_rate for row in members if not row.out]
+    shares = [row.view.share for row in members if row.view.share is not None]
     view = msgspec.structs.replace(
-        members[0].view, state=worst.view.state, since_at=worst.view.since_at, share=sum(r.view.share for r in members),
+        members[0].view, state=worst.view.state, since_at=worst.view.since_at,
+        share=sum(shares) if len(shares) == len(members) else None,
         why=f"rank {worst.view.rank}: {worst.view.why}" if worst.view.why else "",
     )  # fmt: skip
     ages = [row.age for row in members if row.age is not None]

@@ -144,11 +144,13 @@ def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line
     """Sums over the ranks that take part: shares, own rates, peaks of memory."""
     assert state.run is not None
     ranks = state.run.ranks
-    live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share)
+    live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share != 0)
+    shares = [view.share for view in ranks if view.share is not None]
     memory = [row.step.peak_or_held_bytes if row.step else None for row in table if not row.out]
     known = [size for size in memory if size is not None]
     texts = {
-        "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}", "SHARE": str(sum(view.share for view in ranks)),
+        "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}",
+        "SHARE": str(sum(shares)) if len(shares) == len(ranks) else f.NA,
         "OWN T/S": f.rate(sum_of_own_rates(state)),
         "MEM GB": f.gigabytes(sum(known)) if known and len(known) == len(memory) else f.NA,
     }  # fmt: skip

@@ -94,12 +94,12 @@ def _progress(
     made = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
         line(Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))),
-        line(Piece(f"{run.step:,}/{run.steps:,}", "strong")),
+        line(Piece(f"{run.step:,}/{f.count(run.steps)}", "strong")),
         line(Piece(f.percent(done), "text")),
         _outlook(state, run, clock, brief=brief),
     ]
     if columns >= 100:
-        epoch = f"{run.cursor / run.samples:.2f}" if run.samples else f.NA
+        epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else f.NA
         made += [line(Piece("epoch ", "label"), epoch), line(Piece("plan ", "label"), f"v{run.plan_version}")]
     if columns >= 150:
         made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
@@ -156,7 +156,7 @@ def _ended(state: ViewState, clock: Clock) -> str:
 
 def remaining_seconds(state: ViewState) -> float | None:
     """Steps left times what a step takes lately."""
-    if state.run is None:
+    if state.run is None or state.run.steps is None:
         return None
     step = s.typical(state.lately("step_seconds"), 32)
     return None if step is None else max(state.run.steps - state.run.step, 0) * step
@@ -179,7 +179,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
     if columns >= 100:
         tokens = f.compact(step.tokens_total if step else None)
-        parts += [line(Piece("G ", "label"), f"{run.global_batch:,}"), line(Piece("tokens ", "label"), tokens)]
+        parts += [line(Piece("G ", "label"), f.count(run.global_batch)), line(Piece("tokens ", "label"), tokens)]
     return groups(parts, columns)
 
 
@@ -188,7 +188,7 @@ def _loss(state: ViewState) -> float | None:
     if state.last_step is None:
         return None
     last = state.last_step.value.loss
-    mean = s.lately(state.lately("loss"), LOSS_STEPS) if math.isfinite(last) else None
+    mean = s.lately(state.lately("loss"), LOSS_STEPS) if last is None or math.isfinite(last) else None
     return last if mean is None else mean
 
 

@@ -50,10 +50,10 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     """Its share of the batch, and how fast it is."""
     view, step = row.view, row.step
     whole = row.global_batch
-    part = view.share / whole if whole else 0.0
+    part = view.share / whole if whole and view.share is not None else None
     share = line(
-        Piece("share ", "label"), Piece(str(view.share), "strong"), f" of {whole} ",
-        f"{f.percent(part)} " if whole else "", share_bar(part, 12, glyphs),
+        Piece("share ", "label"), Piece(f.figure(view.share, "{}"), "strong"), f" of {f.figure(whole, '{}')} ",
+        f"{f.percent(part)} " if part is not None else "", share_bar(part or 0.0, 12, glyphs),
     )  # fmt: skip
     micro = c.micro(row, glyphs, 6)
     made = [

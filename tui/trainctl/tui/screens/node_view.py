@@ -103,7 +103,7 @@ def _phases(
 
 
 def _span(state: ViewState) -> tuple[int, int]:
-    step, steps = (state.run.step, state.run.steps) if state.run else (0, 0)
+    step, steps = (state.run.step, state.run.steps or state.run.step) if state.run else (0, 0)
     return page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
 
 

@@ -197,4 +197,4 @@ def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: in
 
 def _range(state: ViewState) -> tuple[int, int]:
     """First and last step of every chart: the whole run."""
-    return 1, window_end(state.run.step, state.run.steps) if state.run else 2
+    return 1, window_end(state.run.step, state.run.steps or 0) if state.run else 2

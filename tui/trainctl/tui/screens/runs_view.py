@@ -69,7 +69,7 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, gl
     texts = {
         "RUN": ln.clean(run.name),
         "STATE": (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else ""),
-        "STEPS": f"{run.step:,}/{run.steps:,}", "LOSS": f.loss(run.last_loss),
+        "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
         "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
     }  # fmt: skip

@@ -29,7 +29,7 @@ class Row:
     own_rate: float | None
     own_rates: s.Window
     waited: float | None  # of sync, for slower ranks; unknown where ranks report different steps
-    global_batch: int
+    global_batch: int | None
     slowest_seconds: float | None
     slow_phase: str = ""  # the others wait for this rank, and this phase makes them
     selected: bool = False
@@ -170,7 +170,8 @@ def efficiency(state: ViewState) -> float | None:
     """The fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has done
     a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
     ranks = state.run.ranks if state.run else ()
-    if state.run is None or sum(view.share for view in ranks) < state.run.global_batch:
+    whole = state.run.global_batch if state.run is not None else None
+    if whole is None or sum(view.share or 0 for view in ranks) < whole:
         return None
     live = _taking_part(state)
     own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "hung"]

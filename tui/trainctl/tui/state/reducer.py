@@ -225,7 +225,8 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     if step.generation >= run.generation:
         run = _with_step(run, step)
     names = ("loss", "grad_norm", "learning_rate", "step_seconds")
-    values: dict[SeriesKey, float] = {(name, None): getattr(step, name) for name in names}
+    found = {(name, None): getattr(step, name) for name in names}
+    values: dict[SeriesKey, float] = {key: value for key, value in found.items() if value is not None}
     if (rate := step.tokens_per_second) is not None:
         values["tokens_per_second", None] = rate
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
@@ -268,9 +269,11 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
 def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
     """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
-    if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
+    last = parts[-1] if parts else None
+    if not rates or last is None or last.micro_batch is None:
         return tried
-    last = parts[-1]
+    if len(tried) >= MAX_TRIED and (last.rank, last.micro_batch) not in tried:
+        return tried
     return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
 
 

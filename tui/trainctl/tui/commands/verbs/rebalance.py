@@ -40,7 +40,7 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
     before = {node: share for node, share in had.items() if share}
     now: dict[str, int] = {}
     for view in live_ranks(run):
-        now[view.node] = now.get(view.node, 0) + view.share
+        now[view.node] = now.get(view.node, 0) + (view.share or 0)
     gone, come = before.keys() - now.keys(), now.keys() - before.keys()
     if not before:
         raise NoInverse("the former shares aren't known")

@@ -21,7 +21,7 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     nodes = tuple(dict.fromkeys(item.node for item in views))
     return (
         FormField("node", "node", view.node if view else "", nodes),
-        FormField("micro", "micro-batch", str(view.micro_batch) if view else ""),
+        FormField("micro", "micro-batch", str(view.micro_batch or "") if view else ""),
     )
 
 
@@ -37,7 +37,7 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     if not views:
         return f"{clean(out.node)} ({out.state}) runs no batch"
     micro = int(order.args["micro"])
-    over = next((view for view in views if micro > view.share), None)
+    over = next((view for view in views if view.share is not None and micro > view.share), None)
     return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
 
 
@@ -52,6 +52,8 @@ def _changes_nothing(order: Order, run: m.RunView) -> bool:
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
     seats = shares.seats_of(state)
+    if not seats:
+        return f"micro-batch {micro}; curve unchanged"
     parts = []
     for seat in seats:
         if order.node in (None, seat.node):

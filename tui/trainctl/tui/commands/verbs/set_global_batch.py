@@ -9,11 +9,12 @@ from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDes
 from trainctl.tui.commands.verb_parts import joined, outcome
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    value = FormField("value", "samples a step", str(state.run.global_batch) if state.run else "")
+    value = FormField("value", "samples a step", str(state.run.global_batch or "") if state.run else "")
     return value, FormField("schedule", "schedule", "set", ("set", "scale"))
 
 
@@ -26,11 +27,11 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
     """The shares grow in proportion, as the agent makes them."""
     value, now = int(order.args["value"]), run.global_batch
     scaled = order.args.get("schedule") == "scale"
-    lr = f"lr {glyphs.times}{value / now:.3g}" if scaled else "lr as it is"
+    lr = f"lr {glyphs.times}{value / now:.3g}" if scaled and now else "lr scaled with it" if scaled else "lr as it is"
     seats = shares.seats_of(state)
     wanted = apportion(value, {index: float(seat.share) for index, seat in enumerate(seats)}) if seats else {}
     made = outcome(seats, seats, tuple(wanted.values()), glyphs) if seats else ()
-    return joined(f"G {now} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
+    return joined(f"G {f.figure(now, '{}')} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
 
 
 def _changes_nothing(order: Order, run: m.RunView) -> bool:

@@ -10,7 +10,8 @@ from trainctl.tui.text.glyphs import Glyphs
 
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    value = FormField("value", "learning rate", f.scientific(state.run.learning_rate) if state.run else "")
+    rate = state.run.learning_rate if state.run else None
+    value = FormField("value", "learning rate", f.scientific(rate) if rate is not None else "")
     return value, FormField("schedule", "schedule", "scale", ("scale", "set"))
 
 
@@ -24,6 +25,8 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 
 
 def _changes_nothing(order: Order, run: m.RunView) -> bool:
+    if run.learning_rate is None:
+        return False
     as_shown = float(f.scientific(run.learning_rate))
     is_same = order.args.get("value") in (run.learning_rate, as_shown)
     return is_same and order.args.get("schedule", "scale") == "scale"
