@@ -8,7 +8,7 @@ import uuid
 import pytest
 from tests.integration.conftest import wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
@@ -196,6 +196,8 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
         run = wait_for_step(client, 1).run
         assert (run.kind, run.verbs) == ("hosted", (("evaluate", why),))
         assert client.runs().runs[0].kind == "hosted"
+        (live,) = client.snapshot(0).runs
+        assert (live.run, live.state, live.kind, live.nodes) == (run.run, "running", "hosted", ("box",))
         reply = client.send("evaluate", {})
         assert (reply.state, reply.field, reply.reason) == ("rejected", "verb", why)
         for wait in ("applied", "none"):
@@ -203,3 +205,4 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
             assert done.returncode == 3 and f"evaluate rejected: {why}" in done.stderr.replace("verb: ", ""), done
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
+        until(lambda: client.snapshot(0).runs == (), what="a list of live runs without one that has ended")

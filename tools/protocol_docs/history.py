@@ -29,7 +29,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-23",
         "Runs that other programs train: RunView.kind and RunSummary.kind, and RunView.verbs, which says why a run does"
         " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
-        " micro_batch, loss, grad_norm and weight.",
+        " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
 )
 """(version, date, what it added), oldest first."""

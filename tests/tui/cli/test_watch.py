@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.cli_calls import DEADLINE_SECONDS, started
+from tests.tui.support.guests import step_of, view_of
 from tests.tui.support.scripted import Scripted, scripted
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.cli import watch
 
@@ -28,6 +30,7 @@ class Run:
     def __init__(self) -> None:
         self.steps, self.events = [STEP], [EVENT]
         self.agent: Scripted | None = None
+        self.asked: list[m.SnapshotRequest] = []
         self.is_attached = threading.Event()
 
     def answer(self, request: m.ClientRequest) -> list[Any]:
@@ -43,6 +46,8 @@ class Run:
             return [m.GapFill(rid="", complete=False, messages=())]
         if isinstance(request, m.AttendRequest):
             return [m.Viewers(rid="", viewers=())]
+        if isinstance(request, m.SnapshotRequest):
+            self.asked.append(request)
         view = msgspec.structs.replace(VIEW, step=self.steps[-1].step)
         return [self.agent.snapshot(run=view, last_step=self.steps[-1], events=tuple(self.events))]
 
@@ -78,6 +83,27 @@ def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixt
 def read(process: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(process.stdout.readline())
     return found
+
+
+def test_a_guest_beside_the_hosted_run_is_watched_only_by_its_id(watched: tuple[Run, Scripted]) -> None:
+    run, agent = watched
+    beside = msgspec.structs.replace(view_of(VIEW), run="notebook-1")
+    its_step = msgspec.structs.replace(step_of(STEP), run="notebook-1")
+    with started("watch", "--json", "--connect", agent.address) as process:
+        assert {read(process)["type"], read(process)["type"]} == {"run-view", "connection"}
+        agent.publish(beside)
+        agent.publish(its_step)
+        agent.publish(run.commit(122))
+        assert [(line["run"], line["step"]) for line in [read(process)]] == [(VIEW.run, 122)]
+    with BlockingClient(agent.address) as client:
+        attached = client.attach(0, "notebook-1")
+        found = next(item for item in attached if isinstance(item, m.Snapshot))
+        assert run.asked[-1].run == "notebook-1" and found.run is not None
+        agent.publish(beside)
+        agent.publish(its_step)
+        heard = [next(item for item in attached if isinstance(item, m.RunView | m.StepCommitted)) for _ in range(2)]
+        assert [(item.run, getattr(item, "loss", None)) for item in heard] == [("notebook-1", None)] * 2
+        attached.close()  # type: ignore[attr-defined]
 
 
 def test_a_line_for_all_that_happens_and_for_a_restart_of_the_agent(watched: tuple[Run, Scripted]) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tui.support.guests import view_of
 from tests.tui.support.recorded import (
     BOOT,
     CLOCK,
@@ -221,3 +222,16 @@ def test_memory_is_bounded_over_a_long_run() -> None:
     assert all(len(window) <= 512 for window in state.windows.values())
     assert state.lately("loss").bucket_steps == 1
     assert len(state.windows) < 20
+
+
+def test_a_guest_takes_the_screen_only_from_a_run_that_has_ended() -> None:
+    shown = run_view(1)
+    state = reducer.apply(md.ViewState(), snapshot(shown), CLOCK.at_monotonic)
+    beside = msgspec.structs.replace(view_of(run_view(3)), run="notebook-1", seq=1)
+    state = reducer.apply(state, beside, CLOCK.at_monotonic)
+    assert state.run == shown
+    over = msgspec.structs.replace(shown, state="finished", seq=2)
+    state = reducer.apply(reducer.apply(state, over, CLOCK.at_monotonic), msgspec.structs.replace(beside, seq=3), 0.0)
+    assert state.run is not None and state.run.run == "notebook-1"
+    hosted = msgspec.structs.replace(shown, run="demo-2", seq=4)
+    assert reducer.apply(state, hosted, CLOCK.at_monotonic).run == hosted

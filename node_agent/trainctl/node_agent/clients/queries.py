@@ -53,6 +53,7 @@ class QuerySource(Protocol):
     def peer_views(self) -> tuple[m.PeerView, ...]: ...
     def address_of(self, node: str) -> str | None: ...
     def live_run(self, directory: Path) -> LiveRun | None: ...
+    def live_runs(self) -> tuple[LiveRun, ...]: ...
     def run_directory(self, run: str | None) -> Path | None: ...
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
@@ -159,6 +160,7 @@ def _snapshot_of(
     return m.Snapshot(
         rid=request.rid, boot=boot, seq=seq, at=source.now(), node=source.node_view(), run=view, last_step=last,
         rank_steps=parts, events=events, series=series, peers=source.peer_views(),
+        runs=tuple(_live_summary(one) for one in source.live_runs()),
     )  # fmt: skip
 
 
@@ -226,12 +228,29 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         pass  # damaged, or its directory was moved away: the db's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
-        steps=view.steps if view else None,
-        last_loss=last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,
-        started_at=started_at, directory=directory, lead=view.lead if view else "",
-        nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),
+        steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
+        lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
     )  # fmt: skip
+
+
+def _live_summary(live: LiveRun) -> m.RunSummary:
+    """The same of what the agent has in memory."""
+    view, last = live.view, live.last_step
+    return m.RunSummary(
+        run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
+        started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
+        last_step_at=last.committed_at if last else None, kind=view.kind,
+    )  # fmt: skip
+
+
+def _nodes(view: m.RunView) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank.node for rank in view.ranks))
+
+
+def _last_loss(last: m.StepCommitted | None) -> float | None:
+    loss = last.loss if last is not None else None
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 async def _events(request: m.EventsRequest, source: QuerySource) -> m.Events:

@@ -67,13 +67,14 @@ class QueryContext:
 
     def live_run(self, directory: Path) -> LiveRun | None:
         """The run in a directory as it is now, None if it isn't active."""
-        session, followed = self._lead.session, self._follower.followed
-        if session is not None and session.paths.directory == directory:
-            parts = tuple(session.rank_steps.values())
-            return LiveRun(session.view, session.last_step, parts, self._alerts.view)
-        if followed is not None and followed.paths.directory == directory:
-            return LiveRun(followed.look(), None, (), self._alerts.view)
-        return None
+        return next((live for live in self.live_runs() if Path(live.view.directory) == directory), None)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """All runs that are active here, the hosted one first."""
+        session, followed, alerts = self._lead.session, self._follower.followed, self._alerts.view
+        if session is not None:
+            return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts),)
+        return (LiveRun(followed.look(), None, (), alerts),) if followed is not None else ()
 
     def run_directory(self, run: str | None) -> Path | None:
         """Of a run by its id; of the active run, or else the newest, for None."""

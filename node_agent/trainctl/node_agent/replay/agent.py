@@ -117,6 +117,9 @@ class PlayedAgent:
             return None
         return self._played.live._replace(alerts=self.alerts())
 
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return (self._played.live,)
+
     def run_directory(self, run: str | None) -> Path | None:
         directory = self._played.paths.directory
         return directory if run in (None, directory.name) else None

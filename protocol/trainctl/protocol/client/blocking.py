@@ -70,9 +70,11 @@ class BlockingClient:
         """As `Client.command`."""
         return self._iterate(self._client.command(verb, args, **options))
 
-    def attach(self, columns: int = 120) -> Iterator[m.Snapshot | m.Live | m.Heartbeat | Connection]:
+    def attach(
+        self, columns: int = 120, run: str | None = None
+    ) -> Iterator[m.Snapshot | m.Live | m.Heartbeat | Connection]:
         """As `Client.attach`."""
-        return self._iterate(self._client.attach(columns))
+        return self._iterate(self._client.attach(columns, run))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)

@@ -250,18 +250,20 @@ class Client:
 
     # ------------------------------------------------------------ live
 
-    async def attach(self, columns: int = 120) -> AsyncGenerator[Attached, None]:
+    async def attach(self, columns: int = 120, run: str | None = None) -> AsyncGenerator[Attached, None]:
         """A snapshot, then every live message after it in order, and how the line is whenever that changes.
 
+        The snapshot is of `run` (default: the active hosted one, or the newest). Several runs can be live on an agent:
+        live messages are of all of them, and name theirs.
         A fresh Snapshot follows an agent's restart or a gap too old to fill. Never raises for a lost agent (it says
         `silent` and keeps trying); raises VersionError for one of another protocol version.
         """
-        async with contextlib.aclosing(self.attach_at_once(columns)) as batches:
+        async with contextlib.aclosing(self.attach_at_once(columns, run)) as batches:
             async for batch in batches:
                 for item in batch:
                     yield item
 
-    async def attach_at_once(self, columns: int = 120) -> AsyncGenerator[list[Attached], None]:
+    async def attach_at_once(self, columns: int = 120, run: str | None = None) -> AsyncGenerator[list[Attached], None]:
         """As `attach`, but each time all that has come: one by one, many messages a second cost much."""
         yield [Connection("connecting", time.monotonic())]
         while True:
@@ -277,7 +279,7 @@ class Client:
             live = LiveQueue(self._context, snapshot.node.live_address, self._credentials)
             try:
                 # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
-                snapshot = await self.snapshot(columns)
+                snapshot = await self.snapshot(columns, run)
                 yield [Connection("connected", time.monotonic()), snapshot]
                 async for batch in self._deltas(Attachment(snapshot), live):
                     yield batch

@@ -103,6 +103,7 @@ class _Cluster:
         if isinstance(item, m.Snapshot):
             self._meet(watch.address, item)
         view = item.run if isinstance(item, m.Snapshot) else item if isinstance(item, m.RunView) else None
+        view = view if view is not None and view.kind == "hosted" else None  # a guest says nothing of who conducts
         if self._has_moved(watch.address, view):
             return []
         if is_main:

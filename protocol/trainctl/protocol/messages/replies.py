@@ -52,33 +52,6 @@ class PeerView(msgspec.Struct, frozen=True):
     key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
 
 
-class Snapshot(Reply, tag="snapshot", frozen=True):
-    """All a screen needs to open; live messages at or below `seq` are already in it."""
-
-    boot: str
-    seq: Count
-    at: float
-    node: NodeView
-    run: RunView | None
-    last_step: StepCommitted | None
-    rank_steps: tuple[RankStep, ...]
-    events: tuple[Event, ...]  # newest 100, oldest first
-    series: tuple[Series, ...]
-    peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
-    alerts: Alerts | None = None  # open ones; None: of a run that was named and isn't active
-
-
-class History(Reply, tag="history", frozen=True):
-    series: tuple[Series, ...]
-
-
-class GapFill(Reply, tag="gap-fill", frozen=True):
-    """`complete` is False when some are no longer kept: attach again."""
-
-    complete: bool
-    messages: tuple[Live, ...]
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """One line of `trainctl ls`."""
 
@@ -95,6 +68,34 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_step_at: float | None = None  # when the last step was committed
     stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
     kind: RunKind = "hosted"
+
+
+class Snapshot(Reply, tag="snapshot", frozen=True):
+    """All a screen needs to open; live messages at or below `seq` are already in it."""
+
+    boot: str
+    seq: Count
+    at: float
+    node: NodeView
+    run: RunView | None
+    last_step: StepCommitted | None
+    rank_steps: tuple[RankStep, ...]
+    events: tuple[Event, ...]  # newest 100, oldest first
+    series: tuple[Series, ...]
+    peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
+    alerts: Alerts | None = None  # open ones; None: of a run that was named and isn't active
+    runs: tuple[RunSummary, ...] = ()  # all that are live on this agent, the hosted one first
+
+
+class History(Reply, tag="history", frozen=True):
+    series: tuple[Series, ...]
+
+
+class GapFill(Reply, tag="gap-fill", frozen=True):
+    """`complete` is False when some are no longer kept: attach again."""
+
+    complete: bool
+    messages: tuple[Live, ...]
 
 
 class Runs(Reply, tag="runs", frozen=True):

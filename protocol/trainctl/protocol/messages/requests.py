@@ -18,7 +18,7 @@ class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unkno
     """State and history at a resolution; the first half of an attach."""
 
     columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
-    run: str | None = None  # None: the active run, or else the newest
+    run: str | None = None  # None: the active run (of several the hosted one), or else the newest
 
 
 class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):

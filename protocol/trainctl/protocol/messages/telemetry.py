@@ -5,6 +5,7 @@ import msgspec
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.base import (
+    ACTIVE_RUN_STATES,
     CommandState,
     Count,
     Generation,
@@ -67,6 +68,10 @@ class RunView(Message, tag="run-view", frozen=True):
     verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
     boot: str = ""
     seq: Count = 0
+
+    def takes_over(self, shown: "RunView") -> bool:
+        """Whether who watches `shown`, and has chosen no run, goes on with this one."""
+        return self.state in ACTIVE_RUN_STATES and (self.kind == "hosted" or shown.state not in ACTIVE_RUN_STATES)
 
     def why_not(self, verb: str) -> str:
         """Why the run does not take a verb; empty if it does."""

@@ -61,6 +61,10 @@ class RunCursor:
     def ended(self) -> bool:
         return self.state is not None and self.state not in m.ACTIVE_RUN_STATES
 
+    def gives_way_to(self, view: m.RunView) -> bool:
+        """Whether another run is followed from here on: a guest only once this one has ended."""
+        return view.run != self.run and (view.kind == "hosted" or self.state not in m.ACTIVE_RUN_STATES)
+
     def skip_to(self, snapshot: m.Snapshot) -> None:
         """Count everything in the snapshot as shown."""
         if snapshot.last_step is not None:
@@ -105,7 +109,7 @@ async def lines(
                     place = RunCursor(item.run.run)  # begun while nobody listened: all of it is news
                 news: list[Line] = [*await missed(client, place), *_own_view(place, item)]
             elif isinstance(item, m.StepCommitted | m.Event | m.RunView):
-                if run is None and isinstance(item, m.RunView) and item.run != place.run:
+                if run is None and isinstance(item, m.RunView) and place.gives_way_to(item):
                     place = RunCursor(item.run)
                 news = [item] if _concerns(item, place.run) and place.passes(item) else []
             elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts | m.NodeView):

@@ -202,8 +202,9 @@ def _ours(state: ViewState, run: str) -> bool:
 
 
 def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
-    """Another run that starts takes the screen; one that has ended elsewhere doesn't."""
-    if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
+    """Another run that starts takes the screen, a guest only from one that has ended; one that has ended elsewhere
+    doesn't."""
+    if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
         return replace(
             state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
             slow=None, tried=_frozen({}), windows=_frozen({}), recent=_frozen({}), values=object(),
