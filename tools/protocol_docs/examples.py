@@ -52,7 +52,8 @@ _VIEW = m.RunView(
     run=_RUN, name="sft-1b", state="running", lead="studio", engine="gloo", generation=_GENERATION, step=121,
     steps=60_000, plan_version=3, global_batch=24, samples=81_920, cursor=2904, learning_rate=0.00162,
     started_at=_AT - 400, ranks=(_RANK,), directory=f"/var/lib/trainctl/studio/runs/{_RUN}", eval_loss=1.903,
-    eval_step=100, boot=_BOOT, seq=901,
+    eval_step=100, policies=(m.PolicyView("out-of-memory", "on"), m.PolicyView("first-shares", "advise")), boot=_BOOT,
+    seq=901,
 )  # fmt: skip
 _STEP = m.StepCommitted(
     run=_RUN, generation=_GENERATION, step=121, committed_at=_AT, loss=2.15, weight=3072.0, samples=24,
@@ -91,6 +92,12 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.LeadChanged(before="studio", after="mbp", term=2),
     events.RunStateChanged(before="running", after="paused"),
     events.NodeStateChanged(node="mbp", before="lost", after="drained"),
+    events.PolicyModeChanged(name="first-shares", before="on", after="advise", cause="anna sent rebalance"),
+    events.PolicyAdvised(
+        name="first-shares",
+        command="rebalance studio=16 mbp=8",
+        reason="initial shares by measured samples per second: studio 210/s, mbp 104/s",
+    ),
     events.CommandApplied(node="mbp", result="started again, and joins when it has loaded"),
     events.CommandFailed(reason="99 is over studio's share of 16 samples", field="micro", node="studio"),
     events.NoteWritten(text="the fan of mbp is loud"),

@@ -96,6 +96,7 @@ class Simulation:
         self.sent: dict[str, d.Commanded] = {}
         self.started = False
         self.promotions = 0
+        self.proposed: list[d.Proposed] = []
         self.lacking = ""  # what is missing for a majority of nodes
         self._copies: deque[Copy] = deque(maxlen=40)  # what the followers' records may hold, the newest last
         self._taken = 0  # the newest plan that a rank has been given by its agent, which had journaled it
@@ -182,6 +183,8 @@ class Simulation:
                 ends = isinstance(decision.data, RunStateChanged) and decision.data.after
                 if ends == "failed" or "going back" in (ends or ""):
                     self.nobody_left = not self._standing()
+            case d.Proposed():
+                self.proposed.append(decision)
             case d.Ended():
                 self.ended = decision
 
@@ -306,6 +309,14 @@ class Simulation:
         self.feed(self.sent[id])
         return id
 
+    def _take_proposed(self) -> None:
+        """A policy's command, as the agent's journal takes it: the same id is taken once."""
+        proposed = self.proposed.pop(0)
+        if proposed.id not in self.sent:
+            command = d.Commanded(**dataclasses.asdict(proposed) | {"args": proposed.args}, expires=self.now + 60.0)
+            self.sent[proposed.id] = command
+            self.feed(command)
+
     # ------------------------------------------------------------ time and order
 
     def talk(self) -> "Simulation":
@@ -319,7 +330,7 @@ class Simulation:
 
     def choices(self) -> list[Callable[[], None]]:
         """All that could happen next."""
-        found: list[Callable[[], None]] = []
+        found: list[Callable[[], None]] = [self._take_proposed] if self.proposed else []
         for rank in self.ranks.values():
             if rank.connected and rank.up:
                 found.append(lambda rank=rank: self.hear(rank))

@@ -8,6 +8,7 @@ import pytest
 import tomli_w
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.policies import PolicyTable
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 
 
@@ -141,6 +142,9 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.disk_free_percent", 7, "must be at most alerts.disk_clear_percent = 3"),
         ("alerts.disk_clear_percent", 101, " of at most 100"),
         ("alerts.silent_seconds", 1, " of at least 3"),
+        ("policy.first-shares.mode", "maybe", "'maybe' is none of off, advise, on"),
+        ("policy.first-shares.moode", "on", "there is no such field"),
+        ("policy.rebalnce", {"mode": "on"}, "'rebalnce' is none of out-of-memory, replays, first-shares"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),
         ("nodes.studio.priority", "low", "needs a whole number"),
@@ -195,8 +199,8 @@ def test_every_field_of_the_run_file_is_tried_above() -> None:
     marks = test_each_bad_field_is_named_with_its_file.pytestmark
     tried = {key for key, _, _ in next(mark for mark in marks if mark.name == "parametrize").args[1]}
     for table in msgspec.structs.fields(run_file.RunFile):
-        kind = run_file.NodeTable if table.name == "nodes" else table.type
-        prefix = "nodes.studio" if table.name == "nodes" else table.name
+        of_names = {"nodes": ("nodes.studio", run_file.NodeTable), "policy": ("policy.first-shares", PolicyTable)}
+        prefix, kind = of_names.get(table.name, (table.name, table.type))
         for field in msgspec.structs.fields(kind):
             assert f"{prefix}.{field.encode_name}" in tried
 

@@ -24,6 +24,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "note": {"text": "a warm day"},
     "acknowledge": {"id": "disk:mbp"},
     "mute": {"kind": "memory", "minutes": 30.0},
+    "autopilot": {"name": "first-shares", "mode": "off"},
 }
 
 

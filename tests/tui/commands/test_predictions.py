@@ -23,7 +23,7 @@ EXAMPLES = {
     "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate", "drain": "drain --node mbp",
     "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
     "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
-    "mute": "mute kind=memory minutes=30",
+    "mute": "mute kind=memory minutes=30", "autopilot": "autopilot name=first-shares mode=off",
 }  # fmt: skip
 
 

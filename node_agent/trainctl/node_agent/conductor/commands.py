@@ -5,6 +5,7 @@ from typing import assert_never
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import EXPIRED, Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import edits
@@ -17,8 +18,11 @@ from trainctl.protocol.messages import verbs
 class Commands:
     """Takes commands. The conductor looks for the next plan after each of them."""
 
-    def __init__(self, state: ConductorState, pending: Pending, pipeline: Pipeline, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self, state: ConductorState, pending: Pending, pipeline: Pipeline, rendezvous: Rendezvous, proposals: Proposals
+    ) -> None:
         self._state, self._pending, self._pipeline, self._rendezvous = state, pending, pipeline, rendezvous
+        self._proposals = proposals
         self.wants_new_generation = False  # a resumed run forms anew
 
     def take(self, command: d.Commanded, state: str, now: float) -> None:
@@ -61,6 +65,8 @@ class Commands:
                 self._resume(command, state)
             case verbs.Stop(checkpoint=checkpoint):
                 self._stop(command, checkpoint)
+            case verbs.Autopilot() as args:
+                self._proposals.set_mode(command, args)
             case _ as missing:
                 assert_never(missing)
 
@@ -75,6 +81,7 @@ class Commands:
             self.refuse(command, error.where, error.problem)
             return
         self._pending.staged.append(command)
+        self._proposals.yield_to(command)
         if self._state.durable.mode == "paused" and self._pipeline.is_still and self._state.stage == "formed":
             self._pipeline.hold_next_plan(now)
 

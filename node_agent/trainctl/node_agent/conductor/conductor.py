@@ -8,6 +8,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 from collections.abc import Collection
 from math import inf
 
+from trainctl.node_agent.autopilot.policy import Stepped
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
@@ -15,6 +16,7 @@ from trainctl.node_agent.conductor.failures import Failures
 from trainctl.node_agent.conductor.hangs import Hangs
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.regroup import Regroup
 from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
@@ -42,12 +44,12 @@ class Conductor:
         self._state = state = ConductorState(run, config, durable, progress)
         self._pending = Pending()
         self._pending.wants_pause = durable.mode == "paused"
-        self._rendezvous = Rendezvous(state, recent is not None)
-        self._pipeline = Pipeline(state, self._rendezvous, self._pending, recent or ())
-        self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous)
+        self._rendezvous, self._proposals = Rendezvous(state, recent is not None), Proposals(state)
+        self._pipeline = Pipeline(state, self._rendezvous, self._pending, self._proposals, recent or ())
+        self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous, self._proposals)
         self._shutdown = Shutdown(state, self._pending, self._rendezvous, recent is not None)
         self._stop_timeout = StopTimeout(state, self._pipeline.deadlines)
-        self._restarts = Restarts(state, self._rendezvous)
+        self._restarts = Restarts(state, self._rendezvous, self._proposals)
         deadlines = self._pipeline.deadlines
         self.hangs = Hangs(state, self._rendezvous, deadlines, self._restarts, self._shutdown)
         self._regroup = Regroup(state, self._rendezvous, self._pipeline, self._restarts)
@@ -230,9 +232,11 @@ class Conductor:
         if report.kind == "train":
             for rank in done.ranks:
                 self._restarts.stepped(rank)
+            if self.durable.mode == "running" and done.plan.finishes is None:
+                self._proposals.ask(Stepped(done.plan, done.reports, self._pipeline.rates.of(done.ranks)))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
-        failed = side_plans.conclude(self._state, self._pipeline.rates, done.plan, done.reports)
+        failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._commands.call_stop_off(failed)
         self._advance(now)

@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Literal
 
+import msgspec
+
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import event_prose, verbs
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages.events import AnyEvent, Change
 
 # ---------------------------------------------------------------- events in
 
@@ -23,6 +25,7 @@ class Commanded:
     if_plan: int | None
     expires: float  # by the conductor's clock
     again: bool = False  # journaled before a restart: what it asked for may have been begun
+    reason: str = ""  # why, if a policy sent it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,12 @@ Said = m.Ready | m.Alive | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed |
 Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Quorum | Ticked
 
 # ---------------------------------------------------------------- decisions out
+
+
+def caused(change: Change, why: str) -> Change:
+    """A change with the reason that no person's command gives; those without a place for one stay as they are."""
+    has_place = why and "cause" in type(change).__struct_fields__
+    return msgspec.structs.replace(change, cause=why) if has_place else change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +198,19 @@ class Happened:
 
 
 @dataclasses.dataclass(frozen=True)
+class Proposed:
+    """A policy sends a command: it is journaled and comes back as any other does."""
+
+    id: str  # the same for the same proposal against the same plan
+    verb: str
+    args: verbs.Args
+    by: str
+    node: str | None
+    if_plan: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Ended:
     """The run is over and no rank of it is left."""
 
@@ -197,5 +219,5 @@ class Ended:
 
 
 ToRanks = Tell | Start | Kill | Issue
-ToRecord = Persist | Commit | Retract | RankDone | Evaluated | Drifted | CommandEnded | Happened
+ToRecord = Persist | Commit | Retract | RankDone | Evaluated | Drifted | CommandEnded | Happened | Proposed
 Decision = ToRanks | ToRecord | Ended

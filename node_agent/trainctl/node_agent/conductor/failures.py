@@ -52,21 +52,21 @@ class Failures:
         again = self._restarts.was_hung_in_first_load(ended.rank)
         if at is None or at.ended or self._state.stage == "leaving" or not (spared or lost or again):
             if live and at is not None and not at.ended and self._state.stage != "leaving":
-                self._halve_if_short(ended)  # a run that goes back begins with it
+                self._look_for_memory_death(ended)  # a run that goes back begins with it
             self._shutdown.on_rank_ended(ended)
             return
-        self._halve_if_short(ended)
+        self._look_for_memory_death(ended)
         if spared:
             at.ended = True
             self._regroup.without(ended.rank, ended.why, now)
         self._restarts.ended(ended.rank, ended.why, now)
 
-    def _halve_if_short(self, ended: d.RankEnded) -> None:
-        """One that had loaded ran out of memory; what loading takes no micro-batch changes."""
+    def _look_for_memory_death(self, ended: d.RankEnded) -> None:
+        """Of one that had loaded: what loading takes, no micro-batch changes."""
         rank = ended.rank
         loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
         if ended.memory and not (loads and self._rendezvous.ranks[rank].ready is None):
-            self._restarts.halve(rank, ended.memory)
+            self._restarts.ran_out_of_memory(rank, ended.memory)
 
     def on_silent(self, silent: d.RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""

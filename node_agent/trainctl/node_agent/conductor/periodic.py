@@ -1,6 +1,7 @@
 """What the run file wants beside training, and at which boundary: it fills `Pending.scheduled`."""
 
 from trainctl.node_agent.conductor.pending import Pending
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol import messages as m
@@ -9,8 +10,8 @@ from trainctl.protocol import messages as m
 class PeriodicPlans:
     """First shares, periodic plans and the ending's, each once at its step, however often a fence undoes them."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
-        self._state, self._rendezvous, self._pending = state, rendezvous, pending
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals) -> None:
+        self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
         self._done: dict[str, int] = {}  # step of the last plan of each kind
         self._ending_scheduled = False
 
@@ -24,9 +25,7 @@ class PeriodicPlans:
 
     def schedule_first(self) -> None:
         """The measurement that those of a new run's shares come from which its file leaves open."""
-        is_new = self._state.progress.step == 0 and not self._state.durable.timed
-        is_timed = self._state.config.group.first_shares == "timed"
-        if is_new and is_timed and len(self._state.ranks_without_share()) > 1:
+        if self._proposals.is_pending("first-shares"):
             self._pending.scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:

@@ -8,12 +8,14 @@ from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent.autopilot.policy import Replayed
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.commits import Commits, Half
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
 from trainctl.node_agent.conductor.pending import EXPIRED, Pending
 from trainctl.node_agent.conductor.periodic import PeriodicPlans
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
@@ -32,11 +34,12 @@ class Pipeline:
     """Issues plans and takes what ranks say of them."""
 
     def __init__(
-        self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, recent: tuple[m.StepPlan, ...]
-    ) -> None:
+        self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals,
+        recent: tuple[m.StepPlan, ...],
+    ) -> None:  # fmt: skip
         """`recent`: the newest train plans of the record, oldest first."""
-        self._state, self._rendezvous, self._pending = state, rendezvous, pending
-        self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending), Rates()
+        self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
+        self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
         self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
@@ -163,7 +166,7 @@ class Pipeline:
                 self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._state.carry(command, step, edit.change)
+            self._state.carry(command, step, d.caused(edit.change, command.reason))
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._state.settings.global_batch:
@@ -185,7 +188,8 @@ class Pipeline:
         self.deadlines.stalls.done(report.rank, report.kind)
         if report.kind == "train":
             self._count(report)
-            self._note_replays(report, in_flight.plan)
+            if report.replays:
+                self._proposals.ask(Replayed(in_flight.plan, report))
         if in_flight.reports.keys() != in_flight.ranks:
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
@@ -196,19 +200,6 @@ class Pipeline:
     def _count(self, report: m.Report) -> None:
         if self._commits.count(report):
             self._rendezvous.failures = 0
-
-    def _note_replays(self, report: m.Report, plan: m.StepPlan) -> None:
-        """A rank that ran out of memory goes on with the micro-batch that fitted, whatever its share will be."""
-        setting = self._state.settings.ranks[report.rank]
-        if not report.replays or not 0 < report.micro_batch < setting.micro_batch:
-            return
-        smaller = msgspec.structs.replace(setting, micro_batch=report.micro_batch)
-        ranks = {**self._state.settings.ranks, report.rank: smaller}
-        self._state.persist(settings=self._state.settings.edited(ranks=ranks))
-        planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
-        pairs = ((setting.node, planned),), ((setting.node, report.micro_batch),)
-        change = e.MicroBatchChanged(*pairs, cause="out of memory, the micro-batch was run again")
-        self._state.happen(change, "warning", report.step, verb="resize-batch")
 
     # ------------------------------------------------------------ across generations
 

@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent.autopilot.policy import MemoryDeath
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
@@ -29,8 +31,8 @@ def backoff_seconds(tries: int) -> float:
 class Restarts:
     """The conductor tells it of deaths and of time; what becomes of the generation is the conductor's."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
-        self._state, self._rendezvous = state, rendezvous
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, proposals: Proposals) -> None:
+        self._state, self._rendezvous, self._proposals = state, rendezvous, proposals
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
         self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
@@ -57,16 +59,12 @@ class Restarts:
         change = msgspec.structs.replace(edit.change, cause=why, lost=label, refused=out == "failed")
         state.happen(change, "error", verb="rebalance")
 
-    def halve(self, rank: int, memory: str) -> None:
-        """It ran out of memory and died, and comes back with half its micro-batch. `memory`: what says so."""
+    def ran_out_of_memory(self, rank: int, memory: str) -> None:
+        """It died of that, and may come back with a smaller micro-batch. `memory`: what says so."""
         state = self._state
-        edit, label = share_edits.halve(state.settings, rank), state.settings.label(rank)
-        if edit.settings is state.settings:
-            state.happen(e.RankChanged((label,), "out-of-memory", memory), "error")
-            return
-        state.persist(settings=edit.settings)
-        change = msgspec.structs.replace(edit.change, cause=f"out of memory, {memory}")
-        state.happen(change, "warning", verb="resize-batch")
+        if share_edits.halve(state.settings, rank).settings is state.settings:
+            state.happen(e.RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
+        self._proposals.ask(MemoryDeath(rank, memory))
 
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or

@@ -3,27 +3,26 @@
 import math
 from collections.abc import Mapping
 
-import msgspec
-
+from trainctl.node_agent.autopilot.policy import Measured
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import probes
 from trainctl.node_agent.conductor.probes import Difference
+from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
-from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.messages import events as e
 
 Reports = Mapping[int, m.Report]
 
 
-def conclude(state: ConductorState, rates: Rates, plan: m.StepPlan, reports: Reports) -> str:
+def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> str:
     """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
     reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
     match plan.kind:
         case "measure":
-            measurement(state, rates, reports)
+            measurement(state, rates, proposals, reports)
         case "sync":
             levelling(state, plan, reports)
         case "evaluate":
@@ -35,24 +34,20 @@ def conclude(state: ConductorState, rates: Rates, plan: m.StepPlan, reports: Rep
     return ""
 
 
-def measurement(state: ConductorState, rates: Rates, reports: Reports) -> None:
-    """First shares of ranks without one in the run file, by what each managed alone; unchanged if one timed nothing."""
+def measurement(state: ConductorState, rates: Rates, proposals: Proposals, reports: Reports) -> None:
+    """What each rank managed alone, for the policy of first shares; they are unchanged if one timed nothing."""
     seen = {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
     state.keep(timed=True)
     if not all(0 < rate < math.inf for rate in seen.values()):
         state.persist()
+        by = f"{AUTHOR}first-shares"
         unknown = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
-        state.happen(e.SharesUnmeasured(tuple(unknown)), "warning")
+        state.happen(e.SharesUnmeasured(tuple(unknown)), "warning", by=by)
         return
     for rank, rate in seen.items():
         rates.measured(rank, rate)
-    shares = {rank: setting.share for rank, setting in state.settings.live.items()}
-    free = {rank: seen[rank] for rank in state.ranks_without_share() if rank in seen}
-    edit = share_edits.edit(state.settings, shares | apportion(sum(shares[rank] for rank in free), free))
-    state.persist(settings=edit.settings)
-    timed = ", ".join(f"{state.settings.label(rank)} {rate:,.3g}/s" for rank, rate in seen.items())
-    cause = f"initial shares by measured samples per second: {timed}"
-    state.happen(msgspec.structs.replace(edit.change, cause=cause), verb="rebalance")
+    proposals.ask(Measured(seen))
+    state.persist()  # also of a policy that has proposed nothing
 
 
 def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:

@@ -56,11 +56,6 @@ class ConductorState:
         """The ranks' nodes as a list in words, each once."""
         return ", ".join(dict.fromkeys(self.node(rank) for rank in ranks))
 
-    def ranks_without_share(self) -> list[int]:
-        """Live ranks whose share the run file leaves open."""
-        given = {name for name, table in self.config.nodes.items() if table.share is not None}
-        return [rank for rank, setting in self.settings.live.items() if setting.node not in given]
-
     def take(self) -> list[d.Decision]:
         """Hand out what was decided since the last time, in order."""
         taken, self._decisions = self._decisions, []

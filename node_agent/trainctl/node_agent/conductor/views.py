@@ -2,8 +2,10 @@
 
 import msgspec
 
+from trainctl.node_agent.autopilot.policy import mode_of
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import POLICIES
 
 
 def run_view(
@@ -20,6 +22,7 @@ def run_view(
         cursor=conductor.progress.cursor, learning_rate=conductor.learning_rate, started_at=started_at, ranks=ranks,
         directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step, reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
+        policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import AnyEvent
 
@@ -61,6 +62,14 @@ class Carried(msgspec.Struct, frozen=True):
     after: str = ""
 
 
+class PolicyState(msgspec.Struct, frozen=True):
+    """What a run keeps of one of its policies, whatever step it goes back to."""
+
+    mode: PolicyMode | None = None  # as commands left it; None: the run file's
+    memory: dict[str, float] = {}  # what the policy itself wants to know the next time
+    advised: str = ""  # the newest command that it advised, so that it does so once
+
+
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can go on from it."""
 
@@ -79,3 +88,4 @@ class Durable(msgspec.Struct, frozen=True):
     timed: bool = False  # the first shares have been measured
     retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to
+    policies: dict[str, PolicyState] = {}  # by name; none of a policy that stands as it began

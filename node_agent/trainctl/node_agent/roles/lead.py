@@ -234,7 +234,7 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        session = self.launch.session(opening, started_at, self.journal.end, self._ended.set)
+        session = self.launch.session(opening, started_at, self.journal.end, self._ended.set, self.journal.propose)
         self._role.turn(transitions.lead(self._role.now, session))
         self.last_run, self.superseded = session.run, ""
         self._db.set_run_state(session.run, "starting")

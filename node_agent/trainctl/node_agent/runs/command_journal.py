@@ -1,5 +1,6 @@
 """Commands: journaled before they are obeyed, obeyed once, answered twice (accepted, and how they ended)."""
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -47,14 +48,34 @@ class CommandJournal:
         self._db, self._answer = db, answer
         self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
+        self._reasons: dict[str, str] = {}  # of commands that policies have sent, until they are handed on
+        self._proposing: set[asyncio.Task[None]] = set()
 
     @property
     def session(self) -> Session | None:
         """The run that is conducted."""
         return self._conducting.session
 
+    def propose(self, proposed: d.Proposed) -> None:
+        """Take a policy's command as if a client had sent it, once what it follows from has been carried out."""
+        self._reasons[proposed.id] = proposed.reason
+        command = m.Command(
+            rid=proposed.by, id=proposed.id, verb=proposed.verb, args=msgspec.to_builtins(proposed.args),
+            by=proposed.by, node=proposed.node, if_plan=proposed.if_plan, issued_at=time.time(),
+        )  # fmt: skip
+        task = asyncio.get_running_loop().create_task(self._take_proposed(command))
+        self._proposing.add(task)
+        task.add_done_callback(self._proposing.discard)
+
+    async def _take_proposed(self, command: m.Command) -> None:
+        """A command that the disk doesn't take is proposed again, if it is still wanted."""
+        with contextlib.suppress(RefusedError):
+            await self.take(b"", command)
+        self._reasons.pop(command.id, None)
+
     async def take(self, identity: bytes, command: m.Command) -> None:
-        """One command from one client. The same id again gets the outcome that the first one had or will have."""
+        """One command from one client; of a policy's, whose identity is empty, nobody is told how it ended. The same
+        id again gets the outcome that the first one had or will have."""
         digest = digest_of(command)
         asker = _Asker(identity, command.rid)
         known = self._db.find(command.id)
@@ -78,7 +99,7 @@ class CommandJournal:
             await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
         row = self._db.find(command.id)
         if row is not None and row.is_open:
-            await self._answer(identity, row.reply(command.rid))
+            await self._say(identity, row.reply(command.rid))
 
     async def _obey(self, command: m.Command, args: verbs.AgentArgs) -> None:
         """Carry out what is for this agent itself."""
@@ -96,11 +117,11 @@ class CommandJournal:
         if known.digest != digest:
             reason = f"id {known.id} was used for another command ({known.verb})"
             reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
-            await self._answer(asker.identity, reply)
+            await self._say(asker.identity, reply)
             return
         if known.is_open:
             self._askers.setdefault(known.id, []).append(asker)
-        await self._answer(asker.identity, known.reply(asker.rid))
+        await self._say(asker.identity, known.reply(asker.rid))
 
     async def _conduct(self, command: m.Command, args: verbs.AnyArgs) -> None:
         session = self.session
@@ -117,7 +138,7 @@ class CommandJournal:
             raise InvalidInputError("run", f"no active run {command.run!r}; {session.run} is")
         expires = time.monotonic() + command.ttl_seconds
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
-        await session.feed(d.Commanded(*given, expires))
+        await session.feed(d.Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
 
     async def conduct_again(self, session: Session) -> None:
         """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
@@ -185,7 +206,11 @@ class CommandJournal:
         if settled is None:  # the disk has refused it so far
             return
         for asker in self._askers.pop(id, ()):
-            await self._answer(asker.identity, settled.reply(asker.rid))
+            await self._say(asker.identity, settled.reply(asker.rid))
+
+    async def _say(self, identity: bytes, reply: m.CommandReply) -> None:
+        if identity:
+            await self._answer(identity, reply)
 
     def _hand_on(self, id: str) -> None:
         """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""

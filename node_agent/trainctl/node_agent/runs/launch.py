@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -112,8 +113,9 @@ class Launch:
                 await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
     def session(
-        self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object]
-    ) -> Session:
+        self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object],
+        on_proposal: Callable[[d.Proposed], object],
+    ) -> Session:  # fmt: skip
         """The session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks
@@ -131,7 +133,7 @@ class Launch:
         )  # fmt: skip
         return Session(
             conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
-            on_command_end, self._db.saw, copies, on_end,
+            on_command_end, self._db.saw, copies, on_end, on_proposal,
         )  # fmt: skip
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:

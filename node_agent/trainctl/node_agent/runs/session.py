@@ -39,14 +39,16 @@ class Session:
         self, conductor: Conductor, paths: RunPaths, recorder: RunDb, lead: str, ports: Mapping[int, RankPort],
         publisher: Publisher, started_at: float, on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
+        on_proposal: Callable[[d.Proposed], object] = lambda _: None,
     ) -> None:  # fmt: skip
         """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used,
-        `on_command_end` each command's outcome and `on_end` that the run has ended; `copies` are the record's on the
-        run's other nodes."""
+        `on_command_end` each command's outcome, `on_proposal` what policies send and `on_end` that the run has ended;
+        `copies` are the record's on the run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self.run, self.copies, recorder.on_kept = conductor.run, copies, copies.add
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
+        self._on_proposal = on_proposal
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -197,6 +199,8 @@ class Session:
                 self.recorder.drifts(step, time.time(), by_rank)
             case d.CommandEnded():
                 await self._on_command_end(decision)
+            case d.Proposed():
+                self._on_proposal(decision)
             case d.Happened():
                 self.note(decision)
             case d.Ended():

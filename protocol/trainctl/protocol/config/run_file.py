@@ -12,6 +12,7 @@ from msgspec import Meta
 from trainctl.protocol.config import env_policy, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import AlertsTable, check_thresholds
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.policies import PolicyName, PolicyTable
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
@@ -109,6 +110,7 @@ class RunFile(_Table, frozen=True):
     evaluate: EvaluateTable = EvaluateTable()
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()
+    policy: dict[PolicyName, PolicyTable] = {}
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
 
 

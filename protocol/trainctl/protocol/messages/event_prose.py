@@ -27,6 +27,8 @@ def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
             return "global batch"
         case e.NodeStateChanged(node=node):
             return node
+        case e.PolicyModeChanged(name=name) | e.PolicyAdvised(name=name):
+            return f"policy {name}"
         case e.CommandApplied(node=node):
             return " ".join(word for word in (verb, node) if word)
         case e.CommandFailed(node=node):
@@ -46,10 +48,10 @@ def brief(data: e.AnyEvent) -> str:
             return f"{_sizes_changed(data)}{_why(cause)}"
         case e.LearningRateChanged():
             rest = "constant" if data.schedule == "set" else "scaled"
-            return f"{_rate(data.before)}{ARROW}{_rate(data.after)} {rest}"
+            return f"{_rate(data.before)}{ARROW}{_rate(data.after)} {rest}{_why(data.cause)}"
         case e.GlobalBatchChanged():
             rate = "scaled with it" if data.schedule == "scale" else "unchanged"
-            return f"{data.before}{ARROW}{data.after}, learning rate {rate}"
+            return f"{data.before}{ARROW}{data.after}, learning rate {rate}{_why(data.cause)}"
         case e.LeadChanged():
             term = f", in term {data.term}; before it {data.before} did" if data.term else ""
             return f"{data.after} conducts the run from here on{term}"
@@ -57,6 +59,10 @@ def brief(data: e.AnyEvent) -> str:
             return _run_state(data)
         case e.NodeStateChanged():
             return f"{data.before}{ARROW}{data.after}"
+        case e.PolicyModeChanged(before=before, after=after, cause=cause):
+            return f"{before}{ARROW}{after}{_why(cause)}" if before != after else f"{after}, as it was"
+        case e.PolicyAdvised(command=command, reason=reason):
+            return f"advises {command}{_why(reason)}"
         case e.CommandApplied(result=result):
             return result
         case e.CommandFailed(reason=reason, field=field):
@@ -123,6 +129,8 @@ def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
             return before, after
         case e.NodeStateChanged(node=node, before=before, after=after):
             return f"{node} {before}", f"{node} {after}"
+        case e.PolicyModeChanged(name=name, before=before, after=after):
+            return f"{name} {before}", f"{name} {after}"
         case _:
             return None
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import Count, Generation
 
 Category = Literal[
@@ -55,6 +56,7 @@ class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
     after: float  # from that step on
     schedule: Literal["set", "scale"]  # constant from here on; or the rest of the schedule scaled by the same factor
     was_constant: bool = False  # whether it was set to stay as it is before
+    cause: str = ""  # why, where no person asked for it
 
 
 class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
@@ -63,6 +65,7 @@ class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
     before: Count  # samples
     after: Count  # samples
     schedule: Literal["set", "scale"]  # the learning rate stays as it is; or is scaled by the same factor
+    cause: str = ""  # why, where no person asked for it
 
 
 class LeadChanged(EventData, tag="lead-changed", frozen=True):
@@ -90,6 +93,23 @@ class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
     node: str  # the node
     before: str  # lost, failed or drained
     after: str  # drained
+
+
+class PolicyModeChanged(EventData, tag="policy-mode-changed", frozen=True):
+    """A policy acts, advises or does nothing from here on."""
+
+    name: str  # the policy
+    before: PolicyMode
+    after: PolicyMode
+    cause: str = ""  # why, where no command asked for it
+
+
+class PolicyAdvised(EventData, tag="policy-advised", frozen=True):
+    """What a policy would do if it were on."""
+
+    name: str  # the policy
+    command: str  # that would do it, as a person types it
+    reason: str  # with the figures it rests on
 
 
 # ---------------------------------------------------------------- commands
@@ -281,13 +301,14 @@ class Notice(EventData, tag="notice", frozen=True):
 
 AnyEvent = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | NodeStateChanged | CommandApplied | CommandFailed | NoteWritten | GenerationFormed | GenerationLeft | StepSkipped
-    | StepRetracted | StepsStopped | StateShared | ProbePassed | Evaluated | CheckpointWritten | CheckpointFailed
-    | RankChanged | SharesUnmeasured | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice
+    | NodeStateChanged | PolicyModeChanged | PolicyAdvised | CommandApplied | CommandFailed | NoteWritten
+    | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
+    | Evaluated | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured | NodeState | AlertRaised
+    | AlertCleared | AlertFailed | RecordState | Notice
 )  # fmt: skip
 """The closed union."""
 Change = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | NodeStateChanged
+    | NodeStateChanged | PolicyModeChanged
 )  # fmt: skip
 """What has a state before and one after it."""

@@ -3,6 +3,7 @@
 import msgspec
 
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
+from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.base import (
     ACTIVE_RUN_STATES,
@@ -39,6 +40,13 @@ AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})
 """Verbs that the agent carries out itself, whatever the run takes."""
 
 
+class PolicyView(msgspec.Struct, frozen=True):
+    """What a policy does by itself in this run."""
+
+    name: str
+    mode: PolicyMode
+
+
 class RunView(Message, tag="run-view", frozen=True):
     """One run as its lead knows it; published whenever it changes other than by a committed step. Only of a guest may
     `steps`, `global_batch`, `cursor` and `learning_rate` be None: it did not give them."""
@@ -66,6 +74,7 @@ class RunView(Message, tag="run-view", frozen=True):
     recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
     kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
     verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
+    policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't conduct the run
     boot: str = ""
     seq: Count = 0
 
@@ -194,7 +203,7 @@ class Event(Message, tag="event", frozen=True):
     id: Count  # grows within a run's record
     at: float
     severity: Severity
-    by: str  # who or what caused it: a user name, "auto", a node
+    by: str  # who or what caused it: a user name, "auto", "auto:" and the name of a policy, a node
     data: AnyEvent  # what happened
     run: str = ""
     step: Count | None = None

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.alert_rules import AlertKind
+from trainctl.protocol.config.policies import PolicyMode, PolicyName
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
@@ -187,8 +188,13 @@ class Mute(Args, frozen=True):
     minutes: Annotated[float, _about("from now on; 0: no longer", "minutes", ge=0, le=43_200)] = 60.0
 
 
+class Autopilot(Args, frozen=True):
+    name: Annotated[PolicyName, _about("the policy")]
+    mode: Annotated[PolicyMode, _about("advise: events name the commands that it would send")]
+
+
 AgentArgs = StartRun | Promote | Acknowledge | Mute
-RunArgs = Pause | Resume | Stop | Note
+RunArgs = Pause | Resume | Stop | Note | Autopilot
 EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
 BoundaryArgs = Checkpoint | Evaluate
 AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
@@ -253,6 +259,8 @@ VERBS: dict[str, Verb] = {
              None, "id=disk:studio"),
         Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", "nothing", None,
              "kind=disk minutes=60", takes_node=True),
+        Verb("autopilot", Autopilot, "what a policy does by itself: nothing, advise, or act", "nothing", "autopilot",
+             "name=first-shares mode=advise"),
     )
 }  # fmt: skip
 """Every verb there is, by name."""
@@ -302,6 +310,24 @@ def _entry(verb: str) -> Verb:
     if verb not in VERBS:
         raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
     return VERBS[verb]
+
+
+def written(verb: str, args: Mapping[str, Any], node: str | None = None) -> str:
+    """A command as a person types it: `rebalance studio=16 mbp=8`."""
+    words = (f"{name}={_word(value)}" for name, value in VERBS[verb].args.spoken(args).items())
+    return " ".join([verb, *words, *(["--node", node] if node else [])])
+
+
+def _word(value: object) -> str:
+    """A value as it is typed: `true`, and of a number what tells it apart."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def given(args: Args) -> dict[str, Any]:
+    """The arguments as values, without those that are as they would be by themselves."""
+    fields = msgspec.structs.fields(type(args))
+    values: dict[str, Any] = msgspec.to_builtins(args)
+    return {field.name: values[field.name] for field in fields if field.required or values[field.name] != field.default}
 
 
 def _takes(entry: Verb) -> str:

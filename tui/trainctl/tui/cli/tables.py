@@ -57,6 +57,7 @@ def status_text(
         f"training   {_training(run, snapshot.last_step)}",
         f"plan       version {run.plan_version}  global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
+        *_policy_lines(run.policies),
         f"directory  {run.directory}",
         *machines,
         *_alert_lines(snapshot.alerts),
@@ -65,6 +66,11 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
+    """What the run decides by itself; none where that isn't known."""
+    return [f"policies   {'  '.join(f'{view.name} {view.mode}' for view in policies)}"] if policies else []
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:

@@ -10,14 +10,7 @@ from trainctl.tui.commands.command import Order
 
 def spoken(order: Order) -> str:
     """The command as the command line takes it."""
-    args = verbs.VERBS[order.verb].args.spoken(order.args)
-    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in args.items())]
-    return " ".join(words + ([f"--node {order.node}"] if order.node else []))
-
-
-def _typed(value: object) -> str:
-    """A value as it is typed: `true`, and of a number what tells it apart."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
+    return verbs.written(order.verb, order.args, order.node)
 
 
 def parse(text: str) -> Order:

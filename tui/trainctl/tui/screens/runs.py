@@ -83,9 +83,11 @@ class RunsScreen(RowsScreen[RunRow]):
         room = min(rows // 2 - 3, _MOST_NODES)
         nodes = runs_view.nodes(owner.live, owner.clock, columns, room, owner.glyphs)
         chosen = self.chosen
-        detail = runs_view.detail(chosen, len(self.marked - {chosen.run}) + 1 if self.marked else 0, columns,
-                                  owner.glyphs) if chosen is not None else []  # fmt: skip
-        return [*detail, *nodes]
+        if chosen is None:
+            return nodes
+        marked, live = len(self.marked - {chosen.run}) + 1 if self.marked else 0, owner.live.run
+        policies = live.policies if live is not None and live.run == chosen.run else ()
+        return [*runs_view.detail(chosen, marked, columns, owner.glyphs, policies), *nodes]
 
     # ------------------------------------------------------------ what there is
 

@@ -82,8 +82,11 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, gl
     return tuple(piece._replace(role="cursor") for piece in ln.fit(made, columns)) if chosen else ln.fit(made, columns)
 
 
-def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list[ln.Line]:
-    """The chosen run's id and directory, and what can be done with it; `marked` counts it with those marked."""
+def detail(
+    run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = ()
+) -> list[ln.Line]:
+    """The chosen run's id and directory, its policies if they are known, and what can be done with it; `marked` counts
+    it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
     keys = [("enter", "opens it", "open"), *([("s", "takes it up again", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
@@ -95,8 +98,19 @@ def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
         ln.fit((ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim"),), columns),
+        *_policies(policies, columns),
         ln.fit(ln.groups(hints, columns), columns),
     ]
+
+
+def _policies(policies: Sequence[m.PolicyView], columns: int) -> list[ln.Line]:
+    """What each does by itself."""
+    roles = {"on": "good", "advise": "warning", "off": "dim"}
+    each = [
+        ln.line(ln.Piece(f"{ln.clean(view.name)} ", "label"), ln.Piece(view.mode, roles[view.mode]))
+        for view in policies
+    ]
+    return [ln.fit(ln.groups([ln.line(ln.Piece("policies", "strong")), *each], columns), columns)] if each else []
 
 
 def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:

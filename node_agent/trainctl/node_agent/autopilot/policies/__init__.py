@@ -1,0 +1,1 @@
+"""One module for each policy, with its only instance as POLICY."""

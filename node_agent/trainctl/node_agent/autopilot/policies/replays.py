@@ -1,0 +1,31 @@
+"""After a micro-batch that was run again in smaller pieces: the size that fitted, whatever the share will be."""
+
+import msgspec
+
+from trainctl.node_agent.autopilot.policy import Policy, Proposal, Replayed, RunFacts
+from trainctl.node_agent.planning.share_edits import Edit
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import verbs
+
+
+class Replays(Policy):
+    """A rank that ran out of memory would do so again in every step, and pay for it each time."""
+
+    name = "replays"
+
+    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+        if not isinstance(facts.occasion, Replayed):
+            return None
+        settings, plan, report = facts.durable.settings, facts.occasion.plan, facts.occasion.report
+        setting, fitted = settings.ranks[report.rank], report.micro_batch
+        if not 0 < fitted < setting.micro_batch:
+            return None
+        smaller = msgspec.structs.replace(setting, micro_batch=fitted)
+        planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
+        change = e.MicroBatchChanged(((setting.node, planned),), ((setting.node, fitted),))
+        edit = Edit(settings.edited(ranks={**settings.ranks, report.rank: smaller}), change)
+        reason = "out of memory, the micro-batch was run again"
+        return Proposal("resize-batch", verbs.ResizeBatch(micro=fitted), reason, setting.node, edit, "warning")
+
+
+POLICY = Replays()
