@@ -25,6 +25,7 @@ VERBS: tuple[tuple[str, dict[str, object]], ...] = (
     ("set-lr", {"value": 0.0}), ("set-lr", {"value": 0.0}), ("resize-batch", {"micro": 2}),
     ("resize-batch", {"micro": 3}), ("note", {"text": ""}), ("pause", {}), ("resume", {}), ("evaluate", {}),
     ("checkpoint", {}), ("set-lr", {"value": -1.0}), ("unheard-of", {}),
+    ("autopilot", {"name": "out-of-memory", "mode": "off"}), ("autopilot", {"name": "out-of-memory", "mode": "on"}),
 )  # fmt: skip
 EDITS = ("set-lr", "resize-batch")
 

@@ -169,7 +169,7 @@ def test_it_comes_back_with_half_its_micro_batch_and_nobody_else_has_another():
     simulation.until(lambda: any(text.startswith("c is lost") for text in texts(simulation)))
     told = next(each for each in simulation.happened if each.verb == "resize-batch")
     assert told.text == "micro-batch: c 4 → 2 (out of memory, the kernel killed it for memory (oom_kill 0 → 1))"
-    assert (told.kind, told.before, told.after, told.by) == ("rank", "4", "2", "auto")
+    assert (told.kind, told.before, told.after, told.by) == ("rank", "4", "2", "auto:out-of-memory")
     assert simulation.conductor.durable.settings.plan_version > version
     simulation.tick(1.1)
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
