@@ -133,7 +133,7 @@ class JournaledAgent:
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
         self.session = Session(
             opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.journal.end,
-            self.db.saw, Copies(self.paths, {}, list),
+            self.db.saw, Copies(self.paths, {}, list), on_proposal=self.journal.propose,
         )  # fmt: skip
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
@@ -192,9 +192,15 @@ class JournaledAgent:
 
     def _run(self, work: Any) -> None:
         try:
-            self.loop.run_until_complete(work)
+            self.loop.run_until_complete(self._with_proposals(work))
         except Killed:
             self.kill()
+
+    async def _with_proposals(self, work: Any) -> None:
+        """And whatever policies send because of it."""
+        await work
+        while self.journal._proposing:
+            await asyncio.gather(*self.journal._proposing)
 
     # ------------------------------------------------------------ how it ends
 

@@ -1,0 +1,145 @@
+"""Policies on a run: off, advising or on, by a person's word, and over kills."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.node_agent.support.simulation import Simulation, config, durable
+
+from trainctl.node_agent.conductor import views
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+
+
+def timed(**tables: Any) -> Simulation:
+    """Two ranks, one twice as fast, whose shares a measurement is to find."""
+    made = Simulation(config(20, 12, group={"first_shares": "timed"}, **tables), durable(("a", "b"), 12))
+    made.ranks[1].speed = 50.0
+    return made
+
+
+def shares(simulation: Simulation) -> dict[str, int]:
+    return {of.node: of.share for of in simulation.conductor.durable.settings.live.values()}
+
+
+def said(simulation: Simulation, by: str) -> list[str]:
+    return [event.text for event in simulation.happened if event.by == f"auto:{by}"]
+
+
+def modes(simulation: Simulation) -> dict[str, str]:
+    view = views.run_view(simulation.conductor, 0.0, "", (), "a")
+    return {policy.name: policy.mode for policy in view.policies}
+
+
+def starved(mode: str) -> Simulation:
+    """One that the kernel killed for memory, and that is back."""
+    policy = {"out-of-memory": {"mode": mode}}
+    simulation = Simulation(config(200, 12, policy=policy), durable(("a", "b"), 12)).begin().until_step(3)
+    simulation.starve(simulation.ranks[1])
+    simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "lost")
+    simulation.tick(1.1)
+    return simulation.until(lambda: not simulation.conductor.durable.settings.ranks[1].out)
+
+
+def test_on_a_policy_acts_by_its_own_name_with_reason_and_figures() -> None:
+    simulation = timed().begin().run()
+    (text,) = said(simulation, "first-shares")
+    assert text == "rebalanced: a 6 → 8, b 6 → 4 (initial shares by measured samples per second: a 100/s, b 50/s)"
+    assert shares(simulation) == {"a": 8, "b": 4}
+    (event,) = [event for event in simulation.happened if event.by == "auto:first-shares"]
+    assert (event.verb, event.step, event.kind) == ("rebalance", 0, "rank")
+
+
+def test_advising_it_names_the_command_and_leaves_all_as_it_is() -> None:
+    simulation = timed(policy={"first-shares": {"mode": "advise"}}).begin().run()
+    (text,) = said(simulation, "first-shares")
+    assert text.startswith("policy first-shares: advises rebalance a=8 b=4 (initial shares by measured samples")
+    assert shares(simulation) == {"a": 6, "b": 6}
+
+
+def test_off_it_does_nothing_and_costs_nothing() -> None:
+    simulation = timed(policy={"first-shares": {"mode": "off"}}).begin().run()
+    assert not said(simulation, "first-shares")
+    assert "measure" not in {plan.kind for plan in simulation.plans}
+    assert shares(simulation) == {"a": 6, "b": 6}
+
+
+def test_a_rebalance_before_it_acts_has_it_advise_and_stands() -> None:
+    simulation = timed()
+    simulation.command("rebalance", shares={"a": 3, "b": 9})
+    simulation.begin().run()
+    change, advice = said(simulation, "first-shares")
+    assert change == "policy first-shares: on → advise (anna sent rebalance)"
+    assert "advises rebalance" in advice
+    assert shares(simulation) == {"a": 3, "b": 9}
+    assert modes(simulation)["first-shares"] == "advise"
+
+
+def test_a_rebalance_after_it_has_acted_changes_no_mode() -> None:
+    simulation = timed().begin().until_step(2)
+    simulation.command("rebalance", shares={"a": 3, "b": 9})
+    simulation.run()
+    assert modes(simulation)["first-shares"] == "on"
+
+
+@pytest.mark.parametrize(("mode", "micro", "count"), [("on", 2, 1), ("advise", 4, 1), ("off", 4, 0)])
+def test_what_died_of_memory_comes_back_by_its_mode(mode: str, micro: int, count: int) -> None:
+    simulation = starved(mode)
+    assert simulation.conductor.durable.settings.ranks[1].micro_batch == micro
+    assert len(said(simulation, "out-of-memory")) == count
+    if mode == "advise":
+        (text,) = said(simulation, "out-of-memory")
+        assert text.startswith("policy out-of-memory: advises resize-batch micro=2 --node b (out of memory, the kernel")
+
+
+def test_a_persons_size_doesnt_take_the_safety_away() -> None:
+    simulation = Simulation(config(200, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    simulation.command("resize-batch", node="b", micro=4)
+    assert modes(simulation)["out-of-memory"] == "on"
+
+
+@pytest.mark.parametrize("mode", ["off", "advise"])
+def test_a_size_that_is_run_again_each_step_is_advised_once_for_a_plan(mode: str) -> None:
+    simulation = Simulation(config(200, 12, policy={"replays": {"mode": mode}}), durable(("a", "b"), 12)).begin()
+    said_up = simulation.ranks[1].up
+    for step in (2, 3, 4):
+        simulation.until_step(step)
+        simulation.until(lambda: any(isinstance(each, m.Report) and each.kind == "train" for each in said_up))
+        at = next(n for n, each in enumerate(said_up) if isinstance(each, m.Report) and each.kind == "train")
+        said_up[at] = msgspec.structs.replace(said_up[at], replays=1, micro_batch=1)
+    simulation.run(100)
+    advice = "policy replays: advises resize-batch micro=1 --node b (out of memory, the micro-batch was run again)"
+    assert said(simulation, "replays") == ([advice] if mode == "advise" else [])
+    assert simulation.conductor.durable.settings.ranks[1].micro_batch == 4
+
+
+def test_the_verb_changes_a_mode_at_once_and_says_what_it_was() -> None:
+    simulation = timed()
+    id = simulation.command("autopilot", name="first-shares", mode="off")
+    end = simulation.ends[id]
+    assert (end.state, end.step, end.made) == ("applied", 0, e.PolicyModeChanged("first-shares", "on", "off"))
+    assert (end.before, end.after) == ("first-shares on", "first-shares off")
+    assert modes(simulation) == {"out-of-memory": "on", "replays": "on", "first-shares": "off"}
+    simulation.begin().run()
+    assert not said(simulation, "first-shares")
+
+
+def test_a_mode_outlives_the_agent_and_a_new_lead() -> None:
+    simulation = timed().begin().until_step(2)
+    simulation.command("autopilot", name="replays", mode="off")
+    simulation.restart_agent()
+    simulation.run(50)
+    assert modes(simulation)["replays"] == "off"
+    simulation.promote(simulation.ranks[0])
+    simulation.run(50)
+    assert modes(simulation)["replays"] == "off"
+
+
+def test_a_mode_changes_while_the_run_is_paused() -> None:
+    simulation = timed().begin().until_step(2)
+    simulation.command("pause")
+    simulation.run()
+    version = simulation.conductor.durable.settings.plan_version
+    id = simulation.command("autopilot", name="replays", mode="advise")
+    assert simulation.ends[id].state == "applied"
+    assert simulation.conductor.durable.settings.plan_version == version
