@@ -1,5 +1,6 @@
 """Verbs: what each takes, and the field that is named when it is given something else."""
 
+import shlex
 from typing import Any
 
 import pytest
@@ -165,3 +166,14 @@ def test_words_left_out_are_not_filled_in() -> None:
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), ("1", True), ("0", False)])
 def test_words_for_yes_and_no(word: str, value: bool) -> None:
     assert verbs.parse_args("stop", {"checkpoint": word}) == {"checkpoint": value}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in GOOD if verb != "start-run"])
+def test_what_is_written_of_a_command_is_read_as_that_command(verb: str) -> None:
+    node = "studio" if verbs.VERBS[verb].needs_node else None
+    args = verbs.check(verb, GOOD[verb], node)
+    words = shlex.split(verbs.written(verb, args, node))
+    pairs = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    assert words[0] == verb
+    assert verbs.check(verb, verbs.parse_args(verb, pairs), node) == args
+    assert (words[-2:] == ["--node", "studio"]) == (node is not None)

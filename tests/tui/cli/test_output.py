@@ -60,7 +60,8 @@ def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
 
 def test_the_status_page() -> None:
     text = tables.status_text(SNAPSHOT)
-    for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4"):
+    for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4",
+                 "policies   out-of-memory on  first-shares advise"):  # fmt: skip
         assert part in text
     no_run = tables.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
     assert no_run.startswith("no run on studio yet\nhost")

@@ -128,6 +128,20 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
         "G 24 → 48, lr ×2: changes the curve; predicted 0.31 → 0.60 s"
     )
     assert "WITHOUT" in said("stop checkpoint=false")
+    assert said("autopilot name=replays mode=off") == (
+        "replays off: a rank that ran a micro-batch again in smaller pieces keeps that size; curve unchanged"
+    )
+
+
+def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
+    assert STATE.run is not None
+    run = msgspec.structs.replace(STATE.run, policies=(m.PolicyView("out-of-memory", "on"),))
+    state = dataclasses.replace(STATE, run=run)
+    name, mode = c.form("autopilot", state).fields
+    assert (name.value, mode.value, mode.choices) == ("out-of-memory", "on", ("off", "advise", "on"))
+    text = preview(command_line.parse("autopilot name=out-of-memory mode=off"), state, UNICODE).text
+    assert text.startswith("out-of-memory on → off: a trainer that died")
+    assert changes_nothing(command_line.parse("autopilot name=out-of-memory mode=on"), state)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,13 @@ from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.events import CommandFailed
+from trainctl.protocol.messages.events import (
+    AnyEvent,
+    CommandFailed,
+    MicroBatchChanged,
+    PolicyModeChanged,
+    SharesChanged,
+)
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.command import make_order
 from trainctl.tui.commands.verb_description import NoInverse
@@ -217,3 +223,28 @@ def test_what_changed_since_is_told() -> None:
     assert inverse.since == (again,)
     assert inverse.remarks[0].startswith("changed since: micro-batch: a 2 → 1 @103 by anna")
     assert [item.event for item in undo.newest(view_of(last), [event, elsewhere, again])] == [again, elsewhere, event]
+
+
+def policy_event(by: str, data: AnyEvent, verb: str, outcome: m.CommandState | None = None) -> m.Event:
+    return m.Event(id=7, at=NOW, severity="info", by=by, data=data, step=3, verb=verb, outcome=outcome)
+
+
+@pytest.mark.parametrize(("by", "outcome"), [("anna", "applied"), ("auto:first-shares", None)])
+def test_a_mode_goes_back_to_what_it_was(by: str, outcome: m.CommandState | None) -> None:
+    event = policy_event(by, PolicyModeChanged("first-shares", "on", "advise"), "autopilot", outcome)
+    view = msgspec.structs.replace(view_of(group(a=8, b=8)), policies=(m.PolicyView("first-shares", "advise"),))
+    order = undo.of(event, view, [event]).order
+    assert (order.verb, order.args) == ("autopilot", {"name": "first-shares", "mode": "on"})
+    verbs.check(order.verb, dict(order.args))
+    again = msgspec.structs.replace(view, policies=(m.PolicyView("first-shares", "on"),))
+    with pytest.raises(undo.NoInverse, match="first-shares is on again already"):
+        undo.of(event, again, [event])
+
+
+def test_what_a_policy_did_is_undone_but_for_a_size_that_ran_out_of_memory() -> None:
+    shares = policy_event("auto:first-shares", SharesChanged({"a": 8, "b": 8}, {"a": 11, "b": 5}), "rebalance")
+    order = undo.of(shares, view_of(group(a=11, b=5)), [shares]).order
+    assert (order.verb, order.args, order.undoes) == ("rebalance", {"shares": {"a": 8, "b": 8}}, "7")
+    halved = policy_event("auto:out-of-memory", MicroBatchChanged((("b", 4),), (("b", 2),)), "resize-batch")
+    with pytest.raises(undo.NoInverse, match="resize-batch sets another"):
+        undo.of(halved, view_of(group(a=8, b=8)), [halved])

@@ -13,6 +13,7 @@ from tests.tui.support.recorded import (
     CLOCK,
     CONNECTED,
     NOW,
+    RUNS,
     Recorded,
     host,
     live_hosts,
@@ -423,3 +424,11 @@ def test_idle_nodes_come_first_and_what_they_can_is_told() -> None:
     few = [ln.plain(row) for row in runs_view.nodes(state, CLOCK, 80, 3, UNICODE)]
     assert few[-1].startswith("… 2 more")
     assert {len(row) for row in [*made, *few]} == {80}
+
+
+def test_the_chosen_run_shows_the_modes_of_its_policies_where_they_are_known() -> None:
+    policies = (m.PolicyView("replays", "on"), m.PolicyView("first-shares", "advise"))
+    known = [ln.plain(row) for row in runs_view.detail(RUNS[0], 0, 80, UNICODE, policies)]
+    assert known[2].rstrip() == "policies  replays on  first-shares advise"
+    assert {len(row) for row in known} == {80}
+    assert len(runs_view.detail(RUNS[0], 0, 80, UNICODE)) == len(known) - 1

@@ -61,7 +61,8 @@ class CommandJournal:
         self._reasons[proposed.id] = proposed.reason
         command = m.Command(
             rid=proposed.by, id=proposed.id, verb=proposed.verb, args=msgspec.to_builtins(proposed.args),
-            by=proposed.by, node=proposed.node, if_plan=proposed.if_plan, issued_at=time.time(),
+            by=proposed.by, node=proposed.node, run=self.session.run if self.session is not None else None,
+            if_plan=proposed.if_plan, issued_at=time.time(),
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._take_proposed(command))
         self._proposing.add(task)

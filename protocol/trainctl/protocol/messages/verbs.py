@@ -6,6 +6,7 @@ A new verb is a type of arguments, a row of VERBS and a place in its scope's uni
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -314,7 +315,7 @@ def _entry(verb: str) -> Verb:
 
 def written(verb: str, args: Mapping[str, Any], node: str | None = None) -> str:
     """A command as a person types it: `rebalance studio=16 mbp=8`."""
-    words = (f"{name}={_word(value)}" for name, value in VERBS[verb].args.spoken(args).items())
+    words = (shlex.quote(f"{name}={_word(value)}") for name, value in VERBS[verb].args.spoken(args).items())
     return " ".join([verb, *words, *(["--node", node] if node else [])])
 
 

@@ -1,0 +1,88 @@
+"""Policies of a live run of two nodes: their modes in the run file, by the verb, undone, and over a kill."""
+
+import json
+import subprocess
+from typing import Any
+
+from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, Cluster, on, plans_of
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
+from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages.events import PolicyAdvised, PolicyModeChanged
+from trainctl.tui.commands import undo
+
+FIRST_SHARES = "first-shares"
+
+
+def started(client: BlockingClient, run_config: Any, steps: int, mode: str) -> str:
+    policy = {FIRST_SHARES: {"mode": mode}}
+    config = run_config(run__steps=steps, nodes=on("alpha", "beta"), policy=policy)
+    begun = client.send("start-run", {"config": config}, timeout_seconds=120)
+    assert begun.state == "applied", begun.reason
+    assert begun.run is not None
+    return begun.run
+
+
+def by_policy(client: BlockingClient, run: str) -> list[m.Event]:
+    return [event for event in client.events(run, limit=500).events if event.by.startswith("auto:")]
+
+
+def trainctl(cluster: Cluster, *words: str) -> str:
+    """A command line to its end."""
+    env = {**ENVIRONMENT, "TRAINCTL_CONNECT": cluster["alpha"].address}
+    ended = subprocess.run(
+        [*COMMAND, *words], env=env, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def modes(client: BlockingClient) -> dict[str, str]:
+    run = client.snapshot(0).run
+    assert run is not None
+    return {policy.name: policy.mode for policy in run.policies}
+
+
+def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: Cluster, run_config: Any) -> None:
+    with cluster.client("alpha") as client:
+        run = started(client, run_config, FOREVER, "off")
+        keep_processes()
+        wait_for_step(client, 3)
+        assert not by_policy(client, run)
+        assert "measure" not in {plan.kind for plan in plans_of(cluster.run_paths("alpha", run))}
+        trainctl(cluster, "send", "autopilot", f"name={FIRST_SHARES}", "mode=on")
+        assert f"{FIRST_SHARES} on" in trainctl(cluster, "status")
+        told = json.loads(trainctl(cluster, "status", "--json"))
+        assert {"name": FIRST_SHARES, "mode": "on"} in told["run"]["policies"]
+        cluster["alpha"].kill()
+    cluster.start("alpha")
+    with cluster.client("alpha") as client:
+        until(lambda: client.snapshot(0).run, what="the run, by the next agent")
+        assert modes(client) == {"out-of-memory": "on", "replays": "on", FIRST_SHARES: "on"}
+        events = client.events(run, limit=500).events
+        (changed,) = [event for event in events if isinstance(event.data, PolicyModeChanged)]
+        assert changed.text == f"policy {FIRST_SHARES}: off → on"
+        inverse = undo.of(changed, client.snapshot(0).run, events).order
+        reply = client.send(inverse.verb, dict(inverse.args), undoes=inverse.undoes)
+        assert (reply.state, reply.after) == ("applied", f"{FIRST_SHARES} off")
+        assert modes(client)[FIRST_SHARES] == "off"
+        events = client.events(run, limit=500).events
+        assert changed.id in undo.undone_by(events)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        assert wait_for_end(client).state == "stopped"
+
+
+def test_advising_it_measures_and_names_the_command(cluster: Cluster, run_config: Any) -> None:
+    with cluster.client("alpha") as client:
+        run = started(client, run_config, 5, "advise")
+        assert wait_for_end(client).state == "finished"
+        (advice,) = by_policy(client, run)
+    assert isinstance(advice.data, PolicyAdvised)
+    assert (advice.by, advice.step, advice.data.name) == (f"auto:{FIRST_SHARES}", 0, FIRST_SHARES)
+    assert advice.data.command.startswith("rebalance alpha=")
+    assert advice.data.reason.startswith("initial shares by measured samples per second: alpha ")
+    first = next(plan for plan in plans_of(cluster.run_paths("alpha", run)) if plan.kind == "train")
+    assert [sum(piece.count for piece in work.ranges) for work in first.work] == [6, 6]
