@@ -172,7 +172,7 @@ def test_words_for_yes_and_no(word: str, value: bool) -> None:
 def test_what_is_written_of_a_command_is_read_as_that_command(verb: str) -> None:
     node = "studio" if verbs.VERBS[verb].needs_node else None
     args = verbs.check(verb, GOOD[verb], node)
-    words = shlex.split(verbs.written(verb, args, node))
+    words = shlex.split(verbs.written(verb, verbs.given(args), node))
     pairs = dict(word.split("=", 1) for word in words[1:] if "=" in word)
     assert words[0] == verb
     assert verbs.check(verb, verbs.parse_args(verb, pairs), node) == args

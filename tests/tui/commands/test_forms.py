@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
-from trainctl.tui.commands.precheck import refusal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -266,7 +265,8 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
                 "rebalance": "its trainer isn't ours"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
-        text: refusal(command_line.parse(text), guest) for text in ("evaluate", "rebalance auto=true", "checkpoint")
+        text: preview(command_line.parse(text), guest, UNICODE).text
+        for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
     assert [*told.values()] == ["no evaluation function was given", *["its trainer isn't ours"] * 2]
     hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
