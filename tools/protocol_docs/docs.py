@@ -242,9 +242,19 @@ def _number(value: Any) -> str:
 
 def _metrics() -> str:
     rows = [
-        f"| `{name}` | {unit or '—'} | {'rank' if by_rank else 'run'} |" for name, (unit, by_rank) in m.METRICS.items()
+        f"| `{metric.name}` | {metric.unit or '—'} | {metric.scope} | {metric.help} |" for metric in m.METRICS.values()
     ]
-    return "\n".join(["## Metrics", "", prose.METRICS, "", "| metric | unit | of a |", "| --- | --- | --- |", *rows])
+    return "\n".join(
+        [
+            "## Metrics",
+            "",
+            prose.METRICS,
+            "",
+            "| metric | unit | of a | what it is |",
+            "| --- | --- | --- | --- |",
+            *rows,
+        ]
+    )
 
 
 def _verbs() -> str:

@@ -37,11 +37,11 @@ _READY = m.Ready(
     model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
     data_files=(m.FileDigest("stdlib.txt", "f" * 64),),
 )  # fmt: skip
+_MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
     run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
-    own_weight=2048.0, own_samples=16, grad_norm=0.71, clip_scale=1.0, micro_batch=8, replays=0, phases=_PHASES,
-    step_seconds=1.005, finished_at=_AT, memory_bytes=_GIGABYTE, memory_peak_bytes=2 * _GIGABYTE,
-    memory_cap_bytes=16 * _GIGABYTE,
+    own_weight=2048.0, own_samples=16, grad_norm=0.71, micro_batch=8, replays=0, phases=_PHASES,
+    step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
 )  # fmt: skip
 _LINK = "9b1d5a7c3e2f4860"
 _HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
@@ -62,7 +62,7 @@ _STEP = m.StepCommitted(
 )  # fmt: skip
 _RANK_STEP = m.RankStep(
     run=_RUN, generation=_GENERATION, step=121, rank=0, node="studio", tokens=2048.0, samples=16, micro_batch=8,
-    replays=0, step_seconds=1.005, phases=_PHASES, memory_bytes=_GIGABYTE, memory_cap_bytes=16 * _GIGABYTE,
+    replays=0, step_seconds=1.005, phases=_PHASES, values={"own_loss": 2.17, **_MEMORY},
     boot=_BOOT, seq=903,
 )  # fmt: skip
 _HOST = m.HostReading(

@@ -32,7 +32,6 @@ SHARED: dict[str, str] = {
     "skipped": 'why parameters were not updated: "nan", "overflow"; null: they were',
     "step_seconds": "from its plan's start to its end, waits included",
     "memory_bytes": "held by the trainer on its device after the step",
-    "memory_peak_bytes": "most that it held during the step; written by 0.1.0: since its process began",
     "memory_cap_bytes": "most that it may hold; null: not known",
     "replays": "micro-batches run again after an out-of-memory error",
     "address": "tcp://host:port where the agent takes requests",

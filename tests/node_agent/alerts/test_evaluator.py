@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.memory_values import memory
 
 from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
@@ -78,8 +79,8 @@ class World:
     ) -> None:
         part = m.RankStep(
             run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=125 * share,
-            samples=share, micro_batch=micro, replays=0, step_seconds=1.0, memory_bytes=used,
-            memory_peak_bytes=peak, memory_cap_bytes=100 if used else None,
+            samples=share, micro_batch=micro, replays=0, step_seconds=1.0,
+            values=memory(used, peak, 100 if used else None),
             phases=m.Phases(data=0.01 * share / 8, forward=0.3 * share / 8, backward=backward),
         )  # fmt: skip
         self.evaluator.heard(part, self.now)

@@ -5,6 +5,7 @@ import sqlite3
 import sys
 
 import pytest
+from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
@@ -19,7 +20,7 @@ def step(number: int, generation: m.Generation = FIRST, loss: float = 2.5, secon
     return m.StepCommitted(
         run="run-1", generation=generation, step=number, committed_at=1000.0 + number, loss=loss, weight=3072.0,
         samples=24, learning_rate=1e-3, grad_norm=0.5, cursor=24 * number, global_batch=24, plan_version=1,
-        step_seconds=seconds, tokens_total=3072.0 * number,
+        step_seconds=seconds, tokens_total=3072.0 * number, values={"clip_scale": 1 / (1 + number % 3)},
     )  # fmt: skip
 
 
@@ -27,7 +28,7 @@ def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: f
     return m.RankStep(
         run="run-1", generation=generation, step=number, rank=rank, node=f"node-{rank}", tokens=tokens, samples=24,
         micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625),
-        memory_bytes=10**9, memory_peak_bytes=2 * 10**9, memory_cap_bytes=None,
+        values={**memory(10**9, 2 * 10**9), "own_loss": 2.0 + 0.001 * number, "user:tries": float(number % 7)},
     )  # fmt: skip
 
 
@@ -63,17 +64,18 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
     values: dict[tuple[object, ...], list[float]] = {}
     of_run = rows(
         paths,
-        "SELECT step, loss, grad_norm, learning_rate, step_seconds, weight FROM steps"
+        "SELECT step, loss, grad_norm, learning_rate, step_seconds, weight, samples FROM steps"
         " WHERE NOT retracted ORDER BY step",
     )
     of_ranks = rows(
         paths,
         "SELECT r.step, r.rank, r.step_seconds, r.data_seconds + r.forward_seconds + r.backward_seconds, r.tokens,"
-        " r.wait_seconds, r.memory_bytes, r.memory_peak_bytes, r.data_seconds, r.forward_seconds, r.backward_seconds,"
+        " r.wait_seconds, r.memory_bytes, r.memory_peak_bytes, r.memory_cap_bytes, r.data_seconds, r.forward_seconds,"
+        " r.backward_seconds,"
         " r.sync_seconds, r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
         " WHERE NOT s.retracted ORDER BY r.step",
     )
-    for number, loss, norm, rate, seconds, weight in of_run:
+    for number, loss, norm, rate, seconds, weight, samples in of_run:
         speed = weight / seconds if weight is not None and seconds > 0 else None
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
         for name in ("loss", "grad_norm"):
@@ -81,12 +83,17 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
             unsaid = isinstance(value, str)
             named[name] = None if unsaid else value
             named[f"{name}_not_finite"] = None if unsaid or (value is not None and math.isfinite(value)) else 1.0
-        _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
-    for number, rank, seconds, busy, tokens, wait, memory, peak, *phases in of_ranks:
-        named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}
-        named["memory_peak_bytes"] = peak
+        _collect(values, number, RUN_RANK, {
+            **named, "tokens_per_second": speed, "samples_per_second": samples / seconds if seconds > 0 else None,
+        })  # fmt: skip
+    for number, rank, seconds, busy, tokens, wait, held, peak, cap, *phases in of_ranks:
+        named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": held}
+        named |= {"memory_peak_bytes": peak, "memory_cap_bytes": cap}
         named |= dict(zip(PHASE_METRICS, phases, strict=True))
         _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
+    by_name = "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
+    for number, rank, name, value in rows(paths, f"{by_name} ORDER BY v.step"):
+        _collect(values, number, rank, {name: value})
     return {
         key: (len(found), min(found), max(found), sum(found) / len(found), found[-1]) for key, found in values.items()
     }

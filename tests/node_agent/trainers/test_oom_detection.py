@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq.asyncio
+from tests.memory_values import memory
 from tests.node_agent.conductor.test_groups import group, texts
 from tests.node_agent.conductor.test_restarts import go_on
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
@@ -64,7 +65,7 @@ def test_the_last_step_tells_what_a_trainer_took_and_no_lighter_plan_after_it(tm
         return codec.encode(
             m.Report(
                 run="run-1", rank=0, generation=m.Generation(1, 1), seq=1, kind=kind, step=1, loss_sum=0.0, weight=1.0,
-                own_weight=1.0, own_samples=1, memory_bytes=40, memory_peak_bytes=peak, memory_cap_bytes=100,
+                own_weight=1.0, own_samples=1, values=memory(40, peak, 100),
             )
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ def report(step: int) -> m.Report:
     return m.Report(
         run="r", rank=0, generation=m.Generation(1, 2), seq=step, kind="train", step=step, loss_sum=math.nan,
         weight=2.0, own_weight=1.0, own_samples=1, micro_batch=1, phases=m.Phases(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
-        step_seconds=2.1, finished_at=9.0, memory_bytes=None,
+        step_seconds=2.1, finished_at=9.0,
     )  # fmt: skip
 
 

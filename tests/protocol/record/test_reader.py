@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -216,7 +217,7 @@ def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
             m.RankStep(
                 run="run-1", generation=m.Generation(1, 2), step=3, rank=0, node="a", tokens=8.0, samples=4,
                 micro_batch=2, replays=1, step_seconds=1.5, phases=m.Phases(0.5, 1.0, 2.5, 0.1, 0.2, 0.3),
-                memory_bytes=7, memory_peak_bytes=8, memory_cap_bytes=9,
+                values=memory(7, 8, 9),
             ),
         )  # fmt: skip
         assert reader.rank_steps(99) == ()
@@ -253,7 +254,7 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
         assert reader.last_step() is None and reader.ranks() == () and reader.evaluations() == ()
         assert reader.steps() == ((), False) and reader.events() == ((), False)
         assert reader.totals() == Totals(0, 0.0, 0.0, {})
-        for metric, (_, per_rank) in m.METRICS.items():
+        for metric, per_rank in ((one.name, one.scope == "rank") for one in m.METRICS.values()):
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 
 

@@ -8,6 +8,7 @@ from msgspec import inspect as shape
 
 CHARACTERS = st.characters(exclude_categories=("Cs",))
 TEXT = st.text(CHARACTERS, max_size=40)
+METRIC_NAMES = st.from_regex(r"[a-z][a-z0-9_.:/-]{0,20}", fullmatch=True)
 LARGE = 2**53
 
 
@@ -49,6 +50,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.lists(_value(item, finite), max_size=3).map(tuple)
         case shape.TupleType(item_types=items):
             return st.tuples(*(_value(item, finite) for item in items))
+        case shape.DictType(value_type=shape.FloatType() as value):
+            return st.dictionaries(METRIC_NAMES, _value(value, finite), max_size=3)
         case shape.DictType(value_type=shape.IntType() as value):
             return st.dictionaries(TEXT, _value(value, finite), max_size=3)
         case shape.DictType(value_type=shape.StrType()):

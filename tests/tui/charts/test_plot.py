@@ -245,9 +245,10 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     state = state_of(1)
     part = next(iter(state.ranks.values())).value
     tails: dict[history.Key, s.Window] = {}
+    drawn = [vw.Chart((Pick("wait_seconds", vw.ALL_RANKS), Pick("memory_bytes", vw.ALL_RANKS), Pick("loss")))]
     for step in (*range(1, 9), *range(5, 12), *range(40, 43)):
         state = dataclasses.replace(state, parts={0: (dataclasses_replace(part, step),)})
-        tails = history.collected(tails, state)
+        tails = history.collected(tails, state, drawn)
         if step == 11:
             assert tails["wait_seconds", 0].first.tolist() == list(range(1, 12))
     assert tails["memory_bytes", 0].first.tolist() == [40, 41, 42]

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.memory_values import memory
 from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.protocol import messages as m
@@ -59,7 +60,7 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
     again = preview(command_line.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 20 of 24 GB; fits")
-    smaller = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_bytes=GB, memory_peak_bytes=GB * 3 // 2)
+    smaller = msgspec.structs.replace(step_at(6, 3.9, 18_249), values=memory(GB, GB * 3 // 2, 24 * GB))
     state = reducer.apply(state, msgspec.structs.replace(smaller, seq=20_002), CLOCK.at_monotonic)
     again = preview(command_line.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert "predicted memory 20 of 24 GB; fits" in again, "a peak that falls is not another process"

@@ -26,7 +26,7 @@ def reader(directory: Path) -> Iterator[RecordReader]:
 
 
 KEPT = run_directory.STEPS - run_directory.AWAY
-COUNTS = {"steps": KEPT, "ranks": KEPT * run_directory.NODES, "hosts": 1}
+COUNTS = {"steps": KEPT, "ranks": KEPT * run_directory.NODES, "metrics": KEPT, "hosts": 1}
 
 
 @pytest.mark.parametrize("what", COLUMNS)

@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import EVALUATION, RUN_METRICS, Point, Text, flat, prefixes
+from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -229,23 +229,15 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
 
 
 TRAIN = {
-    "loss": "loss of the step, nats per token",
-    "grad_norm": "global norm of the gradient, before clipping",
-    "learning_rate": "learning rate",
-    "step_seconds": "from the commit before it, pauses excluded",
-    "tokens_per_second": "tokens of the step / step_seconds",
-    "tokens_total": "tokens since the run began",
-    "global_batch": "samples of the step",
-    "generation": "number of the generation that committed it",
+    **{metric.name: metric.help for metric in RUN_METRICS},
+    "tokens_total": "Counted tokens since the run began.",
+    "global_batch": "Samples of the step.",
+    "generation": "Number of the generation that committed it.",
 }
 """Of `train/`, a value a step."""
 NODES = {
-    "tokens_per_second": "the node's own rate: tokens / (data + forward + backward)",
-    "step_seconds": "the node's step, from plan to end",
-    "samples": "its share of the batch; only from a run directory",
-    **{f"{name}_seconds": f"time in {name}" for name in m.PHASES},
-    "memory_bytes": "held by its trainer on the device after the step",
-    "memory_peak_bytes": "most that it held during the step; only from a run directory",
+    "samples": "Its share of the batch; only from a run directory.",
+    **{said: m.METRICS[name].help for name, said in RANK_METRICS.items()},
 }
 """Of `nodes/NAME/`, a value a step."""
 
@@ -253,13 +245,12 @@ NODES = {
 def table() -> str:
     """The names as a table in Markdown."""
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [f"| `{EVALUATION}` | loss on the held-out samples, at the step it was made |"]
+    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step it was made. |"]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
     return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
 
 
 def test_names() -> None:
-    assert {*TRAIN} == {*RUN_METRICS, "generation"}
     page = (Path(__file__).resolve().parents[3] / "docs/exporters.md").read_text(encoding="utf-8")
     assert table() in page, "docs/exporters.md: put what table() gives there"
     assert prefixes({0: "studio", 1: "mbp", 2: "mbp"}) == {

@@ -4,19 +4,15 @@ import dataclasses
 
 import msgspec
 import pytest
-from tests.tui.support.driving import body, driven, until
-from tests.tui.support.recorded import CLOCK, CONNECTED, Recorded, rank_step, run_view, snapshot
-from textual.pilot import Pilot
+from tests.memory_values import memory
+from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import RefusedError
-from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.dialogs import split_view
 from trainctl.tui.screens import fleet_table, node_facts
-from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.state import filter_language as ft
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
@@ -38,7 +34,7 @@ def state_with(held: int | None, peak: int | None) -> md.ViewState:
 
 def step_with(held: int | None, peak: int | None, seq: int = VIEW.step + 1) -> m.RankStep:
     part = rank_step(VIEW, VIEW.step, RANK, seq=seq)
-    return msgspec.structs.replace(part, memory_bytes=held, memory_peak_bytes=peak, memory_cap_bytes=CAP)
+    return msgspec.structs.replace(part, values=memory(held, peak, CAP))
 
 
 @pytest.mark.parametrize(
@@ -104,21 +100,3 @@ def test_a_nodes_chart_is_of_peaks_and_of_what_was_held_in_records_without_them(
     with_peaks = step_phases.past_of("r", history(memory_bytes=1.0, memory_peak_bytes=3.0))
     without = step_phases.past_of("r", history(memory_bytes=1.0))
     assert [past.laps[0][7].memory_bytes for past in (with_peaks, without)] == [3.0, 1.0]
-
-
-async def test_a_node_of_an_agent_that_knows_no_peaks_of_steps_is_drawn() -> None:
-    class Older(Recorded):
-        async def history(
-            self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None,
-            columns: int = 120,
-        ) -> m.History:  # fmt: skip
-            if "memory_peak_bytes" in metrics:
-                raise RefusedError("metrics: no metric 'memory_peak_bytes'")
-            return await super().history(run, metrics, first_step, last_step, columns)
-
-    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await pilot.press("2")
-        await until(pilot, lambda: isinstance(app.screen, NodeScreen) and bool(app.screen.past.laps))
-        assert "trainer's peak memory, GB" in body(app)
-
-    await driven(Older([CONNECTED, snapshot(VIEW)]), play, size=(140, 60))

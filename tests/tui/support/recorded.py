@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
+from tests.memory_values import memory
 from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
@@ -208,8 +209,9 @@ def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: floa
     return m.RankStep(
         run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
         samples=ranked.share, micro_batch=ranked.micro_batch, replays=0, step_seconds=seconds,
-        phases=phases(seconds, tokens / (own or 1.0)), memory_bytes=int((used or 0) * 0.9),
-        memory_peak_bytes=int(used or 0), memory_cap_bytes=int(most) if most else None, boot=BOOT, seq=seq,
+        phases=phases(seconds, tokens / (own or 1.0)), values={**memory((used or 0) * 0.9, used or 0, most),
+                "own_loss": loss_at(step + rank, len(view.ranks) > 1)},
+        boot=BOOT, seq=seq,
     )  # fmt: skip
 
 
@@ -296,7 +298,7 @@ def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
             values = tuple(seconds * by for by in swell)
             made.append(m.Series(f"{name}_seconds", rank.rank, 1, steps, values, values, values, values))
         for name in ("memory_bytes", "memory_peak_bytes"):
-            memory = tuple((getattr(part, name) or 0) * by for by in filled)
+            memory = tuple(part.values[name] * by for by in filled)
             made.append(m.Series(name, rank.rank, 1, steps, memory, memory, memory, memory))
     return tuple(made)
 

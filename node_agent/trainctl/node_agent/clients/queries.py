@@ -185,17 +185,16 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
 
 
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
-    unknown = [metric for metric in request.metrics if metric not in m.METRICS]
-    if unknown:
-        raise InvalidInputError("metrics", f"no metric {unknown[0]!r}; there are {', '.join(m.METRICS)}")
     paths = _paths(request.run, source)
 
     def read() -> tuple[m.Series, ...]:
         with RecordReader(paths) as reader:
+            for metric in request.metrics:
+                reader.check_metric(metric)
             wanted = [
                 (metric, rank)
                 for metric in request.metrics
-                for rank in (reader.ranks() if m.METRICS[metric][1] else (None,))
+                for rank in ((None,) if m.metric_of(metric).scope == "run" else reader.ranks())
             ]
             return tuple(
                 reader.series(metric, rank, request.first_step, request.last_step, request.columns)

@@ -12,7 +12,7 @@ def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, tokens_total
         loss=report.loss_sum / report.weight if report.weight else math.nan, weight=report.weight,
         samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
         global_batch=plan.global_batch, plan_version=plan.plan_version, step_seconds=report.step_seconds,
-        tokens_total=tokens_total, skipped=report.skipped,
+        tokens_total=tokens_total, skipped=report.skipped, values=_of_scope(report, "run"),
     )  # fmt: skip
 
 
@@ -21,6 +21,10 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
     return m.RankStep(
         run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
         tokens=report.own_weight, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
-        step_seconds=report.step_seconds, phases=report.phases, memory_bytes=report.memory_bytes,
-        memory_peak_bytes=report.memory_peak_bytes, memory_cap_bytes=report.memory_cap_bytes,
+        step_seconds=report.step_seconds, phases=report.phases, values=_of_scope(report, "rank"),
     )  # fmt: skip
+
+
+def _of_scope(report: m.Report, scope: m.Scope) -> dict[str, float]:
+    """The values that go to the run's row of a step, or to the rank's; one that no table knows is the rank's."""
+    return {name: value for name, value in report.values.items() if m.metric_of(name).scope == scope}

@@ -5,6 +5,8 @@ Base units throughout: seconds, bytes, hertz, watts, degrees Celsius, and ratios
 
 from typing import Literal, NamedTuple
 
+from trainctl.protocol import messages as m
+
 Kind = Literal["gauge", "counter", "histogram"]
 RUN = ("run",)
 RANK = ("run", "node", "rank")
@@ -66,10 +68,7 @@ RUN_SPECS = (
     Spec("trainctl_generation_term", "gauge", RUN, "Term of the generation; grows when another node conducts."),
     Spec("trainctl_generation_number", "gauge", RUN, "Number of the generation; grows whenever the group forms anew."),
     Spec("trainctl_global_batch_samples", "gauge", RUN, "Samples of a step, over all ranks."),
-    Spec("trainctl_learning_rate", "gauge", RUN, "Learning rate of the last step."),
-    Spec("trainctl_loss", "gauge", RUN, "Loss of the last step, nats per token; NaN where it was."),
     Spec("trainctl_eval_loss", "gauge", RUN, "Newest loss on the held-out samples, nats per token."),
-    Spec("trainctl_gradient_norm", "gauge", RUN, "Global norm of the last step's gradient, before clipping."),
     Spec("trainctl_alerts_firing", "gauge", RUN, "Open alerts."),
     Spec("trainctl_alert_firing", "gauge", ("run", "kind", "node", "rank", "severity"), "1 for each open alert."),
     Spec("trainctl_steps_total", "counter", RUN, "Steps committed since the agent started, redone ones again."),
@@ -82,13 +81,33 @@ RANK_SPECS = (
     Spec("trainctl_rank_state", "gauge", (*RANK, "state"), "1 for the state that it is in; the others are absent."),
     Spec("trainctl_share_samples", "gauge", RANK, "Samples of the global batch that are the rank's."),
     Spec("trainctl_micro_batch_samples", "gauge", RANK, "Samples of one forward and backward."),
-    Spec("trainctl_rank_step_seconds", "gauge", RANK, "The rank's last step, from plan to end."),
-    Spec("trainctl_rank_memory_bytes", "gauge", RANK, "Memory that the trainer held after its last step."),
-    Spec("trainctl_rank_memory_peak_bytes", "gauge", RANK, "Most that it held during its last step."),
-    Spec("trainctl_rank_memory_cap_bytes", "gauge", RANK, "Most that it may hold."),
     Spec("trainctl_rank_tokens_total", "counter", RANK, "Tokens of the rank's part of the steps."),
     Spec("trainctl_rank_samples_total", "counter", RANK, "Samples of the rank's part of the steps."),
     Spec("trainctl_rank_replays_total", "counter", RANK, "Micro-batches run again after memory ran out."),
     Spec("trainctl_rank_phase_seconds_total", "counter", PHASE, "Seconds in each phase of its steps."),
 )  # fmt: skip
-SPECS: dict[str, Spec] = {spec.name: spec for spec in (*AGENT_SPECS, *HOST_SPECS, *RUN_SPECS, *RANK_SPECS)}
+
+
+def _exported(scope: m.Scope) -> tuple[m.Metric, ...]:
+    """Metrics of the last step; those of times and totals have counters and a histogram."""
+    return tuple(
+        metric for metric in m.METRICS.values() if metric.scope == scope and metric.drawn and not _is_summed(metric)
+    )
+
+
+def _is_summed(metric: m.Metric) -> bool:
+    return metric.name in ("step_seconds", "eval_loss") or metric.field.startswith("phases.")
+
+
+EXPORTED_AS = {"grad_norm": "gradient_norm"}
+"""Metrics of the run that have another name here."""
+RUN_METRICS, RANK_METRICS = _exported("run"), _exported("rank")
+METRIC_SPECS = (
+    *(Spec(f"trainctl_{EXPORTED_AS.get(one.name, one.name)}", "gauge", RUN, one.help) for one in RUN_METRICS),
+    *(Spec(f"trainctl_rank_{one.name.removeprefix('rank_')}", "gauge", RANK, one.help) for one in RANK_METRICS),
+    Spec("trainctl_run_metric", "gauge", (*RUN, "metric"), "A metric that the run brings, of its last step."),
+    Spec("trainctl_rank_metric", "gauge", (*RANK, "metric"), "A metric that the run brings, of the rank's last step."),
+)
+SPECS: dict[str, Spec] = {
+    spec.name: spec for spec in (*AGENT_SPECS, *HOST_SPECS, *RUN_SPECS, *RANK_SPECS, *METRIC_SPECS)
+}

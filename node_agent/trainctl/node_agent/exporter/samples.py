@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
-from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
+from trainctl.node_agent.exporter.catalogue import EXPORTED_AS, RANK_METRICS, RUN_METRICS, STEP_BUCKETS_SECONDS
 from trainctl.node_agent.exporter.counters import RunTotals, Totals
 from trainctl.protocol import messages as m
 
@@ -120,11 +120,11 @@ def _run(live: LiveRun) -> Iterator[Reading]:
         "trainctl", run, ("generation_term", view.generation.term), ("generation_number", view.generation.n),
         ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss),
     )  # fmt: skip
-    if last is not None:
-        yield from _given(
-            "trainctl", run, ("learning_rate", last.learning_rate), ("loss", last.loss),
-            ("gradient_norm", last.grad_norm),
-        )  # fmt: skip
+    for metric in RUN_METRICS if last is not None else ():
+        yield from _given("trainctl", run, (EXPORTED_AS.get(metric.name, metric.name), metric.of(last)))
+    for name, value in last.values.items() if last is not None else ():
+        if name not in m.METRICS:
+            yield Reading("trainctl_run_metric", (*run, name), value)
 
 
 def _alerts(live: LiveRun) -> Iterator[Reading]:
@@ -143,11 +143,12 @@ def _ranks(live: LiveRun) -> Iterator[Reading]:
         yield Reading("trainctl_rank_state", (*labels, rank.state), 1)
         yield from _given("trainctl", labels, ("share_samples", rank.share), ("micro_batch_samples", rank.micro_batch))
     for part in live.rank_steps:
-        yield from _given(
-            "trainctl_rank", (run, part.node, str(part.rank)), ("step_seconds", part.step_seconds),
-            ("memory_bytes", part.memory_bytes), ("memory_peak_bytes", part.memory_peak_bytes),
-            ("memory_cap_bytes", part.memory_cap_bytes),
-        )  # fmt: skip
+        labels = run, part.node, str(part.rank)
+        for metric in RANK_METRICS:
+            yield from _given("trainctl_rank", labels, (metric.name.removeprefix("rank_"), metric.of(part)))
+        for name, value in part.values.items():
+            if name not in m.METRICS:
+                yield Reading("trainctl_rank_metric", (*labels, name), value)
 
 
 def _run_totals(totals: RunTotals) -> Iterator[Reading]:

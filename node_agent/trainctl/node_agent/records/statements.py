@@ -7,8 +7,14 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.rollups import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
-from trainctl.protocol.record.schema import NOT_GIVEN
+from trainctl.protocol.record.rollups import (
+    RUN_RANK,
+    Evaluation,
+    add_rank_to_rollups,
+    add_run_to_rollups,
+    rebuild_rollups,
+)
+from trainctl.protocol.record.schema import NOT_GIVEN, VALUES_KEPT
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]
@@ -45,6 +51,10 @@ def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: floa
                 "UPDATE steps SET retracted = 1 WHERE step = ? AND NOT (term = ? AND n = ?) AND NOT retracted", key
             ).rowcount
             if superseded:
+                connection.execute("DELETE FROM metric_values WHERE step = ?", (step.step,))
+            connection.execute("DELETE FROM metric_values WHERE step <= ?", (step.step - VALUES_KEPT,))
+            _replace_values(connection, step.step, RUN_RANK, step.values)
+            if superseded:
                 rebuild_rollups(connection, step.step, step.step)
             else:
                 add_run_to_rollups(connection, step.step)
@@ -60,9 +70,24 @@ def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
     def write(connection: sqlite3.Connection) -> None:
         for rank, row in rows:
             if connection.execute(_insertion("rank_steps", row), row).rowcount:
+                key = (rank.step, rank.generation.term, rank.generation.n)
+                if connection.execute(_STANDS, key).fetchone():
+                    _replace_values(connection, rank.step, rank.rank, rank.values)
                 add_rank_to_rollups(connection, rank.step, rank.rank)
 
     return write
+
+
+_STANDS = "SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND NOT retracted"
+_REPLACE_VALUE = "REPLACE INTO metric_values SELECT ?, ?, id, ? FROM metric_names WHERE name = ?"
+
+
+def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> None:
+    """Those that have no column."""
+    rows = [(step, rank, value, name) for name, value in values.items() if m.is_by_name(name)]
+    if connection.executemany(_REPLACE_VALUE, rows).rowcount < len(rows):
+        connection.executemany("INSERT OR IGNORE INTO metric_names (name) VALUES (?)", [(row[3],) for row in rows])
+        connection.executemany(_REPLACE_VALUE, rows)
 
 
 def retract_after(step: int) -> Write:
@@ -73,6 +98,7 @@ def retract_after(step: int) -> Write:
         first, last = found.fetchone()
         if first is not None:
             connection.execute("UPDATE steps SET retracted = 1 WHERE step > ?", (step,))
+            connection.execute("DELETE FROM metric_values WHERE step > ?", (step,))
             rebuild_rollups(connection, first, last)
 
     return write
@@ -164,7 +190,7 @@ def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
     seconds = map(_or_zero, (rank.step_seconds, p.data, p.forward, p.backward, p.sync, p.optimizer, p.wait))
     return (
         rank.step, rank.rank, g.term, g.n, rank.node, _or_zero(rank.tokens), rank.samples, rank.micro_batch,
-        rank.replays, *seconds, rank.memory_bytes, rank.memory_peak_bytes, rank.memory_cap_bytes, finished_at,
+        rank.replays, *seconds, *map(rank.values.get, m.RANK_COLUMNS), finished_at,
     )  # fmt: skip
 
 

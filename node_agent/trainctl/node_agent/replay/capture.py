@@ -37,7 +37,7 @@ def of_run(directory: Path) -> r.Recording:
     caps = [part.memory_cap_bytes for part in parts[-1] if part.memory_cap_bytes is not None]
     return r.Recording(
         version=r.VERSION, name=view.name, engine=view.engine, mixed=view.mixed, samples=view.samples,
-        global_batch=_given(view.global_batch), memory_cap_bytes=min(caps, default=None),
+        global_batch=_given(view.global_batch), memory_cap_bytes=int(min(caps)) if caps else None,
         ranks=tuple(_rank(rank, paths) for rank in sorted(view.ranks, key=lambda rank: rank.rank)),
         steps=tuple(_step(step, of_step) for step, of_step in zip(steps, parts, strict=True) if of_step),
         evaluations=held, events=events, machines=_machines(paths),
@@ -85,7 +85,7 @@ def _part(part: m.RankStep) -> r.Part:
         rank=part.rank, samples=part.samples, micro_batch=_given(part.micro_batch), tokens=round(part.tokens),
         step=_us(part.step_seconds), data=_us(phases.data), forward=_us(phases.forward),
         backward=_us(phases.backward), sync=_us(phases.sync), optimizer=_us(phases.optimizer), wait=_us(phases.wait),
-        memory_bytes=part.peak_or_held_bytes,
+        memory_bytes=None if part.peak_or_held_bytes is None else int(part.peak_or_held_bytes),
     )  # fmt: skip
 
 

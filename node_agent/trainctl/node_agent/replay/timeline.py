@@ -145,9 +145,13 @@ class Timeline:
         return m.RankStep(
             run=self.run, generation=step.generation, step=step.step, rank=rank, node=self.nodes[rank],
             tokens=work.tokens, samples=work.samples, micro_batch=work.micro_batch, replays=0,
-            step_seconds=step.step_seconds, phases=phases, memory_bytes=work.memory_bytes,
-            memory_peak_bytes=work.memory_bytes, memory_cap_bytes=self.recording.memory_cap_bytes,
+            step_seconds=step.step_seconds, phases=phases, values=self._memory(work),
         )  # fmt: skip
+
+    def _memory(self, work: Work) -> dict[str, float]:
+        """A recording has one figure: the peak, or what was held where no peak was known."""
+        found = (work.memory_bytes, work.memory_bytes, self.recording.memory_cap_bytes)
+        return {name: value for name, value in zip(m.RANK_COLUMNS, found, strict=True) if value is not None}
 
     def events(self, step: int) -> tuple[RecordedEvent, ...]:
         """Those of the recording and those of the script; what came before the first step comes with it."""

@@ -36,7 +36,7 @@ class TrainerLink:
         before = self._peers.get(key)
         self._peers[key] = identity
         if isinstance(message, m.Report) and (message.kind == "train" or key not in self._held):
-            self._held[key] = Held(message.memory_bytes, message.memory_peak_bytes, message.memory_cap_bytes)
+            self._held[key] = Held(*map(message.values.get, m.RANK_COLUMNS))
         return message, before not in (None, identity)
 
     def held(self, run: str, rank: int) -> Held | None:

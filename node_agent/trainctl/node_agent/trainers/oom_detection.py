@@ -24,9 +24,9 @@ PROC = Path("/proc")
 class Held(NamedTuple):
     """Memory of a trainer's last step, in bytes: held after it, its peak, the cap; None where it can't tell."""
 
-    used: int | None = None
-    peak: int | None = None
-    cap: int | None = None
+    used: float | None = None
+    peak: float | None = None
+    cap: float | None = None
 
     @property
     def is_near_cap(self) -> bool:

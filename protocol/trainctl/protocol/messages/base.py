@@ -12,6 +12,10 @@ MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+MetricName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.:/-]{0,63}\Z")]
+"""What a metric may be called; those that a caller makes up begin with `user:`."""
+Values = Annotated[dict[MetricName, float], Meta(max_length=128)]
+"""Metrics by name; what isn't known is absent."""
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 RankState = Literal[
     "starting", "ready", "run", "paused", "late", "hung", "lost", "rejoining", "draining", "drained", "failed", "done"

@@ -1,24 +1,164 @@
-"""The metrics that history can be asked for."""
+"""The metrics of a run: one table, which the record, charts, columns, filters, exports and mirrors are made from.
 
-from trainctl.protocol.messages.trainer import PHASES
+A metric that every step has is a field of its message; all others go by name, in `values`. A metric that a run brings
+and the table doesn't know is kept and shown all the same.
+"""
 
-METRICS: dict[str, tuple[str, bool]] = {
-    "loss": ("nats per token", False),
-    "grad_norm": ("", False),
-    "learning_rate": ("", False),
-    "step_seconds": ("s", False),
-    "tokens_per_second": ("tokens/s", False),
-    "loss_not_finite": ("1 at such a step", False),
-    "grad_norm_not_finite": ("1 at such a step", False),
-    "tokens_total": ("tokens, min and max at a bucket's ends", False),
-    "committed_at": ("Unix s, min and max at a bucket's ends", False),
-    "eval_loss": ("nats per token", False),
-    "rank_step_seconds": ("s", True),
-    "busy_seconds": ("s", True),
-    "own_tokens_per_second": ("tokens/s", True),
-    **{f"{name}_seconds": ("s", True) for name in PHASES},
-    "memory_bytes": ("B", True),
-    "memory_peak_bytes": ("B", True),
-    "drift": ("relative", True),
-}
-"""What history can be asked for: name -> (unit, whether it is kept per rank)."""
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from trainctl.protocol.messages.trainer import BUSY_PHASES, PHASES
+
+Scope = Literal["run", "rank", "host"]
+Fold = Literal["mean", "sum", "max"]
+MetricStyle = Literal[
+    "number", "loss", "scientific", "seconds", "rate", "bytes", "ratio", "percent", "watts", "celsius", "megahertz"
+]
+
+
+class Metric(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    unit: str
+    scope: Scope  # whether there is one of the run, of each rank, or of each rank's machine
+    title: str
+    help: str  # what it is, for docs and exporters
+    style: MetricStyle = "number"
+    field: str = ""  # where its message has it, with dots: `phases.wait`; empty: by name in `values`
+    sql: str = ""  # of a row of `steps`, or `r` of `rank_steps`; empty: by name in `metric_values`
+    fold: Fold = "mean"  # what several ranks have together
+    short: str = ""  # at the end of its line in a chart
+    heading: str = ""  # of its column in the fleet table, where that is wide; empty: it has none, or one of its own
+    drawn: bool = True  # whether charts offer it
+
+    def of(self, message: Any) -> float | None:
+        """Its value in a StepCommitted, RankStep, HostReading or GpuReading; None where that has none."""
+        values: Mapping[str, float] = getattr(message, "values", {})
+        return operator.attrgetter(self.field)(message) if self.field else values.get(self.name)
+
+    def folded(self, values: Sequence[float]) -> float:
+        """What several ranks have together."""
+        match self.fold:
+            case "sum":
+                return float(sum(values))
+            case "max":
+                return max(values)
+            case "mean":
+                return statistics.fmean(values)
+
+
+_BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
+_NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
+_RUN = (
+    Metric("loss", "nats per token", "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
+    Metric("eval_loss", "nats per token", "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
+    Metric(
+        "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
+        "grad_norm", short="norm",
+    ),
+    Metric("clip_scale", "", "run", "clip scale", "What clipping multiplied the gradient by; 1: nothing.", "loss"),
+    Metric(
+        "learning_rate", "", "run", "learning rate", "Learning rate of the step.", "scientific", "learning_rate",
+        "learning_rate", short="lr",
+    ),
+    Metric(
+        "step_seconds", "s", "run", "step seconds", "Time from commit to commit, pauses excluded.", "seconds",
+        "step_seconds", "step_seconds", short="step",
+    ),
+    Metric(
+        "tokens_per_second", "tokens/s", "run", "tokens/s", "Counted tokens of the step over its time.", "rate",
+        "tokens_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END", short="tok/s",
+    ),
+    Metric(
+        "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
+        "samples_per_second", "CASE WHEN step_seconds > 0 THEN samples / step_seconds END", short="smp/s",
+    ),
+    Metric(
+        "loss_not_finite", "1 at such a step", "run", "", "Steps whose loss is not finite.", drawn=False,
+        sql=_NOT_FINITE.format("loss"),
+    ),
+    Metric(
+        "grad_norm_not_finite", "1 at such a step", "run", "", "Steps whose gradient norm is not finite.", drawn=False,
+        sql=_NOT_FINITE.format("grad_norm"),
+    ),
+    Metric(
+        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Counted tokens since the run began.",
+        field="tokens_total", drawn=False,
+    ),
+    Metric(
+        "committed_at", "Unix s, min and max at a bucket's ends", "run", "", "When the step was committed.",
+        field="committed_at", drawn=False,
+    ),
+)  # fmt: skip
+
+_RANK = (
+    Metric(
+        "own_loss", "nats per token", "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
+        heading="LOSS",
+    ),
+    Metric(
+        "rank_step_seconds", "s", "rank", "rank step seconds", "The rank's step, from plan to end.", "seconds",
+        "step_seconds", "r.step_seconds", "max", "step",
+    ),
+    Metric(
+        "busy_seconds", "s", "rank", "busy seconds", "Data, forward and backward.", "seconds", "phases.busy", _BUSY,
+        "max", "busy",
+    ),
+    Metric(
+        "own_tokens_per_second", "tokens/s", "rank", "own tok/s", "What the rank would do alone.", "rate",
+        "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 THEN r.tokens / ({_BUSY}) END", "sum", "own",
+    ),
+    *(
+        Metric(
+            f"{name}_seconds", "s", "rank", f"{name} seconds", f"Time of its step in {name}.", "seconds",
+            f"phases.{name}", f"r.{name}_seconds", "max", name,
+        )
+        for name in PHASES
+    ),
+    Metric(
+        "memory_bytes", "B", "rank", "memory held GB", "Held by the trainer on its device after the step.", "bytes",
+        sql="r.memory_bytes", fold="sum", short="held",
+    ),
+    Metric(
+        "memory_peak_bytes", "B", "rank", "memory peak GB", "Most that it held during the step.", "bytes",
+        sql="r.memory_peak_bytes", fold="sum", short="memory",
+    ),
+    Metric(
+        "memory_cap_bytes", "B", "rank", "memory cap GB", "Most that it may hold.", "bytes",
+        sql="r.memory_cap_bytes", fold="sum", short="cap",
+    ),
+    Metric(
+        "memory_use", "of the cap", "rank", "memory use", "Mean peak of the last 10 steps over the cap.", "ratio",
+        fold="max", short="use",
+    ),
+    Metric(
+        "memory_growth", "B/step", "rank", "memory growth", "Slope of the peaks of the last 10 steps.", "bytes",
+        short="growth",
+    ),
+    Metric("drift", "relative", "rank", "drift", "How far parameters were from those they were given.", "scientific"),
+)  # fmt: skip
+
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_RANK)}
+"""Every metric of the table, by name, in the order in which they are offered."""
+RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r.{metric.name}" and not metric.field)
+"""Those that go by name in a message, and that the record has columns for."""
+
+
+_OWN_TABLES: Final = frozenset({"eval_loss", "drift"})
+"""Metrics that the record has a table for, with few rows."""
+
+
+def is_by_name(name: str) -> bool:
+    """Whether a metric goes in `values` and `metric_values`, and has no column or table of its own."""
+    metric = METRICS.get(name)
+    return metric is None or not (metric.sql or metric.field or name in _OWN_TABLES)
+
+
+def metric_of(name: str, *, per_rank: bool = True) -> Metric:
+    """A metric by its name; of one that a run brings no more is known than that."""
+    title = name.removeprefix("user:").replace("_", " ")
+    known = Metric(name, "", "rank" if per_rank else "run", title, "A metric that the run brings.", "loss")
+    return METRICS.get(name, known)

@@ -1,5 +1,7 @@
 """What clients see: what an agent publishes of its run, its machine and its alerts."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
@@ -16,9 +18,15 @@ from trainctl.protocol.messages.base import (
     RunKind,
     RunState,
     Severity,
+    Values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.trainer import Phases
+
+
+def peak_or_held(values: Mapping[str, float]) -> float | None:
+    """Of metrics by name, the peak of memory, or what was held where no peak is known."""
+    return values.get("memory_peak_bytes", values.get("memory_bytes"))
 
 
 class RankView(msgspec.Struct, frozen=True):
@@ -109,8 +117,14 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     step_seconds: float  # from the commit before it, pauses excluded
     tokens_total: float  # weight committed since the run began
     skipped: str | None = None
+    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of the step / its seconds; None if no time passed."""
+        return self.samples / self.step_seconds if self.step_seconds > 0 else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -132,9 +146,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
     replays: Count
     step_seconds: float
     phases: Phases
-    memory_bytes: Count | None = None
-    memory_peak_bytes: Count | None = None
-    memory_cap_bytes: Count | None = None
+    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0
 
@@ -145,9 +157,19 @@ class RankStep(Message, tag="rank-step", frozen=True):
         return self.tokens / busy_seconds if busy_seconds > 0 else None
 
     @property
-    def peak_or_held_bytes(self) -> int | None:
+    def memory_bytes(self) -> float | None:
+        """Held by the trainer on its device after the step."""
+        return self.values.get("memory_bytes")
+
+    @property
+    def memory_cap_bytes(self) -> float | None:
+        """Most that it may hold."""
+        return self.values.get("memory_cap_bytes")
+
+    @property
+    def peak_or_held_bytes(self) -> float | None:
         """What the step needed of memory: its peak, or what was held after it where no peak is known."""
-        return self.memory_bytes if self.memory_peak_bytes is None else self.memory_peak_bytes
+        return peak_or_held(self.values)
 
 
 SCRIPTED_DEVICE = "scripted"

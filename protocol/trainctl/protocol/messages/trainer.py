@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range
+from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range, Values
 
 
 class RankWork(msgspec.Struct, frozen=True):
@@ -179,16 +179,13 @@ class Report(Message, tag="report", frozen=True):
     own_weight: float  # this rank's part of it
     own_samples: Count
     grad_norm: float = 0.0  # before clipping
-    clip_scale: float = 1.0  # what the gradient was multiplied by
     skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
     micro_batch: Count = 0  # in use at the end of the step
     replays: Count = 0  # micro-batches run again after an out-of-memory error
     phases: Phases = Phases()
     step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
     finished_at: float = 0.0
-    memory_bytes: Count | None = None
-    memory_peak_bytes: Count | None = None
-    memory_cap_bytes: Count | None = None
+    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     checkpoint: CheckpointInfo | None = None
     drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
     samples_per_second: float | None = None  # measure: of forward and backward alone

@@ -30,19 +30,24 @@ class Zoom(NamedTuple):
     level: int
 
 
-def choose(first: int, last: int, columns: int, *, rollups: bool = True) -> Zoom:
-    """The finest zoom that shows the steps first..last in at most `columns` buckets."""
-    zoom = _of_size(-(-(last - first + 1) // columns), rollups)
+def choose(first: int, last: int, columns: int, *, rollups: bool = True, raw_from: int = 0) -> Zoom:
+    """The finest zoom that shows the steps first..last in at most `columns` buckets; those before `raw_from` are known
+    by their rollups alone."""
+    if rollups and first < raw_from:
+        columns = max(min(columns, (last - first + 1) // ROLLUP_LEVELS[0]), 1)
+    zoom = _of_size(-(-(last - first + 1) // columns), rollups, least_raw=first >= raw_from)
     if last // zoom.bucket_steps - first // zoom.bucket_steps < columns:
         return zoom
     # The span straddles one bucket more than it fills; one more than columns - 1 can fill always fits.
-    return _of_size(-(-(last - first + 1) // (columns - 1)) if columns > 1 else last + 1, rollups)
+    wanted = -(-(last - first + 1) // (columns - 1)) if columns > 1 else last + 1
+    return _of_size(wanted, rollups, least_raw=first >= raw_from)
 
 
-def _of_size(wanted: int, rollups: bool) -> Zoom:
-    if not rollups or wanted <= RAW_STEPS_PER_COLUMN:
+def _of_size(wanted: int, rollups: bool, *, least_raw: bool) -> Zoom:
+    if not rollups or (least_raw and wanted <= RAW_STEPS_PER_COLUMN):
         return Zoom(wanted, 0)
-    level = max(level for level in ROLLUP_LEVELS if level * _LEAST_ROLLUPS_PER_COLUMN <= wanted)
+    fitting = [level for level in ROLLUP_LEVELS if level * _LEAST_ROLLUPS_PER_COLUMN <= wanted]
+    level = max(fitting, default=ROLLUP_LEVELS[0])
     return Zoom(-(-wanted // level) * level, level)
 
 
@@ -75,7 +80,7 @@ def pieces(first: int, last: int, level: int, *, oldest: int, newest: int) -> Pi
 def series_query(metric: str) -> str:
     """Rows (bucket, minimum, maximum, mean, last) of a metric, ascending.
 
-    Its parameters are the fields of Pieces, `level`, `rank` and `size`, the steps in a bucket.
+    Its parameters are the fields of Pieces, `level`, `metric`, `rank` and `size`, the steps in a bucket.
     """
     if metric in AXIS_METRICS:
         return _axis_query(metric)
@@ -86,7 +91,7 @@ def series_query(metric: str) -> str:
           SELECT {columns} FROM ({steps.format(piece="head")}) WHERE {FINITE}
           UNION ALL
           SELECT bucket * bucket_steps, count, minimum, maximum, mean, last FROM rollups
-          WHERE metric = '{metric}' AND rank = :rank AND bucket_steps = :level
+          WHERE metric = :metric AND rank = :rank AND bucket_steps = :level
             AND bucket BETWEEN :bucket_first AND :bucket_last
           UNION ALL
           SELECT {columns} FROM ({steps.format(piece="tail")}) WHERE {FINITE}
@@ -129,6 +134,12 @@ def _steps_query(metric: str) -> str:
     if metric in STEP_EXPRESSIONS:
         expression = STEP_EXPRESSIONS[metric]
         return f"SELECT step, {expression} AS value FROM steps WHERE NOT retracted AND step {between}"  # noqa: S608
+    if metric not in RANK_EXPRESSIONS:
+        number = "(SELECT id FROM metric_names WHERE name = :metric)"
+        return (  # CROSS JOIN: a seek for each step of the span
+            f"SELECT s.step AS step, v.value AS value FROM steps s CROSS JOIN metric_values v ON v.step = s.step"  # noqa: S608
+            f" AND v.rank = :rank AND v.metric = {number} WHERE NOT s.retracted AND s.step {between}"
+        )
     expression = RANK_EXPRESSIONS[metric]
     return (
         f"SELECT r.step AS step, {expression} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from trainctl.protocol.messages import Report
+from trainctl.protocol.messages import RANK_COLUMNS, Report
 from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
 from trainctl.protocol.wire.codec import encode
 
@@ -97,6 +97,6 @@ def _row(report: Report, node: str) -> Row:
     return (
         report.step, report.rank, report.generation.term, report.generation.n, node, report.own_weight,
         report.own_samples, report.micro_batch, report.replays, report.step_seconds, phases.data, phases.forward,
-        phases.backward, phases.sync, phases.optimizer, phases.wait, report.memory_bytes, report.memory_peak_bytes,
-        report.memory_cap_bytes, report.finished_at,
+        phases.backward, phases.sync, phases.optimizer, phases.wait, *map(report.values.get, RANK_COLUMNS),
+        report.finished_at,
     )  # fmt: skip

@@ -21,9 +21,11 @@ from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import choose, pieces, series_query
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
-from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
 from trainctl.protocol.wire import codec
 
+_Values = dict[tuple[int, int], dict[str, float]]
+"""Metrics by name, by step and rank."""
 _EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
@@ -32,7 +34,7 @@ _STEP_COLUMNS = (
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
     f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)},"
-    " r.memory_bytes, r.memory_peak_bytes, r.memory_cap_bytes"
+    f" {', '.join(f'r.{name}' for name in m.RANK_COLUMNS)}"
 )
 _RANKS = """
     WITH RECURSIVE found(rank) AS (
@@ -108,7 +110,7 @@ class RecordReader:
         rows = self._rows(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE NOT retracted ORDER BY step DESC, term DESC, n DESC LIMIT 1"  # noqa: S608
         )
-        return self._step(rows[0]) if rows else None
+        return self._step(rows[0], self._values(rows[0][2], rows[0][2], RUN_RANK)) if rows else None
 
     def totals(self) -> Totals:
         """What all committed steps come to."""
@@ -130,7 +132,9 @@ class RecordReader:
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE step > ? AND NOT retracted ORDER BY step LIMIT ?",  # noqa: S608
             (after, limit + 1),
         )
-        return tuple(self._step(row) for row in rows[:limit]), len(rows) > limit
+        page = rows[:limit]
+        values = self._values(page[0][2], page[-1][2], RUN_RANK) if page else {}
+        return tuple(self._step(row, values) for row in page), len(rows) > limit
 
     def step_by(self, step: int, generation: m.Generation) -> int:
         """The newest step up to `step` that was committed in `generation` or one before it; 0 if there is none."""
@@ -152,11 +156,36 @@ class RecordReader:
     def parts_between(self, first: int, last: int) -> tuple[m.RankStep, ...]:
         """The ranks' parts of the committed steps first..last, by step and rank."""
         sql = f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step BETWEEN ? AND ? ORDER BY r.step, r.rank"  # noqa: S608
-        return tuple(self._rank_step(row) for row in self._rows(sql, (first, last)))
+        values = self._values(first, last)
+        return tuple(self._rank_step(row, values) for row in self._rows(sql, (first, last)))
 
     def ranks(self) -> tuple[int, ...]:
         """Every rank that had a part in a step, ascending."""
         return tuple(rank for (rank,) in self._rows(_RANKS))
+
+    @functools.cached_property
+    def _by_name(self) -> bool:
+        """Whether the record has metrics by name; one of schema 1 has none."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'metric_names'"))
+
+    def own_metrics(self) -> tuple[str, ...]:
+        """The metrics that the run brought and the table of metrics doesn't know, by name."""
+        names = self._rows("SELECT name FROM metric_names ORDER BY name") if self._by_name else []
+        return tuple(name for (name,) in names if name not in m.METRICS)
+
+    def _values(self, first: int, last: int, rank: int | None = None) -> _Values:
+        """Metrics by name of the steps first..last, by step and rank: of one rank, or of all."""
+        if not self._by_name:
+            return {}
+        found: _Values = {}
+        rows = self._rows(
+            "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
+            " WHERE v.step BETWEEN :first AND :last AND :rank IN (v.rank, -2)",
+            {"first": first, "last": last, "rank": -2 if rank is None else rank},
+        )
+        for step, of, name, value in rows:
+            found.setdefault((step, of), {})[name] = _number(value)
+        return found
 
     def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:
         """Up to `limit` events above `after_id`, oldest first, and whether there are more of them.
@@ -199,16 +228,18 @@ class RecordReader:
     ) -> m.Series:  # fmt: skip
         """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span. Buckets
         without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault."""
-        _check_series(metric, rank, columns)
+        self._check_series(metric, rank, columns)
         oldest, newest = self._ends()
         first = max(first_step, 0 if metric == EVALUATION_METRIC else oldest)  # that can come before the first step
         last = newest if last_step is None else min(last_step, newest)
-        if last < first:
+        if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS)
+        raw_from = newest - VALUES_KEPT + 1 if m.is_by_name(metric) else 0
+        zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_from=raw_from)
         cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
         values: dict[str, Any] = {
-            **cut._asdict(), "level": zoom.level, "rank": RUN_RANK if rank is None else rank, "size": zoom.bucket_steps
+            **cut._asdict(), "level": zoom.level, "size": zoom.bucket_steps, "metric": metric,
+            "rank": RUN_RANK if rank is None else rank,
         }  # fmt: skip
         rows = self._rows(series_query(metric), values)
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
@@ -223,6 +254,20 @@ class RecordReader:
         ]
         return (ends[0][0][0], ends[1][0][0]) if all(ends) else (1, 0)
 
+    def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
+        self.check_metric(metric)
+        if (m.metric_of(metric).scope == "run") != (rank is None):
+            kept = "per rank" if rank is None else "for the run, not per rank"
+            raise InvalidInputError("rank", f"{metric} is kept {kept}")
+        if columns < 1:
+            raise InvalidInputError("columns", f"{columns} is below 1")
+
+    def check_metric(self, metric: str) -> None:
+        """Raises InvalidInputError naming a metric that neither the table nor the run has."""
+        if metric not in m.METRICS and metric not in (own := self.own_metrics()):
+            known = ", ".join((*m.METRICS, *own))
+            raise InvalidInputError("metric", f"unknown metric {metric!r}; there are {known}")
+
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with self._turn:
             try:
@@ -230,19 +275,20 @@ class RecordReader:
             except sqlite3.DatabaseError as error:
                 raise InvalidInputError(str(self.path), f"cannot be read: {error}; {DAMAGED}") from None
 
-    def _step(self, row: tuple[Any, ...]) -> m.StepCommitted:
+    def _step(self, row: tuple[Any, ...], values: _Values) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
         fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
-        return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), **fields)
+        own = values.get((row[2], RUN_RANK), {})
+        return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
 
-    def _rank_step(self, row: tuple[Any, ...]) -> m.RankStep:
+    def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
         term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases = row[:16]
-        used, peak, cap = row[16:]
+        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[16:], strict=True) if value is not None}
         return m.RankStep(
             run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
-            memory_bytes=used, memory_peak_bytes=peak, memory_cap_bytes=cap,
+            values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
@@ -260,17 +306,6 @@ class RecordReader:
             generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
             undoes=undoes,
         )  # fmt: skip
-
-
-def _check_series(metric: str, rank: int | None, columns: int) -> None:
-    if metric not in m.METRICS:
-        raise InvalidInputError("metric", f"unknown metric {metric!r}; there are {', '.join(m.METRICS)}")
-    if m.METRICS[metric][1] != (rank is not None):
-        raise InvalidInputError(
-            "rank", f"{metric} is kept {'per rank' if rank is None else 'for the run, not per rank'}"
-        )
-    if columns < 1:
-        raise InvalidInputError("columns", f"{columns} is below 1")
 
 
 def _reading(body: bytes) -> m.HostReading | None:

@@ -6,35 +6,27 @@ A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is
 import sqlite3
 from typing import Final, NamedTuple
 
-from trainctl.protocol.messages import BUSY_PHASES, PHASES
+from trainctl.protocol.messages import METRICS
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""
 
-STEP_EXPRESSIONS: Final[dict[str, str]] = {
-    **{name: name for name in ("loss", "grad_norm", "learning_rate", "step_seconds")},
-    "tokens_per_second": "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
-    "loss_not_finite": "CASE WHEN loss IS NULL OR abs(loss) >= 1e300 THEN 1.0 END",
-    "grad_norm_not_finite": "CASE WHEN grad_norm IS NULL OR abs(grad_norm) >= 1e300 THEN 1.0 END",
-}
-"""Metrics of a row of `steps`, in SQL. The last two are there only for steps whose value could not be drawn."""
 
-_BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
-_PLAIN = (*(f"{name}_seconds" for name in PHASES), "memory_bytes", "memory_peak_bytes")
-RANK_EXPRESSIONS: Final[dict[str, str]] = {
-    "rank_step_seconds": "r.step_seconds",
-    "busy_seconds": _BUSY,
-    "own_tokens_per_second": f"CASE WHEN {_BUSY} > 0 THEN r.tokens / ({_BUSY}) END",
-    **{name: f"r.{name}" for name in _PLAIN},
-}
+def _expressions(scope: str) -> dict[str, str]:
+    return {metric.name: metric.sql for metric in METRICS.values() if metric.scope == scope and metric.sql}
+
+
+STEP_EXPRESSIONS: Final = _expressions("run")
+"""Metrics of a row of `steps`, in SQL."""
+RANK_EXPRESSIONS: Final = _expressions("rank")
 """Metrics of a row `r` of `rank_steps`, in SQL."""
 
 RUN_SERIES: Final = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
-LATER_METRICS: Final = ("busy_seconds", "data_seconds")
+LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second")
 """One of each set of metrics that records of an earlier program have no rollups of."""
 
 EVALUATION_METRIC: Final = "eval_loss"
@@ -76,20 +68,22 @@ def _add_rollups(values: str) -> str:
     """  # noqa: S608  constants of this file
 
 
-_ADD_RUN: Final = _add_rollups(
-    " UNION ALL ".join(
-        f"SELECT step, {RUN_RANK} AS rank, '{name}' AS metric, {sql} AS value FROM steps"  # noqa: S608
-        " WHERE NOT retracted AND step BETWEEN :first AND :last"
-        for name, sql in STEP_EXPRESSIONS.items()
-    )
+_VALUES_OF = (
+    "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
+    " WHERE v.step BETWEEN :first AND :last AND v.rank = {}"
 )
-_ADD_RANK: Final = _add_rollups(
-    " UNION ALL ".join(
-        f"SELECT r.step AS step, r.rank AS rank, '{name}' AS metric, {sql} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608
-        " WHERE r.rank = :rank AND r.step BETWEEN :first AND :last"
-        for name, sql in RANK_EXPRESSIONS.items()
-    )
-)
+_OF_RUN = [
+    f"SELECT step, {RUN_RANK} AS rank, '{name}' AS metric, {sql} AS value FROM steps"  # noqa: S608
+    " WHERE NOT retracted AND step BETWEEN :first AND :last"
+    for name, sql in STEP_EXPRESSIONS.items()
+]
+_OF_RANK = [
+    f"SELECT r.step AS step, r.rank AS rank, '{name}' AS metric, {sql} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608
+    " WHERE r.rank = :rank AND r.step BETWEEN :first AND :last"
+    for name, sql in RANK_EXPRESSIONS.items()
+]
+_ADD_RUN: Final = _add_rollups(" UNION ALL ".join([*_OF_RUN, _VALUES_OF.format(RUN_RANK)]))
+_ADD_RANK: Final = _add_rollups(" UNION ALL ".join([*_OF_RANK, _VALUES_OF.format(":rank")]))
 _DELETE_ROLLUPS: Final = """
     DELETE FROM rollups WHERE metric = :metric AND rank = :rank AND bucket_steps = :level
       AND bucket BETWEEN :low / :level AND :high / :level
@@ -144,8 +138,9 @@ def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> No
         found = connection.execute("SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?", (low, high))
         ranks = [rank for (rank,) in found]
         span = {"level": level, "finer": finer, "low": low, "high": high, "first": low, "last": high}
-        series = [{**span, "metric": name, "rank": RUN_RANK} for name in STEP_EXPRESSIONS]
-        series += [{**span, "metric": name, "rank": rank} for name in RANK_EXPRESSIONS for rank in ranks]
+        own = [name for (name,) in connection.execute("SELECT name FROM metric_names")]
+        series = [{**span, "metric": name, "rank": RUN_RANK} for name in (*STEP_EXPRESSIONS, *own)]
+        series += [{**span, "metric": name, "rank": rank} for name in (*RANK_EXPRESSIONS, *own) for rank in ranks]
         connection.executemany(_DELETE_ROLLUPS, series)
         if finer:
             connection.executemany(_MERGE_ROLLUPS, series)

@@ -14,14 +14,16 @@ from typing import Any, Final
 from trainctl.protocol.errors import InvalidInputError
 
 SCHEMA_VERSION: Final = 2
-"""Of what is written. 2: an event has its data, and what a guest did not say is NULL (but for NOT_GIVEN); the events of
-1 have only words, and stay as they are."""
+"""Of what is written. 2: an event has its data, metrics go by name, and what a guest did not say is NULL (but for
+NOT_GIVEN); what 1 wrote stays as it is."""
 _ADDED: Final = {"events": ("data BLOB", "undoes TEXT"), "commands": ("undoes TEXT",)}
 """By table, the columns that a file of an older schema is given when it is opened for writing."""
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
+VALUES_KEPT: Final = 20_000
+"""Newest steps whose `metric_values` are kept; their rollups stay for ever."""
 
 _RANK_STEPS = """
 CREATE TABLE IF NOT EXISTS rank_steps (
@@ -74,6 +76,12 @@ CREATE TABLE IF NOT EXISTS host (
   at REAL NOT NULL, node TEXT NOT NULL, cpu_percent REAL, memory_used_bytes INTEGER, disk_free_bytes INTEGER,
   body BLOB NOT NULL                       -- the HostReading as sent
 );
+CREATE TABLE IF NOT EXISTS metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS metric_values ( -- of metrics without a column, of steps that stand: the newest ones
+  step INTEGER NOT NULL, rank INTEGER NOT NULL,      -- rank -1: of the run
+  metric INTEGER NOT NULL, value REAL,
+  PRIMARY KEY (step, rank, metric)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollups (
   metric TEXT NOT NULL, rank INTEGER NOT NULL,       -- rank -1: of the run
   bucket_steps INTEGER NOT NULL, bucket INTEGER NOT NULL, count INTEGER NOT NULL,

@@ -8,8 +8,9 @@ cut, and never a mean of means.
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from trainctl.trainer.collective.group import Group, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, Sums
 from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
@@ -63,6 +65,7 @@ class Executor:
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches()
+        self._memory_trend = MemoryTrend()
 
     def train(self, plan: StepPlan, started: float) -> Report:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
@@ -83,10 +86,11 @@ class Executor:
                 norm, clip, skipped = self._update(plan, batch, tail)
             self._status.show("commit")
             own_weight, own_samples = batch.weight, batch.samples
+            values = {"clip_scale": clip, **_own_loss(batch)}
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
-            report = self._report(plan, sums, watch, own_weight, grad_norm=norm, clip_scale=clip, skipped=skipped)
+            report = self._report(plan, sums, watch, own_weight, values, grad_norm=norm, skipped=skipped)
             self._progress.remember(report)
         return report
 
@@ -211,17 +215,28 @@ class Executor:
         return next(mine, RankWork(self._who.rank, (), 1))
 
     def _report(
-        self, plan: StepPlan, sums: Sums, watch: Stopwatch, own_weight: float, *, grad_norm: float = 0.0,
-        clip_scale: float = 1.0, skipped: str | None = None,
+        self, plan: StepPlan, sums: Sums, watch: Stopwatch, own_weight: float,
+        values: Mapping[str, float] = MappingProxyType({}), *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
         memory = self._backend.memory()
+        found = {
+            "memory_bytes": memory.used_bytes, "memory_peak_bytes": memory.peak_bytes,
+            "memory_cap_bytes": memory.cap_bytes, **values,
+        }  # fmt: skip
+        if plan.kind == "train":
+            found |= self._memory_trend.add(memory)
         return Report(
             run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
-            grad_norm=grad_norm, clip_scale=clip_scale, skipped=skipped, micro_batch=sums.micro_batch,
+            grad_norm=grad_norm, skipped=skipped, micro_batch=sums.micro_batch,
             replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
-            memory_bytes=memory.used_bytes, memory_peak_bytes=memory.peak_bytes, memory_cap_bytes=memory.cap_bytes,
+            values={name: float(value) for name, value in found.items() if value is not None},
         )  # fmt: skip
+
+
+def _own_loss(batch: HalfBatch) -> dict[str, float]:
+    """The mean loss over the rank's own samples, nats per unit of weight; nothing without a counted token."""
+    return {"own_loss": batch.loss_sum / batch.weight} if batch.weight > 0 else {}
 
 
 def _skip_reason(tail: Tail, norm: float) -> str | None:

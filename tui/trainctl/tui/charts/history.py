@@ -1,13 +1,13 @@
 """What the charts ask a record for, and the window to draw from its answers and from what came since. Pure."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.rollups import DRIFT_METRIC, EVALUATION_METRIC
+from trainctl.protocol.record.rollups import DRIFT_METRIC, EVALUATION_METRIC, RANK_SERIES
 from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
 from trainctl.tui.charts.metrics import NOT_FINITE, per_rank
 from trainctl.tui.charts.viewport import Chart
@@ -22,13 +22,6 @@ _MOST_NUMBERS: Final = 80_000
 """Of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
 _TAIL_STEPS: Final = 1024
-_OF_PARTS: Final[dict[str, Callable[[m.RankStep], float | None]]] = {
-    "wait_seconds": lambda part: part.phases.wait,
-    "rank_step_seconds": lambda part: part.step_seconds,
-    "memory_bytes": lambda part: part.memory_bytes,
-    "memory_peak_bytes": lambda part: part.memory_peak_bytes,
-}
-"""Metrics of a rank that the state keeps no window of."""
 
 
 class Ask(NamedTuple):
@@ -142,12 +135,13 @@ def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingPr
     return newest if newest is not None and len(newest) else state.lately(*key)
 
 
-def collected(tails: Mapping[Key, s.Window], state: ViewState) -> dict[Key, s.Window]:
-    """The tails with what the ranks' newest messages add. After a hole one begins anew, for then the record is to be
-    asked again."""
+def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[Chart]) -> dict[Key, s.Window]:
+    """The tails with what the ranks' newest messages add of the metrics that charts draw. After a hole one begins
+    anew, for then the record is to be asked again."""
     made = dict(tails)
+    picked = dict.fromkeys(pick.metric for chart in charts for pick in chart.picks if _is_tail(pick.metric))
     for rank, parts in state.parts.items():
-        for metric, value_of in _OF_PARTS.items():
+        for metric in picked:
             window = made.get((metric, rank)) or s.empty(_TAIL_STEPS)
             fresh = [part for part in parts if part.step > window.newest_step]
             if fresh and len(window) and fresh[0].step > window.newest_step + 1:
@@ -155,10 +149,15 @@ def collected(tails: Mapping[Key, s.Window], state: ViewState) -> dict[Key, s.Wi
             if len(window) >= _TAIL_STEPS // 2:
                 window = s.tail(window, window.newest_step - _TAIL_STEPS // 4)
             for part in fresh:
-                value = value_of(part)
+                value = m.metric_of(metric).of(part)
                 window = s.add(window, part.step, value) if value is not None else window
             made[metric, rank] = window
     return made
+
+
+def _is_tail(metric: str) -> bool:
+    """Whether it is of a rank, and the state keeps no window of it."""
+    return per_rank(metric) and metric not in RANK_SERIES
 
 
 def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> bool:

@@ -1,50 +1,52 @@
 """The metrics that can be drawn: what each is called, in which unit, how its values are written, and where a run's
 charts begin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts.axis import METRIC_OF
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 
 
-class Metric(NamedTuple):
-    """How a metric is shown. Values are multiplied by `factor` first."""
+class Style(NamedTuple):
+    """How a metric's values are drawn and written. They are multiplied by `factor` first."""
 
-    title: str
-    short: str = ""  # at a line's end
     words: Callable[[float | None], str] = f.loss
     factor: float = 1.0
+    least_span: float = 0.02
     points: bool = False
     most_times: float = float("inf")  # the median, above which values run out at the top
-    least_span: float = 0.02
 
 
 def _gigabytes(value: float | None) -> str:
     return f.figure(value, "{:.2f} GB")
 
 
-_KNOWN: Final[dict[str, Metric]] = {
-    "loss": Metric("loss"),
-    "eval_loss": Metric("eval loss", "eval", points=True),
-    "grad_norm": Metric("gradient norm", "norm"),
-    "learning_rate": Metric("learning rate", "lr", words=f.scientific),
-    "step_seconds": Metric("step seconds", "step", words=f.seconds, most_times=4.0, least_span=0.2),
-    "tokens_per_second": Metric("tokens/s", "tok/s", words=f.rate, least_span=0.2),
-    "rank_step_seconds": Metric("rank step seconds", "step", words=f.seconds, most_times=4.0, least_span=0.2),
-    "busy_seconds": Metric("busy seconds", "busy", words=f.seconds, most_times=4.0, least_span=0.2),
-    "own_tokens_per_second": Metric("own tok/s", "own", words=f.rate, least_span=0.2),
-    "wait_seconds": Metric("wait seconds", "wait", words=f.seconds, least_span=0.2),
-    "memory_bytes": Metric("memory held GB", "held", words=_gigabytes, factor=1e-9, least_span=0.05),
-    "memory_peak_bytes": Metric("memory peak GB", "memory", words=_gigabytes, factor=1e-9, least_span=0.05),
-    "drift": Metric("drift", words=f.scientific, points=True),
+def _percent(value: float | None) -> str:
+    return f.figure(value, "{:.0f}%")
+
+
+_STYLES: Final[dict[m.MetricStyle, Style]] = {
+    "number": Style(least_span=0.2),
+    "loss": Style(),
+    "scientific": Style(f.scientific),
+    "seconds": Style(f.seconds, least_span=0.2),
+    "rate": Style(f.rate, least_span=0.2),
+    "bytes": Style(_gigabytes, 1e-9, 0.05),
+    "ratio": Style(_percent, 100.0, 5.0),
+    "percent": Style(_percent, least_span=5.0),
+    "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),
+    "celsius": Style(lambda value: f.figure(value, "{:.0f}°C"), least_span=5.0),
+    "megahertz": Style(lambda value: f.figure(value, "{:.2f} GHz"), 1e-3, 0.05),
 }
-_HIDDEN: Final = frozenset(METRIC_OF.values())
+_POINTS: Final = frozenset({"eval_loss", "drift"})
+"""Metrics with a value at few steps."""
+_SPIKED: Final = frozenset({"step_seconds", "rank_step_seconds", "busy_seconds"})
+"""Metrics of which a value above four times the median runs out at the top."""
 NOT_FINITE: Final = "_not_finite"
 """The end of the name of the metric that tells at which steps another has no value to draw."""
 DEFAULT_CHARTS: Final = (
@@ -56,24 +58,23 @@ DEFAULT_CHARTS: Final = (
 )
 
 
-def metric_of(name: str) -> Metric:
-    """A metric by its name, also one that is only known by that."""
-    return _KNOWN.get(name) or Metric(name.replace("_", " "))
+def style_of(name: str) -> Style:
+    """How a metric is drawn, also one that is only known by its name."""
+    style = _STYLES[m.metric_of(name).style]
+    return style._replace(points=name in _POINTS, most_times=4.0 if name in _SPIKED else style.most_times)
 
 
-def names() -> list[str]:
-    """Every metric that makes a line, in the order they are offered in."""
-    listed = [name for name in m.METRICS if name not in _HIDDEN and not name.endswith(NOT_FINITE)]
-    order = list(_KNOWN)
-    return sorted(listed, key=lambda name: order.index(name) if name in order else len(order))
+def names(own: Iterable[str] = ()) -> list[str]:
+    """Every metric that makes a line, in the order they are offered in; `own` are those that the run brings."""
+    return [*(name for name, metric in m.METRICS.items() if metric.drawn), *sorted(own)]
 
 
 def short(name: str) -> str:
-    return metric_of(name).short or metric_of(name).title
+    return m.metric_of(name).short or m.metric_of(name).title
 
 
 def per_rank(name: str) -> bool:
-    return m.METRICS.get(name, ("", False))[1]
+    return m.metric_of(name).scope != "run"
 
 
 def rank_names(run: m.RunView | None) -> dict[int, str]:
@@ -85,7 +86,7 @@ def rank_names(run: m.RunView | None) -> dict[int, str]:
 
 def title(chart: Chart, node_of: Callable[[int], str]) -> str:
     """What a chart's rule says: its metrics, each once, and the node where all lines are of one."""
-    words = list(dict.fromkeys(metric_of(pick.metric).title for pick in chart.picks))
+    words = list(dict.fromkeys(m.metric_of(pick.metric).title for pick in chart.picks))
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
     where = "" if not ranks else " by node" if only is None or only == ALL_RANKS else f" of {node_of(only)}"

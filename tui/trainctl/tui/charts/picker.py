@@ -1,6 +1,6 @@
 """The list that a chart's lines are chosen from: metrics by node, and runs to lay over. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
@@ -48,12 +48,12 @@ class Picker:
         return left[min(self.cursor, len(left) - 1)] if left else None
 
 
-def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[PickerEntry, ...]:
-    """Every metric, of each node where it is kept by rank, and every other run."""
+def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary], own: Iterable[str] = ()) -> tuple[PickerEntry, ...]:
+    """Every metric, of each node where it is kept by rank, and every other run; `own` metrics are those it brings."""
     ranks = metrics.rank_names(run)
     made = []
-    for name in metrics.names():
-        title, unit = metrics.metric_of(name).title, m.METRICS[name][0]
+    for name in metrics.names(own):
+        title, unit = m.metric_of(name).title, m.metric_of(name).unit
         if not metrics.per_rank(name):
             made.append(PickerEntry(Pick(name), title, unit))
             continue

@@ -113,13 +113,13 @@ def plots(view: ChartView, sources: Sources, place: Extent, wanted: Collection[i
     made = []
     for index in wanted:
         chart = view.charts[index]
-        metrics = [catalogue.metric_of(pick.metric) for pick in chart.picks]
+        styles = [catalogue.style_of(pick.metric) for pick in chart.picks]
         made.append(Plot(
             _titled(chart, view, sources, place), traces(chart, view, sources, place), first, last, place.axis,
             Scale(chart.log), half_life(chart, view, place), marks, view.crosshair,
             index == view.focus and len(view.charts) > 1, zone=sources.zone, with_axis=index == max(wanted),
-            least_span=max((metric.least_span for metric in metrics), default=0.02),
-            most_times=max((metric.most_times for metric in metrics), default=float("inf")),
+            least_span=max((style.least_span for style in styles), default=0.02),
+            most_times=max((style.most_times for style in styles), default=float("inf")),
         ))  # fmt: skip
     return made
 
@@ -150,13 +150,13 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
     made = []
     for index, (known, pick) in enumerate(lines):
         own = sources.state if known.run.run == run.run else None
-        metric = catalogue.metric_of(pick.metric)
+        style = catalogue.style_of(pick.metric)
         window = window_of(known.answers, own, (pick.metric, pick.rank), reach[known.run.run], sources.tails)
         axis = sources.axis(known.run.run, view.x, elapsed=bool(view.runs)) if place.axis.kind != "step" else Axis()
         label = name_of(pick, known.run, several, bool(view.runs), own is None) if len(lines) > 1 else ""
         made.append(Trace(
-            catalogue.in_units(window, metric.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
-            axis, metric.points, string.ascii_letters[index % 52], pick.metric,
+            catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
+            axis, style.points, string.ascii_letters[index % 52], pick.metric,
         ))  # fmt: skip
     return tuple(trace for trace in made if len(trace.window) or not trace.points)
 

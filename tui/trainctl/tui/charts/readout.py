@@ -9,7 +9,7 @@ from trainctl.protocol.messages import event_prose
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
 from trainctl.tui.charts.marks import numbered
-from trainctl.tui.charts.metrics import metric_of
+from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.state import plan_changes
@@ -109,15 +109,14 @@ def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int, 
 
 def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
     """`a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
-    metric = metric_of(trace.metric)
-    name = trace.label or metric.title
+    name = trace.label or m.metric_of(trace.metric).title
     lettered = f"{trace.letter} " if glyphs.letters and len(plot.traces) > 1 and not trace.points else ""
     head = Piece(f"{lettered}{name} ", trace.role)
     read = reading(trace, x if x is not None else _end(trace, plot))
     if read is None:
         return ln.line(head, Piece("n/a", "dim"))
     flaw = f" {glyphs.nonfinite} not finite" if read.broken else ""
-    return ln.line(head, *_words(read, trace, metric.words), Piece(flaw, "bad"))
+    return ln.line(head, *_words(read, trace, style_of(trace.metric).words), Piece(flaw, "bad"))
 
 
 def _end(trace: Trace, plot: Plot) -> float:

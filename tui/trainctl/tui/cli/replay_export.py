@@ -14,7 +14,7 @@ from trainctl.tui.cli.output import has_screen
 
 app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
-What = Literal["steps", "ranks", "events", "hosts"]
+What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
 

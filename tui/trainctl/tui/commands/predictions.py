@@ -36,7 +36,7 @@ class Memory:
     """A node's predicted peak, in bytes; `at_most` where it is a bound, and not an estimate."""
 
     bytes: float
-    cap_bytes: int | None
+    cap_bytes: float | None
     at_most: bool
 
     @property

@@ -27,11 +27,11 @@ class Seat:
     share: int
     micro_batch: int
     speed: Speed | None = None
-    memory_bytes: int | None = None  # held after its last step
-    memory_cap_bytes: int | None = None
-    peak_bytes: int | None = None  # of its last step
+    memory_bytes: float | None = None  # held after its last step
+    memory_cap_bytes: float | None = None
+    peak_bytes: float | None = None  # of its last step
     rank: int = 0
-    peaks: Mapping[int, int] = field(default_factory=dict)  # by the micro-batch that the step was of
+    peaks: Mapping[int, float] = field(default_factory=dict)  # by the micro-batch that the step was of
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""

@@ -7,26 +7,33 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import RUN_RANK
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
-What = Literal["steps", "ranks", "events", "hosts"]
+What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE = 500
+
+
+def _column(metric: m.Metric) -> str:
+    """What a rank's metric is called in a table of ranks."""
+    return metric.name.removeprefix("rank_")
+
 
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
         "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
         "learning_rate": float, "grad_norm": float, "cursor": int, "global_batch": int, "plan_version": int,
         "step_seconds": float, "tokens_total": float, "skipped": str,
+        **{name: float for name, metric in m.METRICS.items() if metric.scope == "run" and m.is_by_name(name)},
     },
     "ranks": {
         "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "samples": int, "micro_batch": int,
-        "replays": int, "step_seconds": float, **{f"{name}_seconds": float for name in m.PHASES},
-        "busy_seconds": float, "own_tokens_per_second": float, "memory_bytes": int, "memory_peak_bytes": int,
-        "memory_cap_bytes": int,
+        "replays": int, **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
     },
+    "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "events": {
         "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
         "command": str, "verb": str, "before": str, "after": str, "outcome": str,
@@ -41,11 +48,9 @@ COLUMNS: dict[str, dict[str, type]] = {
 }  # fmt: skip
 """Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
 
+_RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
-_RANK_METRICS = {
-    "rank_step_seconds": "step_seconds", "busy_seconds": "busy_seconds", "own_tokens_per_second":
-    "own_tokens_per_second", "wait_seconds": "wait_seconds", "memory_bytes": "memory_bytes",
-}  # fmt: skip
+_RANK_METRICS = {metric.name: _column(metric) for metric in m.METRICS.values() if metric.scope == "rank"}
 """What an agent's history has of a rank's part, and the column it goes to."""
 
 
@@ -56,6 +61,12 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
             yield from _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, _step)
         elif what == "events":
             yield from _paged(lambda after: reader.events(after, PAGE), lambda event: event.id, _event)
+        elif what == "metrics":
+            pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step,))
+            for page in filter(None, pages):
+                steps = [step for (step,) in page]
+                parts = reader.parts_between(steps[0].step, steps[-1].step)
+                yield sorted(row for part in (*steps, *parts) for row in _own(part))
         elif what == "hosts":
             yield from ([row for one in readings for row in _host(one)] for readings in reader.host_readings(PAGE))
         else:
@@ -75,10 +86,10 @@ def _paged(
 
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `hosts`, which
-    agents don't send, and as the client does."""
-    if what == "hosts":
-        raise InvalidInputError("--what", "hosts are only in a run directory: give its path, on the node itself")
+    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `hosts` and
+    `metrics`, which agents don't send, and as the client does."""
+    if what in ("hosts", "metrics"):
+        raise InvalidInputError("--what", f"{what} are only in a run directory: give its path, on the node itself")
     after, more = 0, True
     while more:
         if what == "events":
@@ -99,25 +110,33 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
 
 async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[Row]:
     """A bucket a step: as many columns as steps."""
-    history = await client.history(run, tuple(_RANK_METRICS), first, last, last - first + 1)
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for series in history.series:
-        for step, value in zip(series.steps, series.last, strict=True):
-            row = found.setdefault((step, series.rank or 0), {"step": step, "rank": series.rank})
-            row[_RANK_METRICS[series.metric]] = value
+    for name, column in _RANK_METRICS.items():
+        history = await client.history(run, (name,), first, last, last - first + 1)
+        for series in history.series:
+            if series.bucket_steps > 1:
+                continue
+            for step, value in zip(series.steps, series.last, strict=True):
+                row = found.setdefault((step, series.rank or 0), {"step": step, "rank": series.rank})
+                row[column] = value
     return [tuple(found[key].get(name) for name in COLUMNS["ranks"]) for key in sorted(found)]
 
 
 def _step(step: m.StepCommitted) -> Row:
-    return tuple(str(step.generation) if name == "generation" else getattr(step, name) for name in COLUMNS["steps"])
+    named = {"generation": str(step.generation), **dict.fromkeys(_RUN_VALUES), **step.values}
+    return tuple(named[name] if name in named else getattr(step, name) for name in COLUMNS["steps"])
+
+
+def _own(part: m.StepCommitted | m.RankStep) -> list[Row]:
+    """The metrics that the run brought: of the run itself with rank -1."""
+    rank = part.rank if isinstance(part, m.RankStep) else RUN_RANK
+    return [(part.step, rank, name, value) for name, value in part.values.items() if name not in m.METRICS]
 
 
 def _rank(part: m.RankStep) -> Row:
-    phases = part.phases
     return (
         part.step, str(part.generation), part.rank, part.node, part.tokens, part.samples, part.micro_batch,
-        part.replays, part.step_seconds, *(getattr(phases, name) for name in m.PHASES), phases.busy,
-        part.own_tokens_per_second, part.memory_bytes, part.memory_peak_bytes, part.memory_cap_bytes,
+        part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
     )  # fmt: skip
 
 

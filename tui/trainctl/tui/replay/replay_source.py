@@ -172,7 +172,9 @@ class ReplaySource:
         """Of the steps up to the place."""
         last = self.head.step if last_step is None else min(last_step, self.head.step)
         wanted = [
-            (name, rank) for name in metrics for rank in (self._reader.ranks() if m.METRICS[name][1] else (None,))
+            (name, rank)
+            for name in metrics
+            for rank in (self._reader.ranks() if m.metric_of(name).scope != "run" else (None,))
         ]
         return m.History(
             rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)

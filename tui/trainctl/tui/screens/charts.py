@@ -105,7 +105,7 @@ class ChartsScreen(BaseScreen):
         if state.run is None:
             words = line(Piece("no run yet: trainctl run RUN.toml starts one", "dim"))
             return [head, *[fit(words if row == 0 else (), columns) for row in range(rows - _HEAD_ROWS)]]
-        self._tails = history.collected(self._tails, state)
+        self._tails = history.collected(self._tails, state, self.view.charts)
         self._draw(columns, rows - _HEAD_ROWS, owner.glyphs)
         self._want()
         return [head, *self._drawn.lines]
@@ -266,7 +266,7 @@ class ChartsScreen(BaseScreen):
                 runs = (await client.runs()).runs
             except TrainctlError as error:
                 self._failed(str(error))
-        picker = pk.Picker(pk.choices_of(self.owner.shown.run, runs))
+        picker = pk.Picker(pk.choices_of(self.owner.shown.run, runs, self.owner.shown.own_metrics))
         words = f"chart {self.view.focus + 1} of {len(self.view.charts)}: {title(self.view.chart, str)}"
         self.app.push_screen(ChartPicker(picker, self.view, words, self._toggled))
 

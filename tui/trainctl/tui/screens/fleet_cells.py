@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from trainctl.protocol import messages as m
+from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -122,6 +123,17 @@ def _reading(
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
         value = of_gpu(row.gpu) if of_gpu and row.gpu else of_host(row.host) if row.host else None
         return _na(f.figure(value, spec), "old" if row.host_old else "text")
+
+    return cell
+
+
+def metric(one: m.Metric) -> Cell:
+    """A rank's metric as the charts write it."""
+    style = style_of(one.name)
+
+    def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
+        value = one.of(row.step) if row.step else None
+        return _na(style.words(None if value is None else value * style.factor))
 
     return cell
 

@@ -78,16 +78,13 @@ def _node(members: Sequence[Row], is_open: bool) -> Row:
 
 
 def _together(slowest: Row, working: Sequence[Row]) -> m.RankStep | None:
-    """The slowest rank's step with the memory of all."""
+    """The slowest rank's step with what all have together, of the metrics that each of them has."""
     if slowest.step is None:
         return None
-
-    def total(name: str) -> int | None:
-        values = [getattr(row.step, name) for row in working]
-        return None if None in values else sum(values)
-
-    names = ("memory_bytes", "memory_peak_bytes", "memory_cap_bytes")
-    return msgspec.structs.replace(slowest.step, **{name: total(name) for name in names})
+    every = [row.step.values for row in working if row.step is not None]
+    names = [name for name in slowest.step.values if all(name in values for values in every)]
+    values = {name: m.metric_of(name).folded([values[name] for values in every]) for name in names}
+    return msgspec.structs.replace(slowest.step, values=values)
 
 
 def _sum(windows: Sequence[s.Window]) -> s.Window:

@@ -6,6 +6,7 @@ its share. Unknown is n/a; what is old is dimmed and its age says how old; a los
 
 from dataclasses import dataclass, replace
 
+from trainctl.protocol import messages as m
 from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
 from trainctl.tui.state.clock import Clock
@@ -17,6 +18,8 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
 from trainctl.tui.widgets import table_head
 
+_METRICS_FROM = 150
+"""Width of the screen from which metrics with a heading have a column."""
 _NEVER = 10_000
 """More columns than any screen has."""
 
@@ -93,10 +96,15 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
         FleetColumn("LINK", 10, c.link, least=132, gap=2),
         FleetColumn("AGE", 3, c.age, True, field="age"),
     ]
-    chosen = [column for column in chosen if columns >= column.least]
+    more = [
+        FleetColumn(one.heading, max(len(one.heading), 7), c.metric(one), True, _METRICS_FROM, field=one.name)
+        for one in m.METRICS.values() if one.heading
+    ]  # fmt: skip
+    chosen = [column for column in (*chosen[:-2], *more, *chosen[-2:]) if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
-    # Past 60 cells a longer bar says no more: the space goes to names and devices.
-    bar = max(min(columns - used, 60), 8)
+    # Past 60 cells a longer bar says no more: the space goes to names and devices. Metrics take theirs from the bar.
+    own = sum(column.size + column.gap for column in chosen if column in more)
+    bar = max(min(columns - used, 60 - own), 8)
     spare = max(columns - used - bar, 0)
     grow = {"NODE": min(spare // 2, 12), "DEVICE": min(spare - spare // 2, 24)}
     grow[bar_title] = bar

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol.errors import RefusedError, TrainctlError
+from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.log_screen import LogScreen
@@ -44,10 +44,7 @@ class NodeScreen(LogScreen):
         steps = step_phases.columns_of(len(run.ranks))
         span = max(run.step - steps + 1, 0), None, steps
         try:
-            try:
-                history = await client.history(run.run, step_phases.METRICS, *span)
-            except RefusedError:  # an agent of 0.1.0 has no peaks of single steps
-                history = await client.history(run.run, step_phases.METRICS_OF_0_1_0, *span)
+            history = await client.history(run.run, step_phases.METRICS, *span)
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
             return

@@ -225,11 +225,8 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     run = state.run
     if step.generation >= run.generation:
         run = _with_step(run, step)
-    names = ("loss", "grad_norm", "learning_rate", "step_seconds")
-    found = {(name, None): getattr(step, name) for name in names}
-    values: dict[SeriesKey, float] = {key: value for key, value in found.items() if value is not None}
-    if (rate := step.tokens_per_second) is not None:
-        values["tokens_per_second", None] = rate
+    found = {metric.name: metric.of(step) for metric in m.METRICS.values() if metric.scope == "run" and metric.drawn}
+    values: dict[SeriesKey, float] = {(name, None): value for name, value in found.items() if value is not None}
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
         state = replace(state, plan_step=step.step)
     return _record(_with(state, run=run, last_step=Seen(step, now)), step.step, values)

@@ -10,8 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 
-METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in m.PHASES), "memory_bytes")
-METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
+METRICS = (*(f"{name}_seconds" for name in m.PHASES), *m.RANK_COLUMNS)
 """What of the record this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
@@ -63,7 +62,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
     for step, named in steps.items():
         phases = {name: named.get(f"{name}_seconds", math.nan) for name in m.PHASES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
+            made[step] = StepPhases(step, m.Phases(**phases), m.peak_or_held(named))
     return made
 
 

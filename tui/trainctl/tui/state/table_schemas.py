@@ -63,6 +63,17 @@ def _celsius(row: Row) -> float | None:
     return row.host.temperature_celsius if row.host is not None else None
 
 
+_KINDS: dict[m.MetricStyle, Kinds] = {
+    "seconds": Kinds.SECONDS, "bytes": Kinds.BYTES, "percent": Kinds.PERCENT, "watts": Kinds.WATTS,
+    "celsius": Kinds.CELSIUS,
+}  # fmt: skip
+_OF_METRICS = tuple(
+    FilterField(metric.name, metric.help.rstrip("."), _of_step(metric.of), _KINDS.get(metric.style, Kinds.COUNT))
+    for metric in m.METRICS.values()
+    if metric.scope == "rank" and m.is_by_name(metric.name)
+)
+"""Of the metrics that have no field by a shorter name."""
+
 FLEET: Table[Row] = Table(
     "fleet",
     (
@@ -104,6 +115,7 @@ FLEET: Table[Row] = Table(
         FilterField("disk", "free on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
         FilterField("age", "since its last report, or since it is out", lambda row: row.age, Kinds.SECONDS),
         FilterField("link", "to its node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES),
+        *_OF_METRICS,
         FilterField("why", "of a state that is not run", lambda row: row.view.why or None),
     ),
     lambda row: " ".join((row.view.node, *_states(row), row.view.backend or "", row.view.device or "", row.view.why)),

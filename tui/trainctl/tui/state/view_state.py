@@ -24,7 +24,7 @@ class Trial(NamedTuple):
     """What was measured of a rank at a micro-batch."""
 
     rate: float  # samples a second of data, forward and backward
-    peak_bytes: int | None = None  # of a step's memory
+    peak_bytes: float | None = None  # of a step's memory
 
 
 Tried = Mapping[tuple[int, int], Trial]
@@ -119,6 +119,12 @@ class ViewState:
     def window(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric over the whole run; empty when it was never reported."""
         return self.windows.get((metric, rank)) or s.empty()
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """The metrics that the run brings beside those of the table, by name."""
+        brought = {name for seen in self.ranks.values() for name in seen.value.values}
+        return tuple(sorted(brought - m.METRICS.keys()))
 
     def lately(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric's last steps at the finest resolution there is."""

@@ -9,10 +9,13 @@ from trainctl.protocol import messages as m
 EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-RUN_METRICS = (
-    "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "tokens_total", "global_batch",
-)  # fmt: skip
-"""Of `train/`, a value a step, beside the number of the generation that committed it."""
+RUN_METRICS = tuple(metric for metric in m.METRICS.values() if metric.scope == "run" and metric.drawn)
+"""Of `train/`, a value a step, beside what the plan was and the number of the generation that committed it."""
+RANK_METRICS = {
+    metric.name: metric.name.removeprefix("rank_").removeprefix("own_")
+    for metric in m.METRICS.values() if metric.scope == "rank"
+}  # fmt: skip
+"""Of a rank's part, and its name in a mirror, below that of the node."""
 
 
 class Part(NamedTuple):
@@ -42,8 +45,10 @@ class Text(NamedTuple):
 
 def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str]) -> Point:
     """A step with its ranks' parts, each under its prefix; a part without one is left out."""
-    own: dict[str, float | None] = {name: getattr(step, name) for name in RUN_METRICS}
-    own["generation"] = step.generation.n
+    own: dict[str, float | None] = {
+        **step.values, **{metric.name: metric.of(step) for metric in RUN_METRICS}
+    }  # fmt: skip
+    own |= {"tokens_total": step.tokens_total, "global_batch": step.global_batch, "generation": step.generation.n}
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:
         if part.rank in prefixes:
@@ -52,11 +57,9 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
 
 
 def of_part(part: m.RankStep) -> Part:
-    found: dict[str, float | None] = {
-        "tokens_per_second": part.own_tokens_per_second, "step_seconds": part.step_seconds, "samples": part.samples,
-        **{f"{name}_seconds": getattr(part.phases, name) for name in m.PHASES}, "memory_bytes": part.memory_bytes,
-        "memory_peak_bytes": part.memory_peak_bytes,
-    }  # fmt: skip
+    own = {name: value for name, value in part.values.items() if name not in m.METRICS}
+    known = {said: m.METRICS[name].of(part) for name, said in RANK_METRICS.items()}
+    found: dict[str, float | None] = {"samples": part.samples, **known, **own}
     return Part(part.step, part.rank, {name: float(value) for name, value in found.items() if value is not None})
 
 

@@ -12,16 +12,11 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.export.mirror.metrics import Part, of_part
+from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
 
 PAGE = 500
 BUCKETS = 20_000
 """Most in one reply of an agent, some 40 bytes each, so that it stays below the frame limit."""
-RANK_METRICS = {
-    "own_tokens_per_second": "tokens_per_second", "rank_step_seconds": "step_seconds", "memory_bytes": "memory_bytes",
-    **{f"{name}_seconds": f"{name}_seconds" for name in m.PHASES},
-}  # fmt: skip
-"""What an agent's history has of a rank's part, and its name in a mirror."""
 
 
 class Evaluated(NamedTuple):
@@ -107,14 +102,16 @@ class AgentSource:
         return found.steps, found.more
 
     def parts(self, first: int, last: int) -> list[Part]:
-        at_once = max(1, BUCKETS // (len(RANK_METRICS) * max(1, len(self._view.ranks))))
+        at_once = max(1, BUCKETS // max(1, len(self._view.ranks)))
         found: dict[tuple[int, int], dict[str, float]] = {}
         for start in range(first, last + 1, at_once):
             end = min(start + at_once - 1, last)
-            history = self._client.history(self.run, tuple(RANK_METRICS), start, end, end - start + 1)
-            for series in history.series:
-                for step, value in zip(series.steps, series.last, strict=True):
-                    found.setdefault((step, series.rank or 0), {})[RANK_METRICS[series.metric]] = value
+            for name, said in RANK_METRICS.items():
+                for series in self._client.history(self.run, (name,), start, end, end - start + 1).series:
+                    if series.bucket_steps > 1:
+                        continue
+                    for step, value in zip(series.steps, series.last, strict=True):
+                        found.setdefault((step, series.rank or 0), {})[said] = value
         return [Part(step, rank, values) for (step, rank), values in sorted(found.items())]
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:

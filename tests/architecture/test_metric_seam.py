@@ -1,0 +1,27 @@
+"""A metric is added in its table and where it is measured: shown with a patch that adds one, on a copy of the tree."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.architecture.patched_tree import PATCHES, ROOT, patched, product_files, run_in, touched
+
+PATCH = PATCHES / "new_metric.patch"
+MOST_NAMING = 5
+"""Product files that may name one and the same metric."""
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
+
+
+def test_a_new_metric_touches_its_table_and_where_it_is_measured() -> None:
+    assert [Path(name).name for name in touched(PATCH)] == ["metrics.py", "executor.py"]
+
+
+def test_one_metric_is_named_in_few_files() -> None:
+    naming = [path for path in product_files() if "memory_peak" in path.read_text("utf-8")]
+    assert len(naming) <= MOST_NAMING, [str(path.relative_to(ROOT)) for path in naming]
+
+
+def test_a_new_metric_shows_wherever_metrics_do(tmp_path: Path) -> None:
+    done = run_in(patched(PATCH, tmp_path), "-m", "tests.architecture.new_metric_walk")
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["walked"]), done.stdout + done.stderr
