@@ -15,10 +15,12 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
-from trainctl.tui.demo.folder import AGENT_PORTS, are_free
+from trainctl.tui.demo.folder import are_free
 
 NODES = ("alpha", "beta", "gamma")
 FOREVER = 100_000
+PORTS = range(20_000, 32_000, 2)
+"""Not those that demos choose among: one of an agent that a test has killed looks free to them."""
 WORKERS = 8
 """Of so many ranges of ports each test worker has one."""
 TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
@@ -125,7 +127,7 @@ def _free_ports() -> Iterator[int]:
     """Each test worker has a range of its own, so that none takes what another has chosen and not bound yet; it begins
     anywhere in it, for another suite on this machine has the same range."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
-    ports = AGENT_PORTS[worker::WORKERS]
+    ports = PORTS[worker::WORKERS]
     start = os.getpid() % len(ports)
     rotated = [*ports[start:], *ports[:start]]
     return (port for port in itertools.cycle(rotated) if are_free(port, port + 1))

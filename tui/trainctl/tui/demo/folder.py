@@ -26,7 +26,7 @@ WARMUP_STEPS = 10
 EVALUATE_EVERY = 50
 MIN_AGE_SECONDS = 120.0
 """A younger folder is left alone: its supervisor may be about to take the lock, its trainer about to notice the end."""
-AGENT_PORTS = range(10_000, 32_000, 2)
+AGENT_PORTS = range(10_000, 20_000, 2)
 """Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 on macOS): none of those can
 take a port before the agent binds it."""
 
