@@ -49,6 +49,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/unequal.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/terminal_cost.py
+	$(BIN)/python benchmarks/own_metrics.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -100,9 +100,14 @@ def holds_event(value: Any) -> bool:
     return isinstance(value, list) and any(map(holds_event, value))
 
 
+BY_NAME = frozenset({"clip_scale", "memory_bytes", "memory_peak_bytes", "memory_cap_bytes"})
+"""Fields of 0.1.0's reports and rank steps that go by name in `values` since."""
+
+
 def further(now: Any, then: Any, where: str) -> int:
     """How many fields `now` has that `then` hasn't; nothing else may differ."""
     if isinstance(then, dict):
+        then = {name: value for name, value in then.items() if name in now or name not in BY_NAME}
         assert now.keys() >= then.keys(), where
         nested = sum(further(now[name], value, f"{where}.{name}") for name, value in then.items())
         return len(now) - len(then) + nested

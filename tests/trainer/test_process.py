@@ -153,7 +153,7 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     spent = first.phases
     in_phases = spent.data + spent.forward + spent.backward + spent.sync + spent.optimizer + spent.wait
     assert 0.5 * first.step_seconds < in_phases <= first.step_seconds
-    assert first.memory_bytes
+    assert first.values["memory_bytes"]
     page = read_status(agent.paths.status_page(0))
     assert page is not None
     assert (page.pid, page.step, page.term, page.n) == (process.pid, 1, 1, 1)

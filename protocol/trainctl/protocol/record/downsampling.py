@@ -5,6 +5,8 @@ bucket they are made from the steps themselves; above, from the rollups, with th
 from outside the span read one by one: a spike is in its bucket's maximum at any zoom, and in no other's.
 """
 
+import itertools
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from trainctl.protocol.record.rollups import (
@@ -19,6 +21,8 @@ from trainctl.protocol.record.rollups import (
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RAW_STEPS_PER_COLUMN: Final = 30
+RAW_VALUES_PER_COLUMN: Final = 5
+"""The same of metrics by name, each value of which is a seek."""
 _LEAST_ROLLUPS_PER_COLUMN: Final = 3
 """Fewer would make rounding up to whole rollups leave too many columns empty."""
 
@@ -30,21 +34,19 @@ class Zoom(NamedTuple):
     level: int
 
 
-def choose(first: int, last: int, columns: int, *, rollups: bool = True, raw_from: int = 0) -> Zoom:
-    """The finest zoom that shows the steps first..last in at most `columns` buckets; those before `raw_from` are known
-    by their rollups alone."""
-    if rollups and first < raw_from:
-        columns = max(min(columns, (last - first + 1) // ROLLUP_LEVELS[0]), 1)
-    zoom = _of_size(-(-(last - first + 1) // columns), rollups, least_raw=first >= raw_from)
+def choose(first: int, last: int, columns: int, *, rollups: bool = True, raw_most: int = RAW_STEPS_PER_COLUMN) -> Zoom:
+    """The finest zoom that shows the steps first..last in at most `columns` buckets; those of more than `raw_most`
+    steps are made from rollups."""
+    raw = raw_most if rollups else last + 1
+    zoom = _of_size(-(-(last - first + 1) // columns), raw)
     if last // zoom.bucket_steps - first // zoom.bucket_steps < columns:
         return zoom
     # The span straddles one bucket more than it fills; one more than columns - 1 can fill always fits.
-    wanted = -(-(last - first + 1) // (columns - 1)) if columns > 1 else last + 1
-    return _of_size(wanted, rollups, least_raw=first >= raw_from)
+    return _of_size(-(-(last - first + 1) // (columns - 1)) if columns > 1 else last + 1, raw)
 
 
-def _of_size(wanted: int, rollups: bool, *, least_raw: bool) -> Zoom:
-    if not rollups or (least_raw and wanted <= RAW_STEPS_PER_COLUMN):
+def _of_size(wanted: int, raw_most: int) -> Zoom:
+    if wanted <= raw_most:
         return Zoom(wanted, 0)
     fitting = [level for level in ROLLUP_LEVELS if level * _LEAST_ROLLUPS_PER_COLUMN <= wanted]
     level = max(fitting, default=ROLLUP_LEVELS[0])
@@ -103,6 +105,20 @@ def series_query(metric: str) -> str:
         SELECT bucket, buckets.minimum, buckets.maximum, buckets.mean, last
         FROM buckets JOIN pieces ON pieces.step = newest ORDER BY bucket
     """  # noqa: S608  every part is a constant of this program; values are parameters
+
+
+def values_query(metric: str) -> str:
+    """Rows (step, value) of a metric's finite values in the first piece; parameters as in `series_query`."""
+    return f"SELECT step, value FROM ({_steps_query(metric).format(piece='head')}) WHERE {FINITE} ORDER BY step"  # noqa: S608
+
+
+def bucketed(rows: Iterable[tuple[int, float]], size: int) -> list[tuple[int, float, float, float, float]]:
+    """The rows of `series_query` from those of `values_query`: for thousands of seeks it is faster than in SQL."""
+    made: list[tuple[int, float, float, float, float]] = []
+    for bucket, found in itertools.groupby(rows, lambda row: row[0] // size):
+        values = [value for _, value in found]
+        made.append((bucket, min(values), max(values), sum(values) / len(values), values[-1]))
+    return made
 
 
 def _axis_query(metric: str) -> str:

@@ -18,7 +18,15 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import schema_1_events
-from trainctl.protocol.record.downsampling import choose, pieces, series_query
+from trainctl.protocol.record.downsampling import (
+    RAW_STEPS_PER_COLUMN,
+    RAW_VALUES_PER_COLUMN,
+    bucketed,
+    choose,
+    pieces,
+    series_query,
+    values_query,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
@@ -234,14 +242,19 @@ class RecordReader:
         last = newest if last_step is None else min(last_step, newest)
         if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        raw_from = newest - VALUES_KEPT + 1 if m.is_by_name(metric) else 0
-        zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_from=raw_from)
+        by_name = m.is_by_name(metric)
+        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN if first > newest - VALUES_KEPT else 0
+        zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
         cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
         values: dict[str, Any] = {
             **cut._asdict(), "level": zoom.level, "size": zoom.bucket_steps, "metric": metric,
             "rank": RUN_RANK if rank is None else rank,
         }  # fmt: skip
-        rows = self._rows(series_query(metric), values)
+        rows: Sequence[tuple[Any, ...]] = (
+            bucketed(self._rows(values_query(metric), values), zoom.bucket_steps)
+            if by_name and not zoom.level
+            else self._rows(series_query(metric), values)
+        )
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
         return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
