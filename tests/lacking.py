@@ -33,6 +33,7 @@ def _has_nodejs() -> bool:
 
 _FOUND: dict[str, Callable[[], object]] = {
     "linux": lambda: sys.platform == "linux",
+    "git": lambda: shutil.which("git"),
     "tmux": lambda: shutil.which("tmux"),
     "promtool": lambda: shutil.which("promtool"),
     "prometheus": lambda: shutil.which("prometheus"),

@@ -1,6 +1,5 @@
 """A metric is added in its table and where it is measured: shown with a patch that adds one, on a copy of the tree."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ PATCH = PATCHES / "new_metric.patch"
 MOST_NAMING = 5
 """Product files that may name one and the same metric."""
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
+pytestmark = pytest.mark.needs("git")  # it applies the patch
 
 
 def test_a_new_metric_touches_its_table_and_where_it_is_measured() -> None:

@@ -1,7 +1,6 @@
 """A verb is added in three files and then works everywhere: shown with a patch that adds one, on a copy of the tree."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ MOST_FILES = 4
 MOST_NAMING = 6
 """Product files that may name one and the same verb."""
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
+pytestmark = pytest.mark.needs("git")  # it applies the patch
 
 
 def test_a_new_verb_touches_few_files() -> None:

@@ -96,7 +96,7 @@ def test_a_process_that_is_started_has_the_environment_as_it_was(run: Callable[.
     assert after == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads this process's memory as Linux shows it")
+@pytest.mark.needs("linux")  # it reads this process's memory as Linux shows it
 @pytest.mark.parametrize("whose", ["rank 1 of r", "z" * 5000])
 def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(
     run: Callable[..., Any], whose: str
