@@ -161,6 +161,22 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "facts-request": m.FactsRequest(rid=_RID),
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
         "audit-request": m.AuditRequest(rid=_RID),
+        "attach-run": m.AttachRun(
+            rid=_RID, run="ppo-7", name="ppo", started_at=_AT, steps=1000,
+            ranks=(m.GuestRank(0, backend="jax", device="tpu", pid=4713), m.GuestRank(1, node="mbp", micro_batch=4)),
+        ),
+        "run-steps": m.RunSteps(
+            rid=_RID, run="ppo-7", steps=(
+                m.GuestStep(
+                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, weight=512.0, loss=2.5, learning_rate=1e-4,
+                    values={"user:reward": 0.25}, parts=(
+                        m.GuestPart(0, 384.0, 6, step_seconds=0.4, phases=m.Phases(forward=0.1, backward=0.3)),
+                        m.GuestPart(1, 128.0, 2, 4, values={"user:kl": 0.5}),
+                    ),
+                ),
+            ),
+        ),
+        "end-run": m.EndRun(rid=_RID, run="ppo-7", state="failed", reason="out of prompts"),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -194,6 +210,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                     last_step_at=_AT - 1,
                 ),
             ),
+        ),
+        "run-kept": m.RunKept(
+            rid=_RID, run="ppo-7", step=12, directory="/var/lib/trainctl/studio/runs/ppo-7"
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),

@@ -31,5 +31,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
         " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "A program that trains a run by itself attaches it: attach-run, run-steps and end-run, answered by run-kept.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -24,6 +24,7 @@ from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentDb
@@ -140,12 +141,13 @@ class Agent:
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
-        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply)
+        self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher)
+        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests)
         self._follower = Follower(
             context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
             self._lead.transfer.reclaim,
         )  # fmt: skip
-        self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
+        self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context
@@ -166,6 +168,7 @@ class Agent:
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
         self._follower.close()
+        self._guests.close()
         if not self._is_busy:
             self._link.remove()
         self._reader.close()
@@ -221,7 +224,12 @@ class Agent:
     async def _take_up_run(self) -> None:
         """Go on with the run that was active when the last agent of this node ended."""
         for known in self._db.runs():
-            if known.state not in m.ACTIVE_RUN_STATES or self._is_busy:
+            if known.state not in m.ACTIVE_RUN_STATES:
+                continue
+            if known.kind != "hosted":
+                self._guests.take_up(known)
+                continue
+            if self._is_busy:
                 continue
             followed = self._db.followed(known.run)
             if followed is None:
@@ -258,6 +266,7 @@ class Agent:
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.journal.give_up_left()
+            self._guests.watch()
             self._watch_for_alerts()
 
     def _watch_for_alerts(self) -> None:

@@ -50,7 +50,7 @@ def snapshot(
 ) -> AgentSnapshot:
     node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
     peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())
-    return AgentSnapshot(10.0, 3.0, node, peers, live, None, totals)
+    return AgentSnapshot(10.0, 3.0, node, peers, (live,) if live is not None else (), None, totals)
 
 
 PEERS: dict[str, Any] = {"b": "connected", "c": "silent", "d": "unknown"}

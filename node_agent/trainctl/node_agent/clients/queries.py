@@ -12,11 +12,12 @@ import zmq
 from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
+from trainctl.node_agent.guests.guest_runs import NotAttachedError
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import DAMAGED, RecordReader
@@ -55,6 +56,7 @@ class QuerySource(Protocol):
     def live_run(self, directory: Path) -> LiveRun | None: ...
     def live_runs(self) -> tuple[LiveRun, ...]: ...
     def run_directory(self, run: str | None) -> Path | None: ...
+    def take_guest(self, request: m.GuestRequest) -> m.RunKept: ...
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def led_elsewhere(self, run: str) -> str | None: ...
@@ -78,8 +80,14 @@ async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     try:
         return await _answer(request, source)
     except InvalidInputError as error:
-        code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
+        code: Any = {
+            UnknownRunError: "unknown-run",
+            NotAttachedError: "unknown-run",
+            UnknownRankError: "unknown-rank",
+        }.get(type(error), "malformed")
         return m.Refusal(rid=request.rid, code=code, text=str(error))
+    except RefusedError as error:
+        return m.Refusal(rid=request.rid, code="busy", text=str(error))
     except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
         return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} can't answer now: {error}")
 
@@ -108,6 +116,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await source.doctor.digests(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
+        case m.AttachRun() | m.RunSteps() | m.EndRun():
+            return source.take_guest(request)
         case m.Command():
             raise AssertionError("commands go through the command journal")
 
@@ -191,15 +201,12 @@ async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
         with RecordReader(paths) as reader:
             for metric in request.metrics:
                 reader.check_metric(metric)
-            wanted = [
-                (metric, rank)
-                for metric in request.metrics
-                for rank in ((None,) if m.metric_of(metric).scope == "run" else reader.ranks())
-            ]
-            return tuple(
+            wanted = [(metric, rank) for metric in request.metrics for rank in reader.series_ranks(metric)]
+            found = [
                 reader.series(metric, rank, request.first_step, request.last_step, request.columns)
                 for metric, rank in wanted
-            )
+            ]
+            return tuple(series for series in found if series.steps or series.metric in m.METRICS)
 
     return m.History(rid=request.rid, series=await asyncio.to_thread(read))
 

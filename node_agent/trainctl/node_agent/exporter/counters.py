@@ -33,9 +33,10 @@ class RunTotals(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Of an agent since it started; of runs only the newest that it conducts."""
+    """Of an agent since it started; of runs those that are active, and those that ended after the last one began."""
 
-    run: RunTotals | None = None
+    runs: dict[str, RunTotals] = {}
+    ended: frozenset[str] = frozenset()  # of them; they go when another one begins
     events: dict[tuple[str, str], int] = {}  # by kind and severity
     commands: dict[tuple[str, str], int] = {}  # by verb and outcome
 
@@ -44,9 +45,12 @@ def after(totals: Totals, message: m.Live) -> Totals:
     """The totals once a message has been published."""
     match message:
         case m.StepCommitted():
-            return msgspec.structs.replace(totals, run=_stepped(_of_run(totals, message.run), message))
+            return _with_run(totals, _stepped(_of_run(totals, message.run), message))
         case m.RankStep():
-            return msgspec.structs.replace(totals, run=_parted(_of_run(totals, message.run), message))
+            return _with_run(totals, _parted(_of_run(totals, message.run), message))
+        case m.RunView(run=run, state=state):
+            ended = totals.ended - {run} if state in m.ACTIVE_RUN_STATES else totals.ended | {run}
+            return msgspec.structs.replace(totals, ended=ended)
         case m.Event():
             return _happened(totals, message)
         case _:
@@ -54,7 +58,14 @@ def after(totals: Totals, message: m.Live) -> Totals:
 
 
 def _of_run(totals: Totals, run: str) -> RunTotals:
-    return totals.run if totals.run is not None and totals.run.run == run else RunTotals(run)
+    return totals.runs.get(run) or RunTotals(run)
+
+
+def _with_run(totals: Totals, run: RunTotals) -> Totals:
+    if run.run in totals.runs:
+        return msgspec.structs.replace(totals, runs={**totals.runs, run.run: run})
+    active = {name: kept for name, kept in totals.runs.items() if name not in totals.ended}
+    return msgspec.structs.replace(totals, runs={**active, run.run: run}, ended=frozenset())
 
 
 def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:

@@ -17,7 +17,7 @@ class AgentSnapshot(NamedTuple):
     started_at: float  # Unix seconds
     node: m.NodeView
     peers: tuple[m.PeerView, ...]
-    live: LiveRun | None  # the active run
+    live: tuple[LiveRun, ...]  # the active runs
     loop_lag_seconds: float | None
     totals: Totals
 
@@ -42,12 +42,12 @@ def readings(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]
     yield from _agent(snapshot, now_monotonic)
     if snapshot.node.host is not None:
         yield from _host(snapshot.node.host)
-    if snapshot.live is not None:
-        yield from _run(snapshot.live)
-        yield from _alerts(snapshot.live)
-        yield from _ranks(snapshot.live)
-    if snapshot.totals.run is not None:
-        yield from _run_totals(snapshot.totals.run)
+    for live in snapshot.live:
+        yield from _run(live)
+        yield from _alerts(live)
+        yield from _ranks(live)
+    for totals in snapshot.totals.runs.values():
+        yield from _run_totals(totals)
 
 
 def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
@@ -67,7 +67,7 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     for peer in snapshot.peers:
         if peer.state != "unknown":
             yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
-    active = snapshot.live is not None and snapshot.live.view.state in m.ACTIVE_RUN_STATES
+    active = sum(live.view.state in m.ACTIVE_RUN_STATES for live in snapshot.live)
     yield Reading("trainctl_active_runs", own, active)
     for kind, count in snapshot.totals.events.items():
         yield Reading("trainctl_events_total", (*own, *kind), count)

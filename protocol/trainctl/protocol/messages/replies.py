@@ -204,6 +204,14 @@ class Audit(Reply, tag="audit", frozen=True):
     refused: tuple[Refused, ...]  # newest first
 
 
+class RunKept(Reply, tag="run-kept", frozen=True):
+    """How far an attached run is recorded; the program sends the steps after that, again if need be."""
+
+    run: str
+    step: Count  # the newest recorded; 0: none
+    directory: str  # where the agent keeps the run
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -230,6 +238,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | Audit | CommandReply
-    | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | Audit | RunKept
+    | CommandReply | Refusal
 )  # fmt: skip

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
+from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
 
 
 class Request(Message, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +112,39 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # a command, or an event's number
 
 
+GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=True):
+    """A program that trains a run by itself has it shown and recorded, beside the hosted run. Asked for again it says
+    what has changed."""
+
+    run: GuestId  # an id that the program makes up and keeps: under it the run is continued
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    started_at: float  # Unix seconds
+    ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
+    kind: Literal["guest", "exec"] = "guest"
+    steps: Count | None = None  # total
+    after_step: Count | None = None  # the run goes on after this step: those above it in the record are retracted
+
+
+class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
+    """Steps of an attached run, in order. Those that are recorded already change nothing."""
+
+    run: GuestId
+    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # none: the program only says that it lives
+
+
+class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
+    """An attached run is over."""
+
+    run: GuestId
+    state: Literal["finished", "stopped", "failed"] = "finished"
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest
-    | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | Command
+    | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun | Command
 )  # fmt: skip

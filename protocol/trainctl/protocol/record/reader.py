@@ -176,6 +176,12 @@ class RecordReader:
         """Whether the record has metrics by name; one of schema 1 has none."""
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'metric_names'"))
 
+    def series_ranks(self, metric: str) -> tuple[int | None, ...]:
+        """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""
+        if metric not in m.METRICS:
+            return (None, *self.ranks())
+        return (None,) if m.METRICS[metric].scope == "run" else self.ranks()
+
     def own_metrics(self) -> tuple[str, ...]:
         """The metrics that the run brought and the table of metrics doesn't know, by name."""
         names = self._rows("SELECT name FROM metric_names ORDER BY name") if self._by_name else []
@@ -269,7 +275,7 @@ class RecordReader:
 
     def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
         self.check_metric(metric)
-        if (m.metric_of(metric).scope == "run") != (rank is None):
+        if metric in m.METRICS and (m.METRICS[metric].scope == "run") != (rank is None):
             kept = "per rank" if rank is None else "for the run, not per rank"
             raise InvalidInputError("rank", f"{metric} is kept {kept}")
         if columns < 1:

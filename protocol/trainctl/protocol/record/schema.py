@@ -16,7 +16,11 @@ from trainctl.protocol.errors import InvalidInputError
 SCHEMA_VERSION: Final = 2
 """Of what is written. 2: an event has its data, metrics go by name, and what a guest did not say is NULL (but for
 NOT_GIVEN); what 1 wrote stays as it is."""
-_ADDED: Final = {"events": ("data BLOB", "undoes TEXT"), "commands": ("undoes TEXT",)}
+_ADDED: Final = {
+    "events": ("data BLOB", "undoes TEXT"),
+    "commands": ("undoes TEXT",),
+    "runs": ("kind TEXT NOT NULL DEFAULT 'hosted'",),
+}
 """By table, the columns that a file of an older schema is given when it is opened for writing."""
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
@@ -117,7 +121,7 @@ CREATE TABLE IF NOT EXISTS commands (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,
-  reason TEXT NOT NULL DEFAULT ''
+  reason TEXT NOT NULL DEFAULT '', kind TEXT NOT NULL DEFAULT 'hosted'
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS followed (      -- those of the runs that another node's agent conducts
   run TEXT PRIMARY KEY, rank INTEGER NOT NULL, lead TEXT NOT NULL, address TEXT NOT NULL

@@ -53,9 +53,9 @@ def status_text(
     lines = [
         f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
         f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"
-        f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
+        f"  lead {run.lead}  {_engine(run)}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
-        f"plan       version {run.plan_version}  global batch {fmt.count(run.global_batch)}  "
+        f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
         f"directory  {run.directory}",
@@ -66,6 +66,15 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _engine(run: m.RunView) -> str:
+    """What sums its gradients; of another program's run its kind."""
+    return f"engine {run.engine}{' (mixed)' if run.mixed else ''}" if run.kind == "hosted" else run.kind
+
+
+def _plan(run: m.RunView) -> str:
+    return f"version {run.plan_version}  " if run.kind == "hosted" else ""
 
 
 def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:

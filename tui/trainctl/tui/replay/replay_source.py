@@ -171,11 +171,7 @@ class ReplaySource:
     ) -> m.History:
         """Of the steps up to the place."""
         last = self.head.step if last_step is None else min(last_step, self.head.step)
-        wanted = [
-            (name, rank)
-            for name in metrics
-            for rank in (self._reader.ranks() if m.metric_of(name).scope != "run" else (None,))
-        ]
+        wanted = [(name, rank) for name in metrics for rank in self._reader.series_ranks(name)]
         return m.History(
             rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)
         )

@@ -266,7 +266,8 @@ class ChartsScreen(BaseScreen):
                 runs = (await client.runs()).runs
             except TrainctlError as error:
                 self._failed(str(error))
-        picker = pk.Picker(pk.choices_of(self.owner.shown.run, runs, self.owner.shown.own_metrics))
+        shown = self.owner.shown
+        picker = pk.Picker(pk.choices_of(shown.run, runs, shown.own_metrics, shown.own_run_metrics))
         words = f"chart {self.view.focus + 1} of {len(self.view.charts)}: {title(self.view.chart, str)}"
         self.app.push_screen(ChartPicker(picker, self.view, words, self._toggled))
 

@@ -100,7 +100,8 @@ def _progress(
     ]
     if columns >= 100:
         epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else f.NA
-        made += [line(Piece("epoch ", "label"), epoch), line(Piece("plan ", "label"), f"v{run.plan_version}")]
+        made.append(line(Piece("epoch ", "label"), epoch))
+        made += [line(Piece("plan ", "label"), f"v{run.plan_version}")] if run.kind == "hosted" else []
     if columns >= 150:
         made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
     return made
@@ -124,8 +125,8 @@ def alerts_piece(state: ViewState) -> Line:
 
 
 def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
-    """Who leads, by which engine, whether of unlike backends, in which generation."""
-    engine = f"{run.engine} mixed" if run.mixed else run.engine
+    """Who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is one."""
+    engine = run.kind if run.kind != "hosted" else f"{run.engine} mixed" if run.mixed else run.engine
     words = [clean(run.lead), engine, str(run.generation)]
     if engine == "none" and columns < 100:
         words.remove("none")
