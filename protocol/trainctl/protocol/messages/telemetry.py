@@ -22,6 +22,7 @@ from trainctl.protocol.messages.base import (
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.trainer import Phases
+from trainctl.protocol.messages.verbs import VERBS
 
 
 def peak_or_held(values: Mapping[str, float]) -> float | None:
@@ -42,10 +43,6 @@ class RankView(msgspec.Struct, frozen=True):
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
-
-
-AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})
-"""Verbs that the agent carries out itself, whatever the run takes."""
 
 
 class PolicyView(msgspec.Struct, frozen=True):
@@ -94,7 +91,7 @@ class RunView(Message, tag="run-view", frozen=True):
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
             return "" if verb == "start-run" else "a recording takes no commands"
-        if verb in AGENT_VERBS:
+        if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "its trainer isn't ours")
 
