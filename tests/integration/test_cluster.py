@@ -95,6 +95,7 @@ def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(
         assert "alpha" in again.reason and "conducts" in again.reason
         resized = follower.send("resize-batch", {"micro": 2})
         assert resized.state == "applied" and resized.step > 1
+        machines_are_in_the_record(client, run)
         busy = follower.send("start-run", {"config": run_config()})
         assert (busy.state, busy.field) == ("rejected", "run")
         begin_again(cluster, client, run)
@@ -105,6 +106,20 @@ def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(
         assert (refused.state, refused.field) == ("rejected", "resume")
         take_up_from_there(cluster, client, run, ended.step)
         stay_away(cluster, client, follower, run)
+
+
+def machines_are_in_the_record(client, run: str) -> None:
+    """The lead's has readings of all machines by time, and by step those of the rank's."""
+
+    def by_step() -> bool:
+        (series,) = client.history(run, ("memory_used_bytes",)).series
+        return series.rank == 0 and len(series.steps) > 0 and min(series.minimum) > 0
+
+    until(by_step, 30, "readings of the follower's machine by step")
+    until(lambda: {one.node for one in client.hosts(run).readings} >= {"alpha", "beta"}, 30, "both machines' readings")
+    first = client.hosts(run, limit=1)
+    assert (len(first.readings), first.more) == (1, True)
+    assert client.hosts(run, after_row=first.last_row).readings[0].read_at >= first.readings[0].read_at
 
 
 def begin_again(cluster, client, run: str) -> None:

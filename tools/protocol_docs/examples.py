@@ -156,6 +156,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "runs-request": m.RunsRequest(rid=_RID),
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
+        "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "facts-request": m.FactsRequest(rid=_RID),
@@ -197,6 +198,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
         "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
         "facts": m.Facts(

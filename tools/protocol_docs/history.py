@@ -31,5 +31,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
         " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "hosts-request: readings of a run's machines from its record. HostReading.values, by name; a rank's part has"
+        " its machine's metrics by name.",
+    ),
 )
 """(version, date, what it added), oldest first."""

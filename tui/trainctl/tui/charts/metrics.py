@@ -20,6 +20,7 @@ class Style(NamedTuple):
     least_span: float = 0.02
     points: bool = False
     most_times: float = float("inf")  # the median, above which values run out at the top
+    sparse: bool = False  # it comes by time, so that not every step has a value
 
 
 def _gigabytes(value: float | None) -> str:
@@ -60,8 +61,10 @@ DEFAULT_CHARTS: Final = (
 
 def style_of(name: str) -> Style:
     """How a metric is drawn, also one that is only known by its name."""
-    style = _STYLES[m.metric_of(name).style]
-    return style._replace(points=name in _POINTS, most_times=4.0 if name in _SPIKED else style.most_times)
+    metric = m.metric_of(name)
+    style = _STYLES[metric.style]
+    most_times = 4.0 if name in _SPIKED else style.most_times
+    return style._replace(points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:
