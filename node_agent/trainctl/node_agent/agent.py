@@ -305,7 +305,10 @@ class Agent:
             self._reader.count_for(None, at)
         else:
             self._reader.count_for(of_a_run.run, at, of_a_run.paths)
-        return self._reader.read(at)
+        reading, seconds = self._reader.read(at), self._follower.round_trip_seconds
+        if seconds is None:
+            return reading
+        return msgspec.structs.replace(reading, values={**reading.values, "round_trip_seconds": seconds})
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())

@@ -192,6 +192,11 @@ _HOST = (
         "gpu_memory_used_bytes", "B", "host", "GPU memory GB", "Memory of the device in use.", "bytes",
         "gpu.memory_used_bytes", fold="sum", short="memory",
     ),
+    Metric(
+        "round_trip_seconds", "s", "host", "round trip",
+        "From the lead's agent to the node's and back, by its last ping; the lead itself has none.", "seconds",
+        short="ping", heading="PING",
+    ),
 )  # fmt: skip
 """Of a machine and its devices, once a second: a step has the mean of those that came while it was made."""
 

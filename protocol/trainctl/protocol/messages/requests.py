@@ -61,7 +61,7 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
 
 
 class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
-    """A page of readings of a run's machines, oldest first: of all of them from the run's lead, else of the node's."""
+    """A page of readings of a run's machines, as they came: of all of them from the run's lead, else of the node's."""
 
     run: str | None = None
     after_row: Count = 0  # `last_row` of the page before

@@ -219,7 +219,7 @@ class RecordReader:
         return next((_reading(body) for (body,) in rows), None)
 
     def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.HostReading, ...], int]:
-        """Those of this program's version among `limit` readings after a row, oldest first, and the last row of them;
+        """Those of this program's version among `limit` readings after a row, as they came, and the last row of them;
         0 where there is none after it."""
         rows = self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, limit))
         readings = tuple(found for _, body in rows if (found := _reading(body)) is not None)
