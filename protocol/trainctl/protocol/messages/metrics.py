@@ -14,8 +14,9 @@ from trainctl.protocol.messages.trainer import BUSY_PHASES, PHASES
 Scope = Literal["run", "rank", "host"]
 Fold = Literal["mean", "sum", "max"]
 MetricStyle = Literal[
-    "number", "loss", "scientific", "seconds", "rate", "bytes", "ratio", "percent", "watts", "celsius", "megahertz"
-]
+    "number", "loss", "scientific", "seconds", "rate", "bytes", "megabytes", "megabytes_per_second", "ratio", "percent",
+    "watts", "celsius", "megahertz",
+]  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -147,6 +148,16 @@ _RANK = (
     Metric(
         "memory_growth", "B/step", "rank", "memory growth", "Slope of the peaks of the last 10 steps.", "bytes",
         short="growth",
+    ),
+    Metric(
+        "sum_bytes", "B", "rank", "sum MB",
+        "What the rank put into the step's sum: gradients and tail in fp32, not what went over the wire.", "megabytes",
+        fold="max", short="sum",
+    ),
+    Metric(
+        "sum_bytes_per_second", "B/s", "rank", "sum MB/s",
+        "Of the step's sum, over its seconds with the wait for slower ranks in them; the slowest waits for none.",
+        "megabytes_per_second", fold="max", short="sum",
     ),
     Metric("drift", "relative", "rank", "drift", "How far parameters were from those they were given.", "scientific"),
 )  # fmt: skip

@@ -38,6 +38,8 @@ _STYLES: Final[dict[m.MetricStyle, Style]] = {
     "seconds": Style(f.seconds, least_span=0.2),
     "rate": Style(f.rate, least_span=0.2),
     "bytes": Style(_gigabytes, 1e-9, 0.05),
+    "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
+    "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
     "percent": Style(_percent, least_span=5.0),
     "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),

@@ -65,7 +65,7 @@ def _celsius(row: Row) -> float | None:
 
 _KINDS: dict[m.MetricStyle, Kinds] = {
     "seconds": Kinds.SECONDS, "bytes": Kinds.BYTES, "percent": Kinds.PERCENT, "watts": Kinds.WATTS,
-    "celsius": Kinds.CELSIUS,
+    "celsius": Kinds.CELSIUS, "megabytes": Kinds.BYTES,
 }  # fmt: skip
 _SHORTER = frozenset({
     "cpu_percent", "disk_free_bytes", "temperature_celsius", "gpu_utilization_percent", "gpu_clock_mhz",
