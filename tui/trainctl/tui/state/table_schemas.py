@@ -76,7 +76,7 @@ _SHORTER = frozenset({
 
 def _metric_field(metric: m.Metric) -> FilterField[Row]:
     kind = _KINDS.get(metric.style, Kinds.COUNT)
-    return FilterField(metric.name, metric.help.rstrip("."), lambda row: row.value_of(metric), kind)
+    return FilterField(metric.name, metric.help.rstrip("."), lambda row: row.value_of(metric), kind, is_metric=True)
 
 
 _OF_METRICS = tuple(
