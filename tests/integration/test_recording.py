@@ -41,7 +41,7 @@ def test_tables_of_a_run_come_through_its_agent() -> None:
                 done = trainctl("export", "demo-recording", "--what", what, "--format=jsonl", "--connect", address)
                 assert done.returncode == 0, done.stderr
                 tables[what] = [json.loads(line) for line in done.stdout.splitlines()]
-            refused = trainctl("export", "demo-recording", "--what=hosts", "--connect", address)
+            refused = trainctl("export", "demo-recording", "--what=metrics", "--connect", address)
             unknown = trainctl("export", "another", "--connect", address)
         finally:
             player.stdin.close()

@@ -68,7 +68,7 @@ _RANK_STEP = m.RankStep(
 _HOST = m.HostReading(
     node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
     disk_free_bytes=512 * _GIGABYTE, disk_total_bytes=2000 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
-    energy_joules=221_400.0, energy_since_at=_AT - 3600, energy_gap_seconds=3.5,
+    energy_joules=221_400.0, energy_since_at=_AT - 3600, energy_gap_seconds=3.5, values={"round_trip_seconds": 0.0021},
     gpus=(m.GpuReading(name="Apple M2 Ultra", utilization_percent=89.0, clock_mhz=1398.0, power_watts=61.5),),
     processes=(
         m.ProcessReading(pid=611, role="agent", cpu_percent=1.5, memory_bytes=54_000_000),
@@ -156,6 +156,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "runs-request": m.RunsRequest(rid=_RID),
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
+        "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "facts-request": m.FactsRequest(rid=_RID),
@@ -216,6 +217,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
         "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
         "facts": m.Facts(
@@ -345,7 +347,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             items=(codec.encode(m.KeptStep(step=_STEP)), codec.encode(m.KeptValue(key="conductor", value="{}"))),
         ),
         "peer-claim": m.PeerClaim(link=_LINK, seq=6, run=_RUN, term=2, hosted=_HOSTED),
-        "peer-ping": m.PeerPing(link=_LINK, seq=3),
+        "peer-ping": m.PeerPing(link=_LINK, seq=3, sent_monotonic=5120.25, round_trip_seconds=0.0021),
     },
     "follower to lead": {
         "peer-welcome": m.PeerWelcome(
@@ -363,7 +365,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9, out of memory",
             memory="the kernel killed it for memory (oom_kill 0 → 1)",
         ),
-        "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008, host=_HOST),
+        "peer-beat": m.PeerBeat(
+            link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008, host=_HOST, sent_monotonic=5120.25
+        ),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
         "peer-refusal-older-term": m.PeerRefusal(
             link=_LINK, code="older-term", text="mbp has seen term 2, studio leads in an older one", run=_RUN,

@@ -36,5 +36,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-23",
         "A program that trains a run by itself attaches it: attach-run, run-steps and end-run, answered by run-kept.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "hosts-request: readings of a run's machines from its record. HostReading.values, by name; a rank's part has"
+        " its machine's metrics by name. A peer-beat has when its ping was sent, and a ping the last one's round trip.",
+    ),
 )
 """(version, date, what it added), oldest first."""

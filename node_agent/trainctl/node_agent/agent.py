@@ -314,15 +314,19 @@ class Agent:
             self._reader.count_for(None, at)
         else:
             self._reader.count_for(of_a_run.run, at, of_a_run.paths)
-        return self._reader.read(at)
+        reading, seconds = self._reader.read(at), self._follower.round_trip_seconds
+        if seconds is None:
+            return reading
+        return msgspec.structs.replace(reading, values={**reading.values, "round_trip_seconds": seconds})
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
         self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading
-        of_a_run = self._lead.session or self._follower.followed
-        if of_a_run is not None:
-            of_a_run.recorder.host(reading)
+        if self._lead.session is not None:
+            self._lead.session.read(reading)
+        elif self._follower.followed is not None:
+            self._follower.followed.recorder.host(reading)
 
     async def _find_processes(self) -> None:
         directory = self._query_context.run_directory(None)  # here: the db is this thread's

@@ -162,6 +162,19 @@ def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
         assert len(kept) == 10 and min(kept) == late + 60
 
 
+def test_host_readings_come_in_pages_to_their_end(paths: RunPaths) -> None:
+    with RunDb(paths) as recorder:
+        for ten in range(25):
+            recorder.host(reading(1000.0 + 10 * ten))
+    with RecordReader(paths) as reader:
+        found, place = [], 0
+        for size in (10, 10, 5, 0):
+            page, after = reader.host_readings(place, 10)
+            assert (len(page), after > place) == (size, size > 0)
+            found, place = [*found, *page], after or place
+    assert [one.read_at for one in found] == [1000.0 + 10 * ten for ten in range(25)]
+
+
 def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPaths, monkeypatch: Any) -> None:
     monkeypatch.setattr(recorder_module, "PLANS_KEPT", 100)
     monkeypatch.setattr(recorder_module, "CHECKPOINTS_EVERY_PLANS", 10)

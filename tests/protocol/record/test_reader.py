@@ -254,7 +254,7 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
         assert reader.last_step() is None and reader.ranks() == () and reader.evaluations() == ()
         assert reader.steps() == ((), False) and reader.events() == ((), False)
         assert reader.totals() == Totals(0, 0.0, 0.0, {})
-        for metric, per_rank in ((one.name, one.scope == "rank") for one in m.METRICS.values()):
+        for metric, per_rank in ((one.name, one.scope != "run") for one in m.METRICS.values()):
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 
 

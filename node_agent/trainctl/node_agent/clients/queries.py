@@ -106,6 +106,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _events(request, source)
         case m.StepsRequest():
             return await _steps(request, source)
+        case m.HostsRequest():
+            return await _hosts(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -279,6 +281,18 @@ async def _steps(request: m.StepsRequest, source: QuerySource) -> m.Steps:
 
     steps, more = await asyncio.to_thread(read)
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
+
+
+async def _hosts(request: m.HostsRequest, source: QuerySource) -> m.Hosts:
+    paths = _paths(request.run, source)
+
+    def read() -> tuple[tuple[m.HostReading, ...], int]:
+        with RecordReader(paths) as reader:
+            return reader.host_readings(request.after_row, request.limit)
+
+    readings, last = await asyncio.to_thread(read)
+    place = last or request.after_row
+    return m.Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

@@ -102,9 +102,12 @@ def _is_summed(metric: m.Metric) -> bool:
 EXPORTED_AS = {"grad_norm": "gradient_norm"}
 """Metrics of the run that have another name here."""
 RUN_METRICS, RANK_METRICS = _exported("run"), _exported("rank")
+HOST_METRICS = tuple(metric for metric in _exported("host") if not metric.field)
+"""Of a machine, by name; those with a field are among HOST_SPECS in base units."""
 METRIC_SPECS = (
     *(Spec(f"trainctl_{EXPORTED_AS.get(one.name, one.name)}", "gauge", RUN, one.help) for one in RUN_METRICS),
     *(Spec(f"trainctl_rank_{one.name.removeprefix('rank_')}", "gauge", RANK, one.help) for one in RANK_METRICS),
+    *(Spec(f"trainctl_host_{one.name}", "gauge", HOST, one.help) for one in HOST_METRICS),
     Spec("trainctl_run_metric", "gauge", (*RUN, "metric"), "A metric that the run brings, of its last step."),
     Spec("trainctl_rank_metric", "gauge", (*RANK, "metric"), "A metric that the run brings, of the rank's last step."),
 )

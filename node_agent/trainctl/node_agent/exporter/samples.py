@@ -5,7 +5,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
-from trainctl.node_agent.exporter.catalogue import EXPORTED_AS, RANK_METRICS, RUN_METRICS, STEP_BUCKETS_SECONDS
+from trainctl.node_agent.exporter.catalogue import (
+    EXPORTED_AS,
+    HOST_METRICS,
+    RANK_METRICS,
+    RUN_METRICS,
+    STEP_BUCKETS_SECONDS,
+)
 from trainctl.node_agent.exporter.counters import RunTotals, Totals
 from trainctl.protocol import messages as m
 
@@ -83,6 +89,8 @@ def _host(host: m.HostReading) -> Iterator[Reading]:
         ("disk_size_bytes", host.disk_total_bytes), ("energy_joules", host.energy_joules),
         ("load1", host.load_1min), ("temperature_celsius", host.temperature_celsius),
     )  # fmt: skip
+    for metric in HOST_METRICS:
+        yield from _given("trainctl_host", (host.node,), (metric.name, metric.of(host)))
     for number, gpu in enumerate(host.gpus):
         yield from _given(
             "trainctl_gpu", (host.node, str(number), gpu.name), ("utilization_ratio", _ratio(gpu.utilization_percent)),

@@ -57,6 +57,7 @@ class BlockingClient:
     runs = _blocking(Client.runs)
     events = _blocking(Client.events)
     steps = _blocking(Client.steps)
+    hosts = _blocking(Client.hosts)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)

@@ -114,6 +114,13 @@ class Steps(Reply, tag="steps", frozen=True):
     more: bool
 
 
+class Hosts(Reply, tag="hosts", frozen=True):
+    run: str | None
+    readings: tuple[HostReading, ...]  # those of this program's version, one every 10 s and node, for a week
+    last_row: Count  # of the last one looked at
+    more: bool
+
+
 class LogPart(Reply, tag="log-part", frozen=True):
     run: str | None
     rank: Count
@@ -238,6 +245,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | Audit | RunKept
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | LogPart | Viewers | Facts | Digests | Audit | RunKept
     | CommandReply | Refusal
 )  # fmt: skip

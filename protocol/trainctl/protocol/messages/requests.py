@@ -62,6 +62,14 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=1000)] = 500
 
 
+class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
+    """A page of readings of a run's machines, as they came: of all of them from the run's lead, else of the node's."""
+
+    run: str | None = None
+    after_row: Count = 0  # `last_row` of the page before
+    limit: Annotated[int, Meta(ge=1, le=200)] = 100
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Part of a trainer's log file."""
 
@@ -145,6 +153,6 @@ class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
 
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
-    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest
-    | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun | Command
+    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
+    | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun | Command
 )  # fmt: skip

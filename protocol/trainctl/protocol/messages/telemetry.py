@@ -212,8 +212,17 @@ class HostReading(Message, tag="host-reading", frozen=True):
     energy_joules: float | None = None  # drawn by its devices for the run since then; None: no power was read
     energy_since_at: float | None = None  # when the run began here; None: there was none yet
     energy_gap_seconds: float = 0.0  # of the time since, in which no power was read
+    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0
+
+    def gpu_of(self, device: str | None) -> GpuReading | None:
+        """A rank's device among this machine's: by the index in `cuda:1`, else the first; None for a CPU."""
+        if not self.gpus or (device or "").startswith("cpu"):
+            return None
+        digits = (device or "").partition("cuda:")[2].split()
+        index = int(digits[0]) if digits and digits[0].isdigit() else 0
+        return self.gpus[index] if index < len(self.gpus) else None
 
 
 class Event(Message, tag="event", frozen=True):

@@ -8,7 +8,7 @@ import functools
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -224,12 +224,12 @@ class RecordReader:
         rows = self._rows("SELECT body FROM host WHERE node = ? ORDER BY rowid DESC LIMIT 1", (node,))
         return next((_reading(body) for (body,) in rows), None)
 
-    def host_readings(self, page: int = 500) -> Iterator[tuple[m.HostReading, ...]]:
-        """All readings of this record's machine that are of this program's version, in pages, oldest first."""
-        after = -1
-        while rows := self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, page)):
-            after = rows[-1][0]
-            yield tuple(found for _, body in rows if (found := _reading(body)) is not None)
+    def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.HostReading, ...], int]:
+        """Those of this program's version among `limit` readings after a row, as they came, and the last row of them;
+        0 where there is none after it."""
+        rows = self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, limit))
+        readings = tuple(found for _, body in rows if (found := _reading(body)) is not None)
+        return readings, rows[-1][0] if rows else 0
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""

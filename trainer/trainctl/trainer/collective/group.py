@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,13 @@ class Tail:
     bad_losses: int  # ranks whose loss sum is not finite
 
 
+class Reduced(NamedTuple):
+    """What one rank gave to a sum, and how long that took, with the wait for slower ranks in it."""
+
+    bytes: int
+    seconds: float
+
+
 class Group(ABC):
     """The live ranks of one generation. All but `abort` belongs to the main thread."""
 
@@ -54,6 +62,11 @@ class Group(ABC):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
+
+    @property
+    @abstractmethod
+    def reduced(self) -> Reduced | None:
+        """Of the last `all_reduce`; None: nothing was summed."""
 
     @abstractmethod
     def deliver(self, backend: Backend) -> None:
@@ -87,6 +100,10 @@ class Solo(Group):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         return tail
 
+    @property
+    def reduced(self) -> Reduced | None:
+        return None
+
     def deliver(self, backend: Backend) -> None:
         return
 
@@ -118,6 +135,7 @@ class ReducerGroup(Group):
         self._index = form.ranks.index(rank)
         self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
         self._ports: list[socket.socket] = []
+        self._reduced: Reduced | None = None
         words = max(layout.elements + self._tail_words, len(form.ranks) * _DIGEST_WORDS)
         try:
             self._buffer = SharedBuffer.create(words)
@@ -178,9 +196,15 @@ class ReducerGroup(Group):
         backend.copy_out("accumulators", self._arrays)
         slots = self._buffer.floats[self._layout.elements :][: self._tail_words]
         write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.bad_losses))
-        self._reduce(Reduce("float32", 0, self._layout.elements + self._tail_words))
+        words, begun = self._layout.elements + self._tail_words, time.perf_counter()
+        self._reduce(Reduce("float32", 0, words))
+        self._reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
         loss_sums, weights, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
         return Tail(sum(loss_sums), sum(weights), int(sum(bad_losses)))
+
+    @property
+    def reduced(self) -> Reduced | None:
+        return self._reduced
 
     def deliver(self, backend: Backend) -> None:
         backend.copy_in("accumulators", self._arrays)

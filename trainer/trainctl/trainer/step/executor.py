@@ -20,7 +20,7 @@ from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Rep
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.collective.group import Group, Solo, Tail
+from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
@@ -86,7 +86,7 @@ class Executor:
                 norm, clip, skipped = self._update(plan, batch, tail)
             self._status.show("commit")
             own_weight, own_samples = batch.weight, batch.samples
-            values = {"clip_scale": clip, **_own_loss(batch)}
+            values = {"clip_scale": clip, **_own_loss(batch), **_of_sum(self.group.reduced)}
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
@@ -237,6 +237,14 @@ class Executor:
 def _own_loss(batch: HalfBatch) -> dict[str, float]:
     """The mean loss over the rank's own samples, nats per unit of weight; nothing without a counted token."""
     return {"own_loss": batch.loss_sum / batch.weight} if batch.weight > 0 else {}
+
+
+def _of_sum(reduced: Reduced | None) -> dict[str, float]:
+    """Bytes and rate of the step's sum; nothing of a rank alone."""
+    if reduced is None:
+        return {}
+    rate = {"sum_bytes_per_second": reduced.bytes / reduced.seconds} if reduced.seconds > 0 else {}
+    return {"sum_bytes": float(reduced.bytes), **rate}
 
 
 def _skip_reason(tail: Tail, norm: float) -> str | None:

@@ -20,6 +20,7 @@ class Style(NamedTuple):
     least_span: float = 0.02
     points: bool = False
     most_times: float = float("inf")  # the median, above which values run out at the top
+    sparse: bool = False  # it comes by time, so that not every step has a value
 
 
 def _gigabytes(value: float | None) -> str:
@@ -37,6 +38,8 @@ _STYLES: Final[dict[m.MetricStyle, Style]] = {
     "seconds": Style(f.seconds, least_span=0.2),
     "rate": Style(f.rate, least_span=0.2),
     "bytes": Style(_gigabytes, 1e-9, 0.05),
+    "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
+    "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
     "percent": Style(_percent, least_span=5.0),
     "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),
@@ -60,8 +63,10 @@ DEFAULT_CHARTS: Final = (
 
 def style_of(name: str) -> Style:
     """How a metric is drawn, also one that is only known by its name."""
-    style = _STYLES[m.metric_of(name).style]
-    return style._replace(points=name in _POINTS, most_times=4.0 if name in _SPIKED else style.most_times)
+    metric = m.metric_of(name)
+    style = _STYLES[metric.style]
+    most_times = 4.0 if name in _SPIKED else style.most_times
+    return style._replace(points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:

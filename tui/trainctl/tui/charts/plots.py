@@ -157,6 +157,7 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
         made.append(Trace(
             catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
             axis, style.points, string.ascii_letters[index % 52], pick.metric,
+            sparse=style.sparse,
         ))  # fmt: skip
     return tuple(trace for trace in made if len(trace.window) or not trace.points)
 

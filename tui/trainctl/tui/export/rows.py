@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 Row = tuple[Any, ...]
-PAGE = 500
+PAGE, HOSTS_PAGE = 500, 100
 
 
 def _column(metric: m.Metric) -> str:
@@ -44,12 +44,14 @@ COLUMNS: dict[str, dict[str, type]] = {
         "energy_joules": float, "energy_gap_seconds": float, "gpu": int, "gpu_name": str,
         "gpu_utilization_percent": float, "gpu_clock_mhz": float, "gpu_power_watts": float,
         "gpu_temperature_celsius": float, "gpu_memory_used_bytes": int, "gpu_memory_total_bytes": int,
+        **{name: float for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field},
     },
 }  # fmt: skip
 """Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
 
 _RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
+_OF_MACHINE_BY_NAME = tuple(name for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field)
 _RANK_METRICS = {metric.name: _column(metric) for metric in m.METRICS.values() if metric.scope == "rank"}
 """What an agent's history has of a rank's part, and the column it goes to."""
 
@@ -68,7 +70,10 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
                 parts = reader.parts_between(steps[0].step, steps[-1].step)
                 yield sorted(row for part in (*steps, *parts) for row in _own(part))
         elif what == "hosts":
-            yield from ([row for one in readings for row in _host(one)] for readings in reader.host_readings(PAGE))
+            readings, after = reader.host_readings(0, PAGE)
+            while after:
+                yield [row for one in readings for row in _host(one)]
+                readings, after = reader.host_readings(after, PAGE)
         else:
             pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step.step,))
             for steps in filter(None, pages):
@@ -86,12 +91,17 @@ def _paged(
 
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `hosts` and
-    `metrics`, which agents don't send, and as the client does."""
-    if what in ("hosts", "metrics"):
+    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `metrics`, which
+    agents don't send, and as the client does."""
+    if what == "metrics":
         raise InvalidInputError("--what", f"{what} are only in a run directory: give its path, on the node itself")
     after, more = 0, True
     while more:
+        if what == "hosts":
+            hosts = await client.hosts(run, after, HOSTS_PAGE)
+            yield [row for one in hosts.readings for row in _host(one)]
+            more, after = hosts.more, hosts.last_row
+            continue
         if what == "events":
             events = await client.events(run, after, PAGE)
             yield [_event(event) for event in events.events]
@@ -148,12 +158,13 @@ def _event(event: m.Event) -> Row:
 def _host(reading: m.HostReading) -> list[Row]:
     """A row a device, and one for a machine without any."""
     own = tuple(getattr(reading, name) for name in _OF_MACHINE)
+    named = tuple(reading.values.get(name) for name in _OF_MACHINE_BY_NAME)
     if not reading.gpus:
-        return [(*own, *(None,) * 8)]
+        return [(*own, *(None,) * 8, *named)]
     return [
         (
             *own, number, gpu.name, gpu.utilization_percent, gpu.clock_mhz, gpu.power_watts, gpu.temperature_celsius,
-            gpu.memory_used_bytes, gpu.memory_total_bytes,
+            gpu.memory_used_bytes, gpu.memory_total_bytes, *named,
         )
         for number, gpu in enumerate(reading.gpus)
     ]  # fmt: skip

@@ -5,6 +5,7 @@ its share. Unknown is n/a; what is old is dimmed and its age says how old; a los
 """
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from trainctl.protocol import messages as m
 from trainctl.tui.screens import fleet_cells as c
@@ -20,6 +21,8 @@ from trainctl.tui.widgets import table_head
 
 _METRICS_FROM = 150
 """Width of the screen from which metrics with a heading have a column."""
+_LEAST_BAR = 16
+"""Cells of the step's bar that they leave."""
 _NEVER = 10_000
 """More columns than any screen has."""
 
@@ -96,10 +99,8 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
         FleetColumn("LINK", 10, c.link, least=132, gap=2),
         FleetColumn("AGE", 3, c.age, True, field="age"),
     ]
-    more = [
-        FleetColumn(one.heading, max(len(one.heading), 7), c.metric(one), True, _METRICS_FROM, field=one.name)
-        for one in m.METRICS.values() if one.heading
-    ]  # fmt: skip
+    fixed = sum(column.size + column.gap for column in chosen if columns >= column.least)
+    more = _metric_columns(columns - fixed - _LEAST_BAR) if columns >= _METRICS_FROM else []
     chosen = [column for column in (*chosen[:-2], *more, *chosen[-2:]) if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
     # Past 60 cells a longer bar says no more: the space goes to names and devices. Metrics take theirs from the bar.
@@ -111,6 +112,16 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
     return [
         replace(column, size=column.size + grow[column.title]) if column.title in grow else column for column in chosen
     ]
+
+
+def _metric_columns(room: int) -> list[FleetColumn]:
+    """Of metrics with a heading as many as fit."""
+    named = [one for one in m.METRICS.values() if one.heading]
+    made = [
+        FleetColumn(one.heading, max(len(one.heading), 7), c.metric(one), True, field=one.name) for one in named
+    ]  # fmt: skip
+    ends = accumulate(column.size + column.gap for column in made)
+    return [column for column, end in zip(made, ends, strict=True) if end <= room]
 
 
 def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:

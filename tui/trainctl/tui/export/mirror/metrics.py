@@ -13,9 +13,9 @@ RUN_METRICS = tuple(metric for metric in m.METRICS.values() if metric.scope == "
 """Of `train/`, a value a step, beside what the plan was and the number of the generation that committed it."""
 RANK_METRICS = {
     metric.name: metric.name.removeprefix("rank_").removeprefix("own_")
-    for metric in m.METRICS.values() if metric.scope == "rank"
+    for metric in m.METRICS.values() if metric.scope != "run"
 }  # fmt: skip
-"""Of a rank's part, and its name in a mirror, below that of the node."""
+"""Of a rank's part and its machine, and its name in a mirror, below that of the node."""
 
 
 class Part(NamedTuple):
