@@ -86,10 +86,13 @@ def test_steps_and_parts_are_summed() -> None:
 
 def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
     other = m.StepCommitted(**{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "skipped": "nan"})
-    found = said(snapshot(totals=counted(records.step(1), records.part(1), other)))
+    ended = msgspec.structs.replace(VIEW, run="run-1", state="finished")
+    found = said(snapshot(totals=counted(records.step(1), records.part(1), ended, other)))
     assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
     assert found["trainctl_tokens_total", "run-2"] == 0
     assert not [key for key in found if "run-1" in key]
+    beside = said(snapshot(totals=counted(records.step(1), other, records.step(2))))
+    assert (beside["trainctl_steps_total", "run-1"], beside["trainctl_steps_total", "run-2"]) == (2, 1)
 
 
 def as_dict(step: m.StepCommitted) -> dict[str, Any]:
