@@ -154,5 +154,6 @@ class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun | Command
+    | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun
+    | Command
 )  # fmt: skip
