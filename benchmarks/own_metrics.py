@@ -89,8 +89,8 @@ def main() -> int:
                 take(recorder, plan, frames)
                 spent.append(time.process_time() - begun)
         connection = open_for_reading(paths.record)
-        (size,) = connection.execute("SELECT sum(pgsize) FROM dbstat WHERE name = 'metric_values'").fetchone()
-        (count,) = connection.execute("SELECT count(*) FROM metric_values").fetchone()
+        (size,) = connection.execute("SELECT sum(pgsize) FROM dbstat WHERE name LIKE '%metric_values%'").fetchone()
+        (count,) = connection.execute("SELECT sum(length(body) / 8) FROM metric_values").fetchone()
         connection.close()
         drawn = charts(directory, steps)
     core, each = statistics.fmean(spent) * STEPS_PER_SECOND, size / count
