@@ -87,6 +87,7 @@ class TrainctlApp(TerminalApp):
         self._pictures = pictures or Path()
         self.alert_bell = AlertBell(on=bell)
         self._pinned: md.ViewState | None = None
+        self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
