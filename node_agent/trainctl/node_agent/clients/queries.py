@@ -187,7 +187,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
     paths = _paths(request.run, source)
 
-    def read() -> tuple[m.Series, ...]:
+    def read() -> m.History:
         with RecordReader(paths) as reader:
             for metric in request.metrics:
                 reader.check_metric(metric)
@@ -196,12 +196,13 @@ async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
                 for metric in request.metrics
                 for rank in ((None,) if m.metric_of(metric).scope == "run" else reader.ranks())
             ]
-            return tuple(
+            series = tuple(
                 reader.series(metric, rank, request.first_step, request.last_step, request.columns)
                 for metric, rank in wanted
             )
+            return m.History(rid=request.rid, series=series, own_metrics=reader.own_metrics())
 
-    return m.History(rid=request.rid, series=await asyncio.to_thread(read))
+    return await asyncio.to_thread(read)
 
 
 def _gap(request: m.GapRequest, source: QuerySource) -> m.GapFill:

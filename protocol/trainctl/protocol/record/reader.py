@@ -256,10 +256,9 @@ class RecordReader:
         last = newest if last_step is None else min(last_step, newest)
         if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        by_name = m.is_by_name(metric)
-        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN if first > newest - VALUES_KEPT else 0
+        by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
+        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * self._has_values(of, first, newest)
         zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
-        of = RUN_RANK if rank is None else rank
         rows: Sequence[tuple[Any, ...]]
         if by_name:
             begin = first if first > oldest else first // ROLLUP_LEVELS[-1] * ROLLUP_LEVELS[-1]
@@ -272,6 +271,13 @@ class RecordReader:
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
         return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
+
+    def _has_values(self, rank: int, first: int, newest: int) -> bool:
+        """Whether the rank's metrics by name are kept from `first` on, and not only their rollups."""
+        if first > newest - VALUES_KEPT:
+            return True
+        ((kept,),) = self._rows("SELECT min(step) FROM metric_values WHERE rank = ?", (rank,))
+        return kept is not None and first >= kept
 
     def _named(self, metric: str, rank: int, span: Span) -> Sequence[Rollup]:
         """Of a metric by name, ascending; a step is a bucket of one value."""
