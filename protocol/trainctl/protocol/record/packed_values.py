@@ -6,7 +6,10 @@ time. The first blob has a bit for each id of `metric_names`, the second a doubl
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+_DOUBLE: Final = struct.Struct("<d").unpack_from
 
 
 def pack(values: Mapping[int, float]) -> tuple[bytes, bytes]:
@@ -23,18 +26,19 @@ def unpack(present: bytes, body: bytes) -> dict[int, float]:
     return dict(zip(_ids(present), struct.unpack(f"<{len(body) // 8}d", body), strict=True))
 
 
-def value_of(present: bytes, body: bytes, number: int) -> float | None:
-    """The value of one metric, None if it has none here."""
-    place = _places(present).get(number)
-    return None if place is None else float(struct.unpack_from("<d", body, 8 * place)[0])
+def values_of(number: int, rows: Iterable[tuple[int, bytes, bytes]]) -> Iterator[tuple[int, float]]:
+    """Step and value of one metric, of the rows (step, present, body) that have it."""
+    offsets: dict[bytes, int | None] = {}
+    for step, present, body in rows:
+        if present not in offsets:
+            ids = _ids(present)
+            offsets[present] = 8 * ids.index(number) if number in ids else None
+        offset = offsets[present]
+        if offset is not None:
+            yield step, _DOUBLE(body, offset)[0]
 
 
 @functools.lru_cache(1024)
 def _ids(present: bytes) -> tuple[int, ...]:
     bits = int.from_bytes(present, "little")
     return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
-
-
-@functools.lru_cache(1024)
-def _places(present: bytes) -> dict[int, int]:
-    return {number: place for place, number in enumerate(_ids(present))}

@@ -30,7 +30,7 @@ from trainctl.protocol.record.downsampling import (
     series_query,
     spans,
 )
-from trainctl.protocol.record.packed_values import unpack, value_of
+from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import (
     EVALUATION_METRIC,
@@ -285,13 +285,9 @@ class RecordReader:
             buckets = span.first // span.level, span.last // span.level
             return self._rows(NAMED_ROLLUPS, (metric, rank, span.level, *buckets))
         ids = self._rows("SELECT id FROM metric_names WHERE name = ?", (metric,))
-        rows = self._rows(NAMED_VALUES, (rank, span.first, span.last)) if ids else []
-        found: list[Rollup] = []
-        for step, present, body in rows:
-            value = value_of(present, body, ids[0][0])
-            if value is not None and is_finite(value):
-                found.append((step, 1, value, value, value, value))
-        return found
+        rows: Any = self._rows(NAMED_VALUES, (rank, span.first, span.last)) if ids else []
+        values = values_of(ids[0][0], rows) if ids else ()
+        return [(step, 1, value, value, value, value) for step, value in values if is_finite(value)]
 
     def _ends(self) -> tuple[int, int]:
         """The first and last committed step; (1, 0) if there is none."""
