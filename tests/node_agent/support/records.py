@@ -8,6 +8,7 @@ import pytest
 from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.packed_values import unpack
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import RUN_RANK
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
@@ -91,16 +92,27 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         named |= {"memory_peak_bytes": peak, "memory_cap_bytes": cap}
         named |= dict(zip(PHASE_METRICS, phases, strict=True))
         _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
-    by_name = "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
-    for number, rank, name, value in rows(paths, f"{by_name} ORDER BY v.step"):
-        _collect(values, number, rank, {name: value})
+    names = dict(rows(paths, "SELECT id, name FROM metric_names"))
+    newest = max((number for number, *_ in of_run), default=0)
+    for number, rank, *packed in rows(paths, "SELECT step, rank, present, body FROM metric_values ORDER BY step"):
+        for name, value in unpack(*packed).items():
+            _collect(values, number, rank, {names[name]: value}, newest)
     return {
         key: (len(found), min(found), max(found), sum(found) / len(found), found[-1]) for key, found in values.items()
     }
 
 
 def check_rollups(paths: RunPaths) -> None:
-    made, wanted = rollups(paths), expected_rollups(paths)
+    """All that the rows make is there, and nothing else but what nobody reads: a bucket of a metric by name that has
+    the newest step again, since those after it were retracted."""
+    wanted = expected_rollups(paths)
+    names = {name for (name,) in rows(paths, "SELECT name FROM metric_names")}
+    newest = rows(paths, "SELECT coalesce(max(step), 0) FROM steps WHERE NOT retracted")[0][0]
+    made = {
+        key: row
+        for key, row in rollups(paths).items()
+        if key[0] not in names or key[3] < newest // key[2]  # type: ignore[operator]
+    }
     assert made.keys() == wanted.keys()
     for key, row in wanted.items():
         scale = max(abs(row[1]), abs(row[2]))  # type: ignore[arg-type]
@@ -109,9 +121,15 @@ def check_rollups(paths: RunPaths) -> None:
 
 
 def _collect(
-    values: dict[tuple[object, ...], list[float]], step: int, rank: int, named: dict[str, float | None]
+    values: dict[tuple[object, ...], list[float]],
+    step: int,
+    rank: int,
+    named: dict[str, float | None],
+    newest: int | None = None,
 ) -> None:
+    """`newest`: only what is in buckets before its own."""
     for metric, value in named.items():
         for level in ROLLUP_LEVELS:
-            if value is not None and math.isfinite(value):
+            whole = newest is None or step // level < newest // level
+            if value is not None and math.isfinite(value) and whole:
                 values.setdefault((metric, rank, level, step // level), []).append(value)

@@ -199,7 +199,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
     paths = _paths(request.run, source)
 
-    def read() -> tuple[m.Series, ...]:
+    def read() -> m.History:
         with RecordReader(paths) as reader:
             for metric in request.metrics:
                 reader.check_metric(metric)
@@ -208,9 +208,10 @@ async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
                 reader.series(metric, rank, request.first_step, request.last_step, request.columns)
                 for metric, rank in wanted
             ]
-            return tuple(series for series in found if series.steps or series.metric in m.METRICS)
+            series = tuple(one for one in found if one.steps or one.metric in m.METRICS)
+            return m.History(rid=request.rid, series=series, own_metrics=reader.own_metrics())
 
-    return m.History(rid=request.rid, series=await asyncio.to_thread(read))
+    return await asyncio.to_thread(read)
 
 
 def _gap(request: m.GapRequest, source: QuerySource) -> m.GapFill:

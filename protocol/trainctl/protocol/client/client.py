@@ -167,7 +167,7 @@ class Client(AttachedRuns):
 
     async def hosts(self, run: str | None = None, after_row: int = 0, limit: int = 100) -> m.Hosts:
         """A page of readings of a run's machines, as they came; `last_row` of it begins the next."""
-        return await self._ask(m.HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), m.Hosts)
+        return await self.ask(m.HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), m.Hosts)
 
     async def log(
         self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536

@@ -89,6 +89,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
 
 class History(Reply, tag="history", frozen=True):
     series: tuple[Series, ...]
+    own_metrics: tuple[str, ...] = ()  # all that the run brought and `METRICS` doesn't have, by name
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):

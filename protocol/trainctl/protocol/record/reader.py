@@ -19,17 +19,29 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import (
+    NAMED_ROLLUPS,
     RAW_STEPS_PER_COLUMN,
     RAW_VALUES_PER_COLUMN,
+    Rollup,
+    Span,
     bucketed,
     choose,
     pieces,
     series_query,
-    values_query,
+    spans,
 )
+from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
-from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
+from trainctl.protocol.record.rollups import (
+    EVALUATION_METRIC,
+    LIVE_RANK_STEPS,
+    NAMED_VALUES,
+    RUN_RANK,
+    WITHOUT_ROLLUPS,
+    Evaluation,
+    is_finite,
+)
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT, open_for_reading
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -192,13 +204,15 @@ class RecordReader:
         if not self._by_name:
             return {}
         found: _Values = {}
+        names = dict(self._rows("SELECT id, name FROM metric_names"))
+        of_ranks = "SELECT rank FROM rank_steps WHERE step BETWEEN :first AND :last"
         rows = self._rows(
-            "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
-            " WHERE v.step BETWEEN :first AND :last AND :rank IN (v.rank, -2)",
-            {"first": first, "last": last, "rank": -2 if rank is None else rank},
+            "SELECT step, rank, present, body FROM metric_values"  # noqa: S608  constants of this file
+            f" WHERE step BETWEEN :first AND :last AND rank IN ({of_ranks if rank is None else ':rank'})",
+            {"first": first, "last": last, "rank": rank},
         )
-        for step, of, name, value in rows:
-            found.setdefault((step, of), {})[name] = _number(value)
+        for step, of, *packed in rows:
+            found[step, of] = {names[number]: value for number, value in unpack(*packed).items()}
         return found
 
     def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:
@@ -248,22 +262,38 @@ class RecordReader:
         last = newest if last_step is None else min(last_step, newest)
         if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        by_name = m.is_by_name(metric)
-        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN if first > newest - VALUES_KEPT else 0
+        by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
+        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * self._has_values(of, first, newest)
         zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
-        cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
-        values: dict[str, Any] = {
-            **cut._asdict(), "level": zoom.level, "size": zoom.bucket_steps, "metric": metric,
-            "rank": RUN_RANK if rank is None else rank,
-        }  # fmt: skip
-        rows: Sequence[tuple[Any, ...]] = (
-            bucketed(self._rows(values_query(metric), values), zoom.bucket_steps)
-            if by_name and not zoom.level
-            else self._rows(series_query(metric), values)
-        )
+        rows: Sequence[tuple[Any, ...]]
+        if by_name:
+            begin = first if first > oldest else first // ROLLUP_LEVELS[-1] * ROLLUP_LEVELS[-1]
+            found = (row for span in spans(begin, last, zoom.level, newest) for row in self._named(metric, of, span))
+            rows = bucketed(found, zoom.bucket_steps)
+        else:
+            cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)._asdict()
+            values = {**cut, "level": zoom.level, "size": zoom.bucket_steps, "metric": metric, "rank": of}
+            rows = self._rows(series_query(metric), values)
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
         return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
+
+    def _has_values(self, rank: int, first: int, newest: int) -> bool:
+        """Whether the rank's metrics by name are kept from `first` on, and not only their rollups."""
+        if first > newest - VALUES_KEPT:
+            return True
+        ((kept,),) = self._rows("SELECT min(step) FROM metric_values WHERE rank = ?", (rank,))
+        return kept is not None and first >= kept
+
+    def _named(self, metric: str, rank: int, span: Span) -> Sequence[Rollup]:
+        """Of a metric by name, ascending; a step is a bucket of one value."""
+        if span.level:
+            buckets = span.first // span.level, span.last // span.level
+            return self._rows(NAMED_ROLLUPS, (metric, rank, span.level, *buckets))
+        ids = self._rows("SELECT id FROM metric_names WHERE name = ?", (metric,))
+        rows: Any = self._rows(NAMED_VALUES, (rank, span.first, span.last)) if ids else []
+        values = values_of(ids[0][0], rows) if ids else ()
+        return [(step, 1, value, value, value, value) for step, value in values if is_finite(value)]
 
     def _ends(self) -> tuple[int, int]:
         """The first and last committed step; (1, 0) if there is none."""

@@ -83,8 +83,8 @@ CREATE TABLE IF NOT EXISTS host (
 CREATE TABLE IF NOT EXISTS metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS metric_values ( -- of metrics without a column, of steps that stand: the newest ones
   step INTEGER NOT NULL, rank INTEGER NOT NULL,      -- rank -1: of the run
-  metric INTEGER NOT NULL, value REAL,
-  PRIMARY KEY (step, rank, metric)
+  present BLOB NOT NULL, body BLOB NOT NULL,         -- which metrics, and their values: see packed_values
+  PRIMARY KEY (rank, step)                 -- so that a chart finds a rank's side by side
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollups (
   metric TEXT NOT NULL, rank INTEGER NOT NULL,       -- rank -1: of the run

@@ -13,6 +13,7 @@ order:
     p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,16 @@ class Memory:
     used_bytes: int | None = None
     peak_bytes: int | None = None  # since `reset_peak`
     cap_bytes: int | None = None
+
+    @functools.cached_property
+    def values(self) -> dict[str, float]:
+        """What is known, by the names of the metrics."""
+        known = (
+            ("memory_bytes", self.used_bytes),
+            ("memory_peak_bytes", self.peak_bytes),
+            ("memory_cap_bytes", self.cap_bytes),
+        )
+        return {name: float(size) for name, size in known if size is not None}
 
 
 @dataclass

@@ -219,18 +219,13 @@ class Executor:
         values: Mapping[str, float] = MappingProxyType({}), *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
         memory = self._backend.memory()
-        found = {
-            "memory_bytes": memory.used_bytes, "memory_peak_bytes": memory.peak_bytes,
-            "memory_cap_bytes": memory.cap_bytes, **values,
-        }  # fmt: skip
-        if plan.kind == "train":
-            found |= self._memory_trend.add(memory)
+        trend = self._memory_trend.add(memory) if plan.kind == "train" else {}
         return Report(
             run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
             grad_norm=grad_norm, skipped=skipped, micro_batch=sums.micro_batch,
             replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
-            values={name: float(value) for name, value in found.items() if value is not None},
+            values={**values, **memory.values, **trend},
         )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ class TrainctlApp(TerminalApp):
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
         self.alert_bell = AlertBell(on=bell)
+        self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False

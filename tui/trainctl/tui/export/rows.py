@@ -8,6 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RUN_RANK
+from trainctl.protocol.record.schema import VALUES_KEPT
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE, HOSTS_PAGE = 500, 100
+METRICS_AT_ONCE = 16
+"""As many as a history request may name."""
+BUCKETS = 20_000
+"""Most values that are asked for at once: far below a frame's limit, with all that goes with each."""
 
 
 def _column(metric: m.Metric) -> str:
@@ -91,10 +96,12 @@ def _paged(
 
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `metrics`, which
-    agents don't send, and as the client does."""
+    """The same through an agent; of ranks' parts and metrics what its history has, which leaves out values that are not
+    finite. Raises what the client does."""
     if what == "metrics":
-        raise InvalidInputError("--what", f"{what} are only in a run directory: give its path, on the node itself")
+        async for rows in _own_of(client, run):
+            yield rows
+        return
     after, more = 0, True
     while more:
         if what == "hosts":
@@ -116,6 +123,33 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
             for start in range(first, last + 1, PAGE):
                 yield await _parts_of(client, steps.run, start, min(start + PAGE - 1, last))
         after = steps.steps[-1].step if steps.steps else after
+
+
+async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]:
+    """The metrics that the run brought, as far back as single values are kept."""
+    view = (await client.snapshot(0, run)).run
+    if view is None:
+        raise InvalidInputError("run", "the agent knows no run yet")
+    names = (await client.history(view.run, ())).own_metrics
+    at_once = min(PAGE, max(1, BUCKETS // (METRICS_AT_ONCE * max(1, len(view.ranks)))))
+    for first in range(max(1, view.step - VALUES_KEPT + 1), view.step + 1, at_once):
+        found: list[Row] = []
+        for some in (names[start : start + METRICS_AT_ONCE] for start in range(0, len(names), METRICS_AT_ONCE)):
+            for series in await _single_steps(client, view.run, some, first, min(first + at_once - 1, view.step)):
+                values = zip(series.steps, series.last, strict=True)
+                found += [(step, series.rank, series.metric, value) for step, value in values]
+        yield sorted(found, key=lambda row: (row[0], -1 if row[1] is None else row[1], row[2]))
+
+
+async def _single_steps(
+    client: "Client", run: str, names: tuple[str, ...], first: int, last: int
+) -> tuple[m.Series, ...]:
+    """A bucket a step. Where those at the beginning are gone by now, which the agent gives larger buckets for, those
+    of the later half, and so on."""
+    history = await client.history(run, names, first, last, last - first + 1)
+    if all(series.bucket_steps == 1 for series in history.series):
+        return history.series
+    return await _single_steps(client, run, names, (first + last) // 2 + 1, last) if first < last else ()
 
 
 async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[Row]:

@@ -1,7 +1,8 @@
 """The three tables that `/` filters and `o` sorts: the fields of the fleet, of events and of runs."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from trainctl.protocol import messages as m
@@ -85,6 +86,15 @@ _OF_METRICS = tuple(
     if metric.scope != "run" and m.is_by_name(metric.name) and metric.name not in _SHORTER
 )
 """Of the metrics that have no field by a shorter name."""
+
+
+@functools.lru_cache(8)
+def fleet(own: tuple[str, ...]) -> Table[Row]:
+    """The fleet's table with the metrics that the run brings, by name, as fields."""
+    brought = (m.metric_of(name) for name in own)
+    more = [FilterField(one.name, one.help, _of_step(one.of), Kinds.COUNT) for one in brought]
+    return replace(FLEET, fields=(*FLEET.fields, *more))
+
 
 FLEET: Table[Row] = Table(
     "fleet",
