@@ -40,8 +40,8 @@ _READY = m.Ready(
 _MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
     run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
-    own_weight=2048.0, own_samples=16, grad_norm=0.71, micro_batch=8, replays=0, phases=_PHASES,
-    step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
+    own_weight=2048.0, own_samples=16, tokens=3072, own_tokens=2048, grad_norm=0.71, micro_batch=8, replays=0,
+    phases=_PHASES, step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
 )  # fmt: skip
 _LINK = "9b1d5a7c3e2f4860"
 _HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
@@ -58,11 +58,11 @@ _VIEW = m.RunView(
 _STEP = m.StepCommitted(
     run=_RUN, generation=_GENERATION, step=121, committed_at=_AT, loss=2.15, weight=3072.0, samples=24,
     learning_rate=0.00162, grad_norm=0.71, cursor=2904, global_batch=24, plan_version=3, step_seconds=1.005,
-    tokens_total=371_712.0, boot=_BOOT, seq=902,
+    tokens_total=371_712.0, tokens=3072, weight_total=371_712.0, seconds_total=121.6, boot=_BOOT, seq=902,
 )  # fmt: skip
 _RANK_STEP = m.RankStep(
     run=_RUN, generation=_GENERATION, step=121, rank=0, node="studio", tokens=2048.0, samples=16, micro_batch=8,
-    replays=0, step_seconds=1.005, phases=_PHASES, values={"own_loss": 2.17, **_MEMORY},
+    replays=0, step_seconds=1.005, phases=_PHASES, weight=2048.0, values={"own_loss": 2.17, **_MEMORY},
     boot=_BOOT, seq=903,
 )  # fmt: skip
 _HOST = m.HostReading(

@@ -31,5 +31,12 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
         " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "Tokens are those processed, with those that have no loss; weight is what the loss is divided by. In version 1"
+        " both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
+        " own_tokens are new.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -72,7 +72,8 @@ def test_steps_and_parts_are_summed() -> None:
     )
     found = said(snapshot(totals=totals))
     assert found["trainctl_steps_total", "run-1"] == 2
-    assert found["trainctl_tokens_total", "run-1"] == 2 * 3072
+    assert found["trainctl_tokens_total", "run-1"] == 2 * 4096
+    assert found["trainctl_weight_total", "run-1"] == 2 * 3072
     assert found["trainctl_rank_tokens_total", "run-1", "node-0", "0"] == 200
     assert found["trainctl_rank_phase_seconds_total", "run-1", "node-0", "0", "backward"] == 1.0
     assert found["trainctl_events_total", "a", "command", "good"] == 1
@@ -85,10 +86,12 @@ def test_steps_and_parts_are_summed() -> None:
 
 
 def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
-    other = m.StepCommitted(**{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "skipped": "nan"})
+    other = m.StepCommitted(
+        **{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "tokens": 0, "skipped": "nan"}
+    )
     found = said(snapshot(totals=counted(records.step(1), records.part(1), other)))
     assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
-    assert found["trainctl_tokens_total", "run-2"] == 0
+    assert found["trainctl_tokens_total", "run-2"] == found["trainctl_weight_total", "run-2"] == 0
     assert not [key for key in found if "run-1" in key]
 
 
@@ -97,7 +100,7 @@ def as_dict(step: m.StepCommitted) -> dict[str, Any]:
 
 
 def test_what_a_guest_does_not_say_is_absent() -> None:
-    unsaid = {"loss": None, "weight": None, "learning_rate": None, "grad_norm": None, "cursor": None}
+    unsaid = {"loss": None, "weight": None, "tokens": None, "learning_rate": None, "grad_norm": None, "cursor": None}
     last = msgspec.structs.replace(records.step(1), **unsaid, global_batch=None)
     rank = msgspec.structs.replace(RANK, share=None, micro_batch=None)
     view = msgspec.structs.replace(
@@ -109,7 +112,7 @@ def test_what_a_guest_does_not_say_is_absent() -> None:
     assert not names & {
         "trainctl_run_target_steps", "trainctl_run_cursor_samples", "trainctl_global_batch_samples", "trainctl_loss",
         "trainctl_learning_rate", "trainctl_gradient_norm", "trainctl_share_samples", "trainctl_micro_batch_samples",
-        "trainctl_tokens_total",
+        "trainctl_tokens_total", "trainctl_weight_total", "trainctl_weight_per_second",
     }  # fmt: skip
     assert found["trainctl_run_step", "run-1"] == 2 and found["trainctl_steps_total", "run-1"] == 1
 

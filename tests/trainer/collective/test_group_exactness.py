@@ -38,6 +38,7 @@ def losses(ranks: Ranks, steps: int = STEPS) -> list[float]:
         assert all(isinstance(report, m.Report) for report in reports), reports
         assert [report.own_samples for report in reports] == [*shares]
         assert sum(report.own_weight for report in reports) == reports[0].weight
+        assert sum(report.own_tokens for report in reports) == reports[0].tokens >= reports[0].weight
         (loss,) = {report.loss_sum / report.weight for report in reports}
         curve.append(loss)
     return curve

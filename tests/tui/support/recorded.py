@@ -184,7 +184,9 @@ def committed(
         samples=view.global_batch,
         learning_rate=view.learning_rate, grad_norm=0.71, cursor=step * view.global_batch,
         global_batch=view.global_batch,
-        plan_version=view.plan_version, step_seconds=seconds, tokens_total=step * (32768.0 if many else 3048.0),
+        plan_version=view.plan_version, step_seconds=seconds, tokens=32768 if many else 3048,
+        tokens_total=step * (32768.0 if many else 3048.0), weight_total=step * (32768.0 if many else 3048.0),
+        seconds_total=seconds * step,
         boot=BOOT,
         seq=seq,
     )  # fmt: skip

@@ -73,7 +73,8 @@ RUN_SPECS = (
     Spec("trainctl_alert_firing", "gauge", ("run", "kind", "node", "rank", "severity"), "1 for each open alert."),
     Spec("trainctl_steps_total", "counter", RUN, "Steps committed since the agent started, redone ones again."),
     Spec("trainctl_skipped_steps_total", "counter", RUN, "Of these, steps that left the parameters alone."),
-    Spec("trainctl_tokens_total", "counter", RUN, "Tokens of these steps that the loss counts."),
+    Spec("trainctl_tokens_total", "counter", RUN, "Tokens processed in these steps, with those that have no loss."),
+    Spec("trainctl_weight_total", "counter", RUN, "What the losses of these steps are divided by, summed."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples of these steps."),
     Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from commit to commit, pauses excluded."),
 )  # fmt: skip
@@ -81,7 +82,7 @@ RANK_SPECS = (
     Spec("trainctl_rank_state", "gauge", (*RANK, "state"), "1 for the state that it is in; the others are absent."),
     Spec("trainctl_share_samples", "gauge", RANK, "Samples of the global batch that are the rank's."),
     Spec("trainctl_micro_batch_samples", "gauge", RANK, "Samples of one forward and backward."),
-    Spec("trainctl_rank_tokens_total", "counter", RANK, "Tokens of the rank's part of the steps."),
+    Spec("trainctl_rank_tokens_total", "counter", RANK, "Tokens processed in the rank's part of the steps."),
     Spec("trainctl_rank_samples_total", "counter", RANK, "Samples of the rank's part of the steps."),
     Spec("trainctl_rank_replays_total", "counter", RANK, "Micro-batches run again after memory ran out."),
     Spec("trainctl_rank_phase_seconds_total", "counter", PHASE, "Seconds in each phase of its steps."),

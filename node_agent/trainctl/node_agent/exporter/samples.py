@@ -158,7 +158,7 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
     yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
     yield from _given(
         "trainctl", run, ("steps_total", totals.steps), ("skipped_steps_total", totals.skipped),
-        ("tokens_total", totals.tokens), ("samples_total", totals.samples),
+        ("tokens_total", totals.tokens), ("weight_total", totals.weight), ("samples_total", totals.samples),
     )  # fmt: skip
     for number, rank in totals.ranks.items():
         labels = totals.run, rank.node, str(number)

@@ -107,7 +107,7 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     step: Count
     committed_at: float
     loss: float | None  # weighted mean, nats per unit of weight
-    weight: float | None  # tokens
+    weight: float | None  # what its loss is divided by, in the run's `weight_unit`
     samples: Count
     learning_rate: float | None
     grad_norm: float | None  # before clipping
@@ -115,7 +115,10 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     global_batch: Count | None
     plan_version: Count
     step_seconds: float  # from the commit before it, pauses excluded
-    tokens_total: float  # weight committed since the run began
+    tokens_total: float  # processed since the run began
+    tokens: Count | None = None  # processed by all ranks: with those that have no loss, without padding
+    weight_total: float | None = None  # since the run began
+    seconds_total: float | None = None  # of all steps since the run began, pauses excluded
     skipped: str | None = None
     values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
@@ -129,7 +132,22 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of the step / its seconds; None if no time passed, or they were not counted."""
+        return self.tokens / self.step_seconds if self.tokens is not None and self.step_seconds > 0 else None
+
+    @property
+    def weight_per_second(self) -> float | None:
+        """Weight of the step / its seconds; None if no time passed, or it has no weight."""
         return self.weight / self.step_seconds if self.weight is not None and self.step_seconds > 0 else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """1 / its seconds; None if no time passed."""
+        return 1 / self.step_seconds if self.step_seconds > 0 else None
+
+    @property
+    def seconds_per_sample(self) -> float | None:
+        """Its seconds / its samples; None without samples."""
+        return self.step_seconds / self.samples if self.samples else None
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
@@ -140,12 +158,13 @@ class RankStep(Message, tag="rank-step", frozen=True):
     step: Count
     rank: Count
     node: str
-    tokens: float  # weight of its share
+    tokens: float  # processed: with those that have no loss, without padding
     samples: Count
     micro_batch: Count | None
     replays: Count
     step_seconds: float
     phases: Phases
+    weight: float | None = None  # of its share
     values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0

@@ -122,7 +122,7 @@ class Ready(Message, tag="ready", frozen=True):
     parameters: Count  # trainable scalars
     samples: Count  # N: samples of one epoch
     held_out: Count  # samples kept for evaluation
-    mean_weight: float  # mean loss weight (tokens) of a sample
+    mean_weight: float  # mean loss weight of a sample
     layout_digest: str  # of (name, shape, offset) sorted by Hugging Face name
     model_digest: str  # of the model directory's configuration and weights
     data_digest: str
@@ -175,9 +175,11 @@ class Report(Message, tag="report", frozen=True):
     kind: PlanKind
     step: Count
     loss_sum: float  # sum of the weighted per-token losses, nats
-    weight: float  # global weight of the batch (tokens)
+    weight: float  # global weight of the batch: what its loss is divided by
     own_weight: float  # this rank's part of it
     own_samples: Count
+    tokens: Count = 0  # of the batch, processed by all ranks: with those that have no loss, without padding
+    own_tokens: Count = 0  # this rank's part of them
     grad_norm: float = 0.0  # before clipping
     skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
     micro_batch: Count = 0  # in use at the end of the step

@@ -105,7 +105,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
     tokens_per_second = None
     # The first step's seconds hold the model's warming up.
     if first is not None and sums.step_seconds > first.step_seconds:
-        tokens_per_second = (sums.weight - (first.weight or 0.0)) / (sums.step_seconds - first.step_seconds)
+        tokens_per_second = (sums.tokens - (first.tokens or 0)) / (sums.step_seconds - first.step_seconds)
     nodes = [
         {
             "name": rank.node, "backend": rank.backend, "share": rank.share,
