@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
 
@@ -191,7 +192,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 m.RunSummary(
                     run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
                     started_at=_AT - 400, directory=_VIEW.directory, lead="studio", nodes=("studio",),
-                    last_step_at=_AT - 1,
+                    last_step_at=_AT - 1, rates=run_rates(_VIEW, _STEP),
                 ),
             ),
         ),

@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RUN_METRICS, Point, Text, flat, prefixes
+from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RATES, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -230,6 +230,7 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
 
 TRAIN = {
     **{metric.name: metric.help for metric in RUN_METRICS},
+    **RATES,
     "tokens_total": "Tokens processed since the run began.",
     "global_batch": "Samples of the step.",
     "generation": "Number of the generation that committed it.",

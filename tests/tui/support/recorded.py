@@ -18,6 +18,7 @@ from tests.memory_values import memory
 from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.record.downsampling import choose
@@ -379,6 +380,7 @@ def under_way(view: m.RunView, steps: int = 5) -> list["Message"]:
 
 
 CONNECTED = Connection("connected", CLOCK.at_monotonic)
+_STOPPED = run_view(4, "stopped", 18_240, 60_000)
 RUNS = (
     m.RunSummary(
         "stdlib-20261120-142900",
@@ -392,6 +394,7 @@ RUNS = (
         "atlas",
         ("atlas",),
         NOW - 0.2,
+        rates=run_rates(run_view(1), committed(run_view(1), 118)),
     ),
     m.RunSummary(
         "sft-1b-20261119-090000",
@@ -405,6 +408,7 @@ RUNS = (
         "studio",
         ("studio", "mbp", "forge", "mini"),
         NOW - 34200,
+        rates=run_rates(_STOPPED, committed(_STOPPED, 18_240)),
     ),
     m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
 )

@@ -15,6 +15,7 @@ from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages.events import Notice
@@ -230,6 +231,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
         lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
+        rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
     )  # fmt: skip
 
 
@@ -239,7 +241,7 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     return m.RunSummary(
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind,
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
     )  # fmt: skip
 
 

@@ -29,6 +29,10 @@ def peak_or_held(values: Mapping[str, float]) -> float | None:
     return values.get("memory_peak_bytes", values.get("memory_bytes"))
 
 
+TOKENS = "tokens"
+"""The unit of the weight where each counted target weighs 1; the run's rate is then of all tokens processed."""
+
+
 class RankView(msgspec.Struct, frozen=True):
     """One rank as the lead knows it. `share` and `micro_batch` are None where a guest did not give them."""
 
@@ -83,8 +87,15 @@ class RunView(Message, tag="run-view", frozen=True):
     kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
     verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
     policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't conduct the run
+    weight_unit: str = TOKENS  # of what the loss is divided by, as the objective has it: "tokens", "pairs"
+    loss_unit: str = "nats per token"
     boot: str = ""
     seq: Count = 0
+
+    @property
+    def rate_unit(self) -> str:
+        """Of the run's rate: `tokens/s`."""
+        return f"{self.weight_unit}/s"
 
     def takes_over(self, shown: "RunView") -> bool:
         """Whether who watches `shown`, and has chosen no run, goes on with this one."""

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
+from trainctl.tui.screens import rates_line
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text.styled_line import clean
+from trainctl.tui.text.styled_line import clean, groups, plain
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -55,6 +57,7 @@ def status_text(
         f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"
         f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
+        f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
         f"plan       version {run.plan_version}  global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
