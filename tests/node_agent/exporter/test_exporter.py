@@ -99,6 +99,13 @@ def as_dict(step: m.StepCommitted) -> dict[str, Any]:
     return {name: getattr(step, name) for name in step.__struct_fields__}
 
 
+def test_the_unit_of_the_weight_is_a_label() -> None:
+    view = msgspec.structs.replace(VIEW, weight_unit="pairs", loss_unit="nats per pair")
+    found = said(snapshot(LiveRun(view, records.step(1), (), None)))
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "pairs", "nats per pair"] == 1
+    assert found["trainctl_weight_per_second", "run-1"] == 2 * 3072
+
+
 def test_what_a_guest_does_not_say_is_absent() -> None:
     unsaid = {"loss": None, "weight": None, "tokens": None, "learning_rate": None, "grad_norm": None, "cursor": None}
     last = msgspec.structs.replace(records.step(1), **unsaid, global_batch=None)
@@ -140,7 +147,7 @@ def test_what_is_not_known_is_absent() -> None:
 def test_a_run_is_shown_with_its_ranks_and_alerts() -> None:
     last = records.step(2, loss=math.nan)
     found = said(snapshot(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
-    assert found["trainctl_run_info", "run-1", "x", "a", "gloo"] == 1
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "tokens", "nats per token"] == 1
     assert found["trainctl_run_state", "run-1", "running"] == 1
     assert math.isnan(found["trainctl_loss", "run-1"])
     assert found["trainctl_generation_number", "run-1"] == 3

@@ -269,6 +269,8 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
         make("step_seconds", None, lambda step: seconds + 0.01 * math.sin(step)),
         make("tokens_per_second", None, lambda step: (32768 if many else 3048) / (seconds + 0.01 * math.sin(step))),
     ]
+    if view.rate_metric != "tokens_per_second":
+        made.append(make(view.rate_metric, None, lambda step: 24 / seconds))
     for rank in view.ranks:
         own = FLEETS[nodes][rank.rank][5]
         if own is None:
@@ -410,7 +412,17 @@ RUNS = (
         NOW - 34200,
         rates=run_rates(_STOPPED, committed(_STOPPED, 18_240)),
     ),
-    m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
+    m.RunSummary(
+        "tiny-20261101-120000",
+        "tiny",
+        "failed",
+        3,
+        2_000,
+        None,
+        NOW - 1_650_000,
+        "/runs/tiny",
+        rates=m.RunRates("tokens/s", 812.0, 6.2, 148.8, 0.00672, 412.9, 0.8),
+    ),
 )
 
 

@@ -176,12 +176,12 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         parts = reader.rank_steps(last.step) if last is not None else ()
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
         series: list[m.Series] = []
-        if columns:
-            ranks = reader.ranks()
-            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(ranks)))
-            series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
-            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
         view = _view_of(reader)
+        if columns:
+            ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(of_run) + len(RANK_SERIES) * len(ranks)))
+            series += [reader.series(metric, None, 0, None, columns) for metric in sorted(of_run)]
+            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
     return last, tuple(parts), tuple(events), tuple(series), view
 
 

@@ -109,7 +109,7 @@ def _processes(host: m.HostReading) -> Iterator[Reading]:
 def _run(live: LiveRun) -> Iterator[Reading]:
     view, last = live.view, live.last_step
     run = (view.run,)
-    yield Reading("trainctl_run_info", (*run, view.name, view.lead, view.engine), 1)
+    yield Reading("trainctl_run_info", (*run, view.name, view.lead, view.engine, view.weight_unit, view.loss_unit), 1)
     yield Reading("trainctl_run_state", (*run, view.state), 1)
     yield from _given(
         "trainctl_run", run, ("start_time_seconds", view.started_at), ("step", view.step), ("target_steps", view.steps),

@@ -27,7 +27,7 @@ def _average(view: m.RunView, last: m.StepCommitted | None) -> float | None:
     """Of all steps that stand, by their own seconds."""
     if last is None:
         return None
-    whole = last.tokens_total if view.weight_unit == m.TOKENS else last.weight_total
+    whole = last.tokens_total if view.rate_metric == "tokens_per_second" else last.weight_total
     return _ratio(whole, last.seconds_total)
 
 

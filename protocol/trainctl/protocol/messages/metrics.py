@@ -50,11 +50,12 @@ class Metric(NamedTuple):
                 return statistics.fmean(values)
 
 
+_LOSS_UNIT = "nats per token"
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
 _RUN = (
-    Metric("loss", "nats per token", "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
-    Metric("eval_loss", "nats per token", "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
+    Metric("loss", _LOSS_UNIT, "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
+    Metric("eval_loss", _LOSS_UNIT, "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
     Metric(
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
@@ -109,7 +110,7 @@ _RUN = (
 
 _RANK = (
     Metric(
-        "own_loss", "nats per token", "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
+        "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
         heading="LOSS",
     ),
     Metric(

@@ -21,6 +21,7 @@ from trainctl.protocol.messages.base import (
     Values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
+from trainctl.protocol.messages.metrics import METRICS, Metric
 from trainctl.protocol.messages.trainer import Phases
 
 
@@ -96,6 +97,18 @@ class RunView(Message, tag="run-view", frozen=True):
     def rate_unit(self) -> str:
         """Of the run's rate: `tokens/s`."""
         return f"{self.weight_unit}/s"
+
+    @property
+    def rate_metric(self) -> str:
+        """The metric of a step that is the run's rate."""
+        return "tokens_per_second" if self.weight_unit == TOKENS else "weight_per_second"
+
+    def unit_of(self, metric: Metric) -> str:
+        """Of a metric, by what the run is trained for."""
+        if metric.unit == METRICS["loss"].unit:
+            return self.loss_unit
+        is_rate = metric.name == self.rate_metric  # the weight of other runs is of tokens too, and not their rate
+        return self.rate_unit if is_rate else metric.unit
 
     def takes_over(self, shown: "RunView") -> bool:
         """Whether who watches `shown`, and has chosen no run, goes on with this one."""

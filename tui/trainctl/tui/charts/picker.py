@@ -53,7 +53,8 @@ def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary], own: Iterabl
     ranks = metrics.rank_names(run)
     made = []
     for name in metrics.names(own):
-        title, unit = m.metric_of(name).title, m.metric_of(name).unit
+        metric = m.metric_of(name)
+        title, unit = metric.title, ln.clean(run.unit_of(metric)) if run is not None else metric.unit
         if not metrics.per_rank(name):
             made.append(PickerEntry(Pick(name), title, unit))
             continue

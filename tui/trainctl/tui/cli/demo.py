@@ -203,7 +203,7 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     view: m.RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):
         if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
-            sys.stderr.write(f"{tables.step_line(item)}\n")
+            sys.stderr.write(f"{tables.step_line(item, view)}\n")
         elif isinstance(item, m.Event):
             sys.stderr.write(f"{tables.event_line(item)}\n")
         elif isinstance(item, m.RunView):

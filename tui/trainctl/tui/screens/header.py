@@ -173,7 +173,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
-        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(" tok/s", "label")),
+        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),
     ]
     if step is not None and step.skipped:

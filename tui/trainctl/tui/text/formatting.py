@@ -61,6 +61,11 @@ def learning_rate(value: float | None) -> str:
     return f"{digits}e{int(exponent)}"
 
 
+def short_unit(unit: str) -> str:
+    """The unit of a rate where there is little room: tok/s, pairs/s."""
+    return "tok/s" if unit == "tokens/s" else unit
+
+
 def figure(value: float | None, spec: str) -> str:
     """A value in a format of its own, such as `{:.0f} W`."""
     return NA if value is None else spec.format(value)
