@@ -31,12 +31,13 @@ _PLAN = m.StepPlan(
     ),
     learning_rate=0.00162, divisor=4096.0, finishes=m.Generation(1, 3), commands=(_ID,),
 )  # fmt: skip
+_COMPUTE = m.Compute("bfloat16", None, "off", "sdpa")
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
     mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
     cursor=2880, memory_cap_bytes=16 * _GIGABYTE, system="Linux", engines=("gloo", "ring"),
     model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
-    data_files=(m.FileDigest("stdlib.txt", "f" * 64),),
+    data_files=(m.FileDigest("stdlib.txt", "f" * 64),), compute=_COMPUTE,
 )  # fmt: skip
 _MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
@@ -47,7 +48,16 @@ _REPORT = m.Report(
 _LINK = "9b1d5a7c3e2f4860"
 _HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
 _RANK = m.RankView(
-    rank=0, node="studio", state="run", since_at=_AT, share=16, micro_batch=8, backend="torch", device="cpu", pid=4711
+    rank=0,
+    node="studio",
+    state="run",
+    since_at=_AT,
+    share=16,
+    micro_batch=8,
+    backend="torch",
+    device="cpu",
+    pid=4711,
+    compute=_COMPUTE,
 )
 _VIEW = m.RunView(
     run=_RUN, name="sft-1b", state="running", lead="studio", engine="gloo", generation=_GENERATION, step=121,

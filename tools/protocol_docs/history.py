@@ -37,7 +37,8 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Tokens are those processed, with those that have no loss; weight is what the loss is divided by. In version 1"
         " both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
         " own_tokens are new. RunSummary.rates says how fast a run is,"
-        " RunView.weight_unit and loss_unit what its weight and its loss are in.",
+        " RunView.weight_unit and loss_unit what its weight and its loss are in. Ready.compute and RankView.compute"
+        " say in what precision and by which kernels a rank computes.",
     ),
 )
 """(version, date, what it added), oldest first."""

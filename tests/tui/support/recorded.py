@@ -74,6 +74,7 @@ MIXED = (
 )
 ALONE = (("atlas", "torch", "cpu", 24, 8, 3048 / (0.93 * 0.31), 412e6, None),)
 FLEETS: dict[int, tuple[Any, ...]] = {1: ALONE, 3: MIXED, 4: NODES}
+COMPUTE = {"torch": m.Compute("float32", None, "off", "sdpa"), "mlx": m.Compute("float32", None, "off", "mx.fast")}
 SECONDS = {1: 0.31, 3: 0.4, 4: 3.06}
 """Of a step, by the number of ranks."""
 
@@ -84,13 +85,14 @@ def rank_views(nodes: int) -> tuple[m.RankView, ...]:
         return (
             m.RankView(
                 rank=0, node="atlas", state="run", since_at=NOW - 60, share=24, micro_batch=8, backend="torch",
-                device="cpu", pid=4711,
+                device="cpu", pid=4711, compute=m.Compute("float32", None, "off", "sdpa"),
             ),
         )  # fmt: skip
     return tuple(
         m.RankView(
             rank=rank, node=name, state="run" if own else "lost", since_at=NOW - 15000, share=share, micro_batch=micro,
             backend=backend, device=device, why="" if own else "no heartbeat",
+            compute=COMPUTE.get(backend),
         )
         for rank, (name, backend, device, share, micro, own, _, _) in enumerate(FLEETS[nodes])
     )  # fmt: skip

@@ -40,6 +40,7 @@ def rank_view(
         rank=rank, node=setting.node, state=state, since_at=since_at, share=setting.share,
         micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
+        compute=ready.compute if ready else None,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from trainctl.protocol import messages as m
 
 Kind = Literal["gauge", "counter", "histogram"]
 RUN = ("run",)
-RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit")
+RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit", *m.Compute.__struct_fields__)
 RANK = ("run", "node", "rank")
 HOST = ("node",)
 PROCESS = ("node", "role", "rank")
@@ -58,7 +58,7 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Memory of the device."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", RUN_INFO, "The active run, as labels."),
+    Spec("trainctl_run_info", "gauge", RUN_INFO, "The active run, as labels; where ranks differ, all values."),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the state that the run is in; the others are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),

@@ -22,7 +22,7 @@ from trainctl.protocol.messages.base import (
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.metrics import METRICS, Metric
-from trainctl.protocol.messages.trainer import Phases
+from trainctl.protocol.messages.trainer import Compute, Phases
 
 
 def peak_or_held(values: Mapping[str, float]) -> float | None:
@@ -47,6 +47,7 @@ class RankView(msgspec.Struct, frozen=True):
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
+    compute: Compute | None = None  # None: not known yet
 
 
 AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})

@@ -111,6 +111,15 @@ class FileDigest(msgspec.Struct, array_like=True, frozen=True):
     digest: str  # SHA-256 of name, size and content
 
 
+class Compute(msgspec.Struct, frozen=True):
+    """How a rank computes, as its backend has resolved it."""
+
+    dtype: str  # of forward and backward: "float32", "bfloat16"
+    tf32: bool | None = None  # whether products of float32 matrices may be rounded to TF32; None: the device has none
+    compile: str = "off"  # the mode of the model's compiler
+    attention: str = ""  # its kernel: "sdpa", "eager", "mx.fast"; empty: not known
+
+
 class Ready(Message, tag="ready", frozen=True):
     """The trainer has loaded its model and data and can join a generation."""
 
@@ -133,6 +142,7 @@ class Ready(Message, tag="ready", frozen=True):
     engines: tuple[Engine, ...] = ()  # what its reducer can load
     model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
     data_files: tuple[FileDigest, ...] = ()  # at most 64
+    compute: Compute | None = None
 
 
 class Alive(Message, tag="alive", frozen=True):

@@ -158,7 +158,7 @@ class Executor:
             self._micro_batches.each(plan, whole, sums, once)
         report = self._report(plan, Sums(), watch, 0.0)
         return Probed(
-            **msgspec.structs.asdict(report), family=family, tf32=self._backend.tf32,
+            **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
             tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
             lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
             log_probabilities=_packed(np.concatenate(found)),
