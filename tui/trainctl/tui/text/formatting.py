@@ -95,7 +95,7 @@ def seconds(value: float | None) -> str:
     """A step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
     if value is None or not math.isfinite(value):
         return NA
-    if 0 < value < 0.0005:
+    if 0 < value <= 0.0005:
         return f"{1000 * value:.2g} ms"
     if value < 0.0995:
         return f"{1000 * value:.0f} ms"
