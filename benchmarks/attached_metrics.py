@@ -78,13 +78,20 @@ def step(number: int) -> m.GuestStep:
     """One with a value of each metric of each rank."""
     parts = tuple(
         m.GuestPart(
-            rank, 384.0, 3, step_seconds=0.1, phases=m.Phases(0.001, 0.03, 0.05, 0.01, 0.005),
+            rank, 384.0, 384.0, 3, step_seconds=0.1, phases=m.Phases(0.001, 0.03, 0.05, 0.01, 0.005),
             values={name: random.random() for name in NAMES},
         )
         for rank in range(RANKS)
     )  # fmt: skip
     return m.GuestStep(
-        step=number, committed_at=time.time(), step_seconds=0.1, samples=24, weight=3072.0, loss=2.0, parts=parts
+        step=number,
+        committed_at=time.time(),
+        step_seconds=0.1,
+        samples=24,
+        tokens=3072,
+        weight=3072.0,
+        loss=2.0,
+        parts=parts,
     )
 
 
@@ -102,8 +109,8 @@ def charts(client: BlockingClient, last: int) -> dict[str, float]:
 def stored(record: Path) -> tuple[int, int]:
     """Bytes of the table of raw values, and how many it has."""
     connection = open_for_reading(record)
-    (size,) = connection.execute("SELECT sum(pgsize) FROM dbstat WHERE name = 'metric_values'").fetchone()
-    (count,) = connection.execute("SELECT count(*) FROM metric_values").fetchone()
+    (size,) = connection.execute("SELECT sum(pgsize) FROM dbstat WHERE name LIKE '%metric_values%'").fetchone()
+    (count,) = connection.execute("SELECT sum(length(body) / 8) FROM metric_values").fetchone()
     connection.close()
     return size, count
 

@@ -27,10 +27,10 @@ def steps(first: int, last: int, loss: float | None = 2.0) -> list[m.GuestStep]:
     """Two ranks, the second of which brings no metric of its own."""
     return [
         m.GuestStep(
-            step=step, committed_at=1e9 + step, step_seconds=0.1, samples=8, weight=32.0, loss=loss,
+            step=step, committed_at=1e9 + step, step_seconds=0.1, samples=8, tokens=32, weight=32.0, loss=loss,
             values={"user:reward": -step}, parts=(
-                m.GuestPart(0, 24.0, 6, phases=m.Phases(forward=0.05), values={"user:kl": step / 10}),
-                m.GuestPart(1, 8.0, 2),
+                m.GuestPart(0, 24.0, 24.0, 6, phases=m.Phases(forward=0.05), values={"user:kl": step / 10}),
+                m.GuestPart(1, 8.0, 8.0, 2),
             ),
         )
         for step in range(first, last + 1)

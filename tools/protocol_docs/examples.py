@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
 
@@ -30,23 +31,33 @@ _PLAN = m.StepPlan(
     ),
     learning_rate=0.00162, divisor=4096.0, finishes=m.Generation(1, 3), commands=(_ID,),
 )  # fmt: skip
+_COMPUTE = m.Compute("bfloat16", None, "off", "sdpa")
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
     mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
     cursor=2880, memory_cap_bytes=16 * _GIGABYTE, system="Linux", engines=("gloo", "ring"),
     model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
-    data_files=(m.FileDigest("stdlib.txt", "f" * 64),),
+    data_files=(m.FileDigest("stdlib.txt", "f" * 64),), compute=_COMPUTE,
 )  # fmt: skip
 _MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
     run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
-    own_weight=2048.0, own_samples=16, grad_norm=0.71, micro_batch=8, replays=0, phases=_PHASES,
-    step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
+    own_weight=2048.0, own_samples=16, tokens=3072, own_tokens=2048, grad_norm=0.71, micro_batch=8, replays=0,
+    phases=_PHASES, step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
 )  # fmt: skip
 _LINK = "9b1d5a7c3e2f4860"
 _HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
 _RANK = m.RankView(
-    rank=0, node="studio", state="run", since_at=_AT, share=16, micro_batch=8, backend="torch", device="cpu", pid=4711
+    rank=0,
+    node="studio",
+    state="run",
+    since_at=_AT,
+    share=16,
+    micro_batch=8,
+    backend="torch",
+    device="cpu",
+    pid=4711,
+    compute=_COMPUTE,
 )
 _VIEW = m.RunView(
     run=_RUN, name="sft-1b", state="running", lead="studio", engine="gloo", generation=_GENERATION, step=121,
@@ -58,11 +69,11 @@ _VIEW = m.RunView(
 _STEP = m.StepCommitted(
     run=_RUN, generation=_GENERATION, step=121, committed_at=_AT, loss=2.15, weight=3072.0, samples=24,
     learning_rate=0.00162, grad_norm=0.71, cursor=2904, global_batch=24, plan_version=3, step_seconds=1.005,
-    tokens_total=371_712.0, boot=_BOOT, seq=902,
+    tokens_total=371_712.0, tokens=3072, weight_total=371_712.0, seconds_total=121.6, boot=_BOOT, seq=902,
 )  # fmt: skip
 _RANK_STEP = m.RankStep(
     run=_RUN, generation=_GENERATION, step=121, rank=0, node="studio", tokens=2048.0, samples=16, micro_batch=8,
-    replays=0, step_seconds=1.005, phases=_PHASES, values={"own_loss": 2.17, **_MEMORY},
+    replays=0, step_seconds=1.005, phases=_PHASES, weight=2048.0, values={"own_loss": 2.17, **_MEMORY},
     boot=_BOOT, seq=903,
 )  # fmt: skip
 _HOST = m.HostReading(
@@ -169,10 +180,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "run-steps": m.RunSteps(
             rid=_RID, run="ppo-7", steps=(
                 m.GuestStep(
-                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, weight=512.0, loss=2.5, learning_rate=1e-4,
+                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, tokens=600, weight=512.0, loss=2.5, learning_rate=1e-4,
                     values={"user:reward": 0.25}, parts=(
-                        m.GuestPart(0, 384.0, 6, step_seconds=0.4, phases=m.Phases(forward=0.1, backward=0.3)),
-                        m.GuestPart(1, 128.0, 2, 4, values={"user:kl": 0.5}),
+                        m.GuestPart(0, 450.0, 384.0, 6, step_seconds=0.4, phases=m.Phases(forward=0.1, backward=0.3)),
+                        m.GuestPart(1, 150.0, 128.0, 2, 4, values={"user:kl": 0.5}),
                     ),
                 ),
             ),
@@ -208,7 +219,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 m.RunSummary(
                     run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
                     started_at=_AT - 400, directory=_VIEW.directory, lead="studio", nodes=("studio",),
-                    last_step_at=_AT - 1,
+                    last_step_at=_AT - 1, rates=run_rates(_VIEW, _STEP),
                 ),
             ),
         ),

@@ -42,5 +42,14 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "hosts-request: readings of a run's machines from its record. HostReading.values, by name; a rank's part has"
         " its machine's metrics by name. A peer-beat has when its ping was sent, and a ping the last one's round trip.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "Tokens are those processed, with those that have no loss; weight is what the loss is divided by. In version 1"
+        " both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
+        " own_tokens are new. RunSummary.rates says how fast a run is,"
+        " RunView.weight_unit and loss_unit what its weight and its loss are in. Ready.compute and RankView.compute"
+        " say in what precision and by which kernels a rank computes.",
+    ),
 )
 """(version, date, what it added), oldest first."""

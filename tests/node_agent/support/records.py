@@ -21,14 +21,15 @@ def step(number: int, generation: m.Generation = FIRST, loss: float = 2.5, secon
     return m.StepCommitted(
         run="run-1", generation=generation, step=number, committed_at=1000.0 + number, loss=loss, weight=3072.0,
         samples=24, learning_rate=1e-3, grad_norm=0.5, cursor=24 * number, global_batch=24, plan_version=1,
-        step_seconds=seconds, tokens_total=3072.0 * number, values={"clip_scale": 1 / (1 + number % 3)},
+        step_seconds=seconds, tokens=4096, tokens_total=4096.0 * number, weight_total=3072.0 * number,
+        seconds_total=seconds * number, values={"clip_scale": 1 / (1 + number % 3)},
     )  # fmt: skip
 
 
 def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: float = 100.0) -> m.RankStep:
     return m.RankStep(
         run="run-1", generation=generation, step=number, rank=rank, node=f"node-{rank}", tokens=tokens, samples=24,
-        micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625),
+        micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625), weight=75.0,
         values={**memory(10**9, 2 * 10**9), "own_loss": 2.0 + 0.001 * number, "user:tries": float(number % 7)},
     )  # fmt: skip
 
@@ -65,7 +66,7 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
     values: dict[tuple[object, ...], list[float]] = {}
     of_run = rows(
         paths,
-        "SELECT step, loss, grad_norm, learning_rate, step_seconds, weight, samples FROM steps"
+        "SELECT step, loss, grad_norm, learning_rate, step_seconds, tokens, weight, samples FROM steps"
         " WHERE NOT retracted ORDER BY step",
     )
     of_ranks = rows(
@@ -76,17 +77,20 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         " r.sync_seconds, r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
         " WHERE NOT s.retracted ORDER BY r.step",
     )
-    for number, loss, norm, rate, seconds, weight, samples in of_run:
-        speed = weight / seconds if weight is not None and seconds > 0 else None
+    for number, loss, norm, rate, seconds, tokens, weight, samples in of_run:
+        sizes = {"tokens": tokens, "weight": weight, "samples": samples, "steps": 1}
+        rates = {
+            f"{name}_per_second": size / seconds if size is not None and seconds > 0 else None
+            for name, size in sizes.items()
+        }
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
         for name in ("loss", "grad_norm"):
             value = named[name]
             unsaid = isinstance(value, str)
             named[name] = None if unsaid else value
             named[f"{name}_not_finite"] = None if unsaid or (value is not None and math.isfinite(value)) else 1.0
-        _collect(values, number, RUN_RANK, {
-            **named, "tokens_per_second": speed, "samples_per_second": samples / seconds if seconds > 0 else None,
-        })  # fmt: skip
+        of_sample = {"seconds_per_sample": seconds / samples if samples else None}
+        _collect(values, number, RUN_RANK, {**named, **rates, **of_sample})
     for number, rank, seconds, busy, tokens, wait, held, peak, cap, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": held}
         named |= {"memory_peak_bytes": peak, "memory_cap_bytes": cap}

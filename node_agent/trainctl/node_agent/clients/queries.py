@@ -16,6 +16,7 @@ from trainctl.node_agent.guests.guest_runs import NotAttachedError
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import Notice
@@ -187,12 +188,12 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         parts = reader.rank_steps(last.step) if last is not None else ()
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
         series: list[m.Series] = []
-        if columns:
-            ranks = reader.ranks()
-            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(ranks)))
-            series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
-            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
         view = _view_of(reader)
+        if columns:
+            ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(of_run) + len(RANK_SERIES) * len(ranks)))
+            series += [reader.series(metric, None, 0, None, columns) for metric in sorted(of_run)]
+            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
@@ -240,6 +241,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
         lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
+        rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
     )  # fmt: skip
 
 
@@ -249,7 +251,7 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     return m.RunSummary(
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind,
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
     )  # fmt: skip
 
 

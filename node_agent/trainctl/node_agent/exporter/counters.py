@@ -26,6 +26,7 @@ class RunTotals(msgspec.Struct, frozen=True):
     steps: int = 0
     skipped: int = 0
     tokens: float | None = None  # None: no step has said how many
+    weight: float | None = None
     samples: int = 0
     step_seconds: float = 0.0
     buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_SECONDS) + 1)  # steps in each, not summed up
@@ -73,7 +74,8 @@ def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
     buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
     return msgspec.structs.replace(
         run, steps=run.steps + 1, skipped=run.skipped + (step.skipped is not None),
-        tokens=_counted(run.tokens, step.weight), samples=run.samples + step.samples,
+        tokens=_counted(run.tokens, step.tokens), weight=_counted(run.weight, step.weight),
+        samples=run.samples + step.samples,
         step_seconds=run.step_seconds + _finite(step.step_seconds), buckets=tuple(buckets),
     )  # fmt: skip
 
@@ -98,9 +100,9 @@ def _happened(totals: Totals, event: m.Event) -> Totals:
     return msgspec.structs.replace(totals, events=events, commands=commands)
 
 
-def _counted(tokens: float | None, weight: float | None) -> float | None:
-    """None for as long as no step says its tokens."""
-    return tokens if weight is None else (tokens or 0.0) + _finite(weight)
+def _counted(total: float | None, more: float | None) -> float | None:
+    """None for as long as no step says how many."""
+    return total if more is None else (total or 0.0) + _finite(more)
 
 
 def _finite(value: float) -> float:

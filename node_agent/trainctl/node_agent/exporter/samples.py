@@ -117,7 +117,10 @@ def _processes(host: m.HostReading) -> Iterator[Reading]:
 def _run(live: LiveRun) -> Iterator[Reading]:
     view, last = live.view, live.last_step
     run = (view.run,)
-    yield Reading("trainctl_run_info", (*run, view.name, view.lead, view.engine), 1)
+    yield Reading("trainctl_run_info", (
+        *run, view.name, view.lead, view.engine, view.weight_unit, view.loss_unit,
+        *(_of_ranks(view.ranks, name) for name in m.Compute.__struct_fields__),
+    ), 1)  # fmt: skip
     yield Reading("trainctl_run_state", (*run, view.state), 1)
     yield from _given(
         "trainctl_run", run, ("start_time_seconds", view.started_at), ("step", view.step), ("target_steps", view.steps),
@@ -133,6 +136,13 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     for name, value in last.values.items() if last is not None else ():
         if name not in m.METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)
+
+
+def _of_ranks(ranks: Sequence[m.RankView], name: str) -> str:
+    """What they have of `Compute`, each value once; empty where none is known."""
+    found = {getattr(rank.compute, name) for rank in ranks if rank.compute is not None}
+    words = {("on" if value else "off") if isinstance(value, bool) else str(value or "") for value in found}
+    return ",".join(sorted(words - {""}))
 
 
 def _alerts(live: LiveRun) -> Iterator[Reading]:
@@ -166,7 +176,7 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
     yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
     yield from _given(
         "trainctl", run, ("steps_total", totals.steps), ("skipped_steps_total", totals.skipped),
-        ("tokens_total", totals.tokens), ("samples_total", totals.samples),
+        ("tokens_total", totals.tokens), ("weight_total", totals.weight), ("samples_total", totals.samples),
     )  # fmt: skip
     for number, rank in totals.ranks.items():
         labels = totals.run, rank.node, str(number)

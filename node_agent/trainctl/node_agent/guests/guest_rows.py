@@ -20,7 +20,7 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
     return m.RunView(
         run=request.run, name=request.name, state="running", lead=node, engine="", generation=generation, step=step,
         steps=request.steps, plan_version=0, global_batch=None, samples=None, cursor=None, learning_rate=None,
-        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind,
+        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind, weight_unit=request.weight_unit, loss_unit=request.loss_unit,
     )  # fmt: skip
 
 
@@ -33,14 +33,16 @@ def committed(
         run=view.run, generation=view.generation, step=made.step, committed_at=made.committed_at, loss=made.loss,
         weight=made.weight, samples=made.samples, learning_rate=made.learning_rate, grad_norm=made.grad_norm,
         cursor=None, global_batch=made.global_batch, plan_version=0, step_seconds=made.step_seconds,
-        tokens_total=(before.tokens_total if before is not None else 0.0) + (made.weight or 0.0), values=made.values,
+        tokens=made.tokens, tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
+        weight_total=((before.weight_total if before else None) or 0.0) + (made.weight or 0.0),
+        seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds, values=made.values,
     )  # fmt: skip
     parts = tuple(
         m.RankStep(
             run=view.run, generation=view.generation, step=made.step, rank=part.rank,
             node=nodes.get(part.rank, view.lead), tokens=part.tokens, samples=part.samples,
             micro_batch=part.micro_batch, replays=0, step_seconds=part.step_seconds, phases=part.phases,
-            values=part.values,
+            weight=part.weight, values=part.values,
         )
         for part in made.parts
     )  # fmt: skip

@@ -194,6 +194,7 @@ def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
         step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), _or_zero(step.weight), step.samples,
         _or_zero(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch, step.plan_version,
         _or_zero(step.step_seconds), _or_zero(step.tokens_total), step.skipped, 0,
+        step.tokens, step.weight_total, step.seconds_total,
     )  # fmt: skip
 
 
@@ -203,6 +204,7 @@ def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
     return (
         rank.step, rank.rank, g.term, g.n, rank.node, _or_zero(rank.tokens), rank.samples, rank.micro_batch,
         rank.replays, *seconds, *map(rank.values.get, m.RANK_COLUMNS), finished_at,
+        rank.weight,
     )  # fmt: skip
 
 

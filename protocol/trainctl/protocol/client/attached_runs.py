@@ -26,7 +26,7 @@ class AttachedRuns(ABC):
     async def attach_run(
         self, run: str, name: str, ranks: Sequence[m.GuestRank] = (m.GuestRank(0),), *,
         kind: Literal["guest", "exec"] = "guest", steps: int | None = None, started_at: float | None = None,
-        after_step: int | None = None,
+        after_step: int | None = None, weight_unit: str = "tokens", loss_unit: str = "nats per token",
     ) -> m.RunKept:  # fmt: skip
         """Have the agent show and record a run. `run` is an id of this program's choice: under the same id the run is
         continued, after its newest recorded step or `after_step`, above which steps are then retracted.
@@ -35,7 +35,7 @@ class AttachedRuns(ABC):
         """
         request = m.AttachRun(
             rid=_rid(), run=run, name=name, started_at=time.time() if started_at is None else started_at,
-            ranks=tuple(ranks), kind=kind, steps=steps, after_step=after_step,
+            ranks=tuple(ranks), kind=kind, steps=steps, after_step=after_step, weight_unit=weight_unit, loss_unit=loss_unit,
         )  # fmt: skip
         return await self.ask(request, m.RunKept)
 

@@ -27,7 +27,8 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a step."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # weight of its samples
+    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: with those that have no loss, without padding
+    weight: Annotated[float, Meta(ge=0)] | None = None  # of its samples
     samples: Count = 0
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
@@ -42,7 +43,8 @@ class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     committed_at: float  # Unix seconds
     step_seconds: Annotated[float, Meta(ge=0)]  # since the step before, pauses excluded
     samples: Count = 0
-    weight: Annotated[float, Meta(ge=0)] | None = None  # what the loss is a mean over: tokens
+    tokens: Count | None = None  # processed by all ranks
+    weight: Annotated[float, Meta(ge=0)] | None = None  # what the loss is divided by, in the run's `weight_unit`
     loss: float | None = None  # mean per unit of weight
     learning_rate: float | None = None
     grad_norm: float | None = None  # before clipping

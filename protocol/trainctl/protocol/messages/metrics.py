@@ -61,11 +61,12 @@ class Metric(NamedTuple):
                 return statistics.fmean(values)
 
 
+_LOSS_UNIT = "nats per token"
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
 _RUN = (
-    Metric("loss", "nats per token", "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
-    Metric("eval_loss", "nats per token", "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
+    Metric("loss", _LOSS_UNIT, "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
+    Metric("eval_loss", _LOSS_UNIT, "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
     Metric(
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
@@ -80,12 +81,25 @@ _RUN = (
         "step_seconds", "step_seconds", short="step",
     ),
     Metric(
-        "tokens_per_second", "tokens/s", "run", "tokens/s", "Counted tokens of the step over its time.", "rate",
-        "tokens_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END", short="tok/s",
+        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens processed in the step over its time.", "rate",
+        "tokens_per_second", "CASE WHEN step_seconds > 0 THEN tokens / step_seconds END", short="tok/s",
     ),
     Metric(
         "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
         "samples_per_second", "CASE WHEN step_seconds > 0 THEN samples / step_seconds END", short="smp/s",
+    ),
+    Metric(
+        "steps_per_second", "steps/s", "run", "steps/s", "One over the time of the step.", "number",
+        "steps_per_second", "CASE WHEN step_seconds > 0 THEN 1.0 / step_seconds END", short="step/s",
+    ),
+    Metric(
+        "seconds_per_sample", "s", "run", "seconds a sample", "Time of the step over its samples.", "seconds",
+        "seconds_per_sample", "CASE WHEN samples > 0 THEN step_seconds / samples END", short="a sample",
+    ),
+    Metric(
+        "weight_per_second", "weight/s", "run", "weight/s",
+        "What the loss of the step is divided by over its time, in the run's unit.", "rate",
+        "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
         "loss_not_finite", "1 at such a step", "run", "", "Steps whose loss is not finite.", drawn=False,
@@ -96,7 +110,7 @@ _RUN = (
         sql=_NOT_FINITE.format("grad_norm"),
     ),
     Metric(
-        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Counted tokens since the run began.",
+        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Tokens processed since the run began.",
         field="tokens_total", drawn=False,
     ),
     Metric(
@@ -107,7 +121,7 @@ _RUN = (
 
 _RANK = (
     Metric(
-        "own_loss", "nats per token", "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
+        "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
         heading="LOSS",
     ),
     Metric(

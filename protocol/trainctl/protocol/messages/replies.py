@@ -52,6 +52,19 @@ class PeerView(msgspec.Struct, frozen=True):
     key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
 
 
+class RunRates(msgspec.Struct, frozen=True):
+    """How fast a run is, and how long it still takes; None is not known."""
+
+    unit: str  # of the average: "tokens/s", or "pairs/s" where the loss is divided by pairs
+    average_per_second: float | None = None  # since the run began, pauses excluded
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    seconds_per_sample: float | None = None
+    seconds_per_epoch: float | None = None
+    epochs_left: float | None = None  # until the last step
+    seconds_left: float | None = None  # until the last step, while the run is under way
+
+
 class RunSummary(msgspec.Struct, frozen=True):
     """One line of `trainctl ls`."""
 
@@ -68,6 +81,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_step_at: float | None = None  # when the last step was committed
     stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
     kind: RunKind = "hosted"
+    rates: RunRates | None = None  # by its last step
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

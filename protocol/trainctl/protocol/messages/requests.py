@@ -133,6 +133,8 @@ class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=Tr
     ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
     kind: Literal["guest", "exec"] = "guest"
     steps: Count | None = None  # total
+    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # of what the loss is divided by
+    loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
     after_step: Count | None = None  # the run goes on after this step: those above it in the record are retracted
 
 

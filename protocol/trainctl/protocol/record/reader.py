@@ -49,11 +49,11 @@ _Values = dict[tuple[int, int], dict[str, float]]
 _EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
-    " step_seconds, tokens_total, skipped"
+    " step_seconds, tokens_total, tokens, weight_total, seconds_total, skipped"
 )
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
-    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)},"
+    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)}, r.weight,"
     f" {', '.join(f'r.{name}' for name in m.RANK_COLUMNS)}"
 )
 _RANKS = """
@@ -75,9 +75,10 @@ class Totals(NamedTuple):
     """Sums over the committed steps of a run."""
 
     steps: int
-    weight: float  # of the losses: counted targets
+    weight: float
+    tokens: float
     step_seconds: float
-    tokens_by_node: dict[str, float]  # processed, names in ascending order
+    tokens_by_node: dict[str, float]  # names in ascending order
 
 
 class _OfRun(msgspec.Struct, frozen=True):
@@ -134,12 +135,13 @@ class RecordReader:
 
     def totals(self) -> Totals:
         """What all committed steps come to."""
-        rows = self._rows("SELECT count(*), sum(weight), sum(step_seconds) FROM steps WHERE NOT retracted")
+        rows = self._rows("SELECT count(*), sum(weight), sum(tokens), sum(step_seconds) FROM steps WHERE NOT retracted")
         nodes = self._rows(
             f"SELECT r.node, sum(r.tokens) FROM {LIVE_RANK_STEPS} GROUP BY r.node ORDER BY r.node"  # noqa: S608
         )
-        count, weight, seconds = rows[0]
-        return Totals(count, weight or 0.0, seconds or 0.0, dict(nodes))
+        count, *sums = rows[0]
+        weight, tokens, seconds = (total or 0.0 for total in sums)
+        return Totals(count, weight, tokens, seconds, dict(nodes))
 
     def is_retracted(self, step: int, generation: m.Generation) -> bool:
         """Whether there is a row of the step, of this generation, that does not stand."""
@@ -328,21 +330,21 @@ class RecordReader:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
         fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
+        fields["tokens"] = None if fields["tokens"] is None else round(fields["tokens"])
         own = values.get((row[2], RUN_RANK), {})
         return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
 
     def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
-        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases = row[:16]
-        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[16:], strict=True) if value is not None}
+        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases, weight = row[:17]
+        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[17:], strict=True) if value is not None}
         return m.RankStep(
             run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
-            values=own | values.get((step, rank), {}),
+            weight=weight, values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
-        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, *since_2 = row
-        body, undoes = since_2 or (None, None)
+        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, body, undoes = row
         if body is None:
             data, undoes = (
                 schema_1_events.convert(kind, text, verb, before, after, outcome),

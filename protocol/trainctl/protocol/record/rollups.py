@@ -30,7 +30,7 @@ RUN_SERIES: Final = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
-LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second")
+LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second", "steps_per_second")
 """One of each set of metrics that records of an earlier program have no rollups of."""
 
 EVALUATION_METRIC: Final = "eval_loss"
@@ -66,7 +66,7 @@ class Evaluation(NamedTuple):
     step: int
     at: float  # Unix seconds
     loss: float  # nats per unit of weight; NaN if it was
-    weight: float  # tokens
+    weight: float  # what the loss was divided by
     seconds: float
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
 
@@ -89,8 +90,8 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def tf32(self) -> bool:
-        """Whether products of float32 matrices may be rounded to TF32."""
+    def compute(self) -> Compute:
+        """How it computes, as resolved."""
 
     @abstractmethod
     def forward(self, batch: Batch, scale: float) -> float:

@@ -34,7 +34,7 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
-_TAIL_VALUES = 3
+_TAIL_VALUES = 4
 _LEAST_PART_WORDS = 1 << 18
 """Of a sum that links share: MLX splits no further what is shorter, and each part costs an order and an answer."""
 
@@ -44,7 +44,8 @@ class Tail:
     """What travels behind the gradients, so that every rank decides from the same sums."""
 
     loss_sum: float  # nats
-    weight: float  # tokens
+    weight: float
+    tokens: int
     bad_losses: int  # ranks whose loss sum is not finite
 
 
@@ -195,12 +196,12 @@ class ReducerGroup(Group):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         backend.copy_out("accumulators", self._arrays)
         slots = self._buffer.floats[self._layout.elements :][: self._tail_words]
-        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.bad_losses))
+        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.tokens, tail.bad_losses))
         words, begun = self._layout.elements + self._tail_words, time.perf_counter()
         self._reduce(Reduce("float32", 0, words))
         self._reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
-        loss_sums, weights, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
-        return Tail(sum(loss_sums), sum(weights), int(sum(bad_losses)))
+        loss_sums, weights, tokens, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
+        return Tail(sum(loss_sums), sum(weights), int(sum(tokens)), int(sum(bad_losses)))
 
     @property
     def reduced(self) -> Reduced | None:

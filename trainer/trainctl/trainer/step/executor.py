@@ -78,7 +78,7 @@ class Executor:
         self._micro_batches.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
-            own = Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)))
+            own = Tail(batch.loss_sum, batch.weight, batch.tokens, int(not math.isfinite(batch.loss_sum)))
             tail = self.group.all_reduce(self._backend, own)
         with self._progress.exclusive(plan.generation):
             with watch.phase("optimizer"):
@@ -91,6 +91,7 @@ class Executor:
             self.loss_scale.committed(self._settings.dtype, skipped)
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
             report = self._report(plan, sums, watch, own_weight, values, grad_norm=norm, skipped=skipped)
+            report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
             self._progress.remember(report)
         return report
 
@@ -157,7 +158,7 @@ class Executor:
             self._micro_batches.each(plan, whole, sums, once)
         report = self._report(plan, Sums(), watch, 0.0)
         return Probed(
-            **msgspec.structs.asdict(report), family=family, tf32=self._backend.tf32,
+            **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
             tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
             lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
             log_probabilities=_packed(np.concatenate(found)),
@@ -194,7 +195,7 @@ class Executor:
             self._backend.backward()
             with self._progress.exclusive(plan.generation):
                 self._backend.accumulate()
-                batch.add(positions, loss_sum, data.weight)
+                batch.add(positions, loss_sum, data.weight, data.tokens)
 
     def _data(self, positions: Indices) -> Batch:
         return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))

@@ -89,9 +89,28 @@ def rank_names(run: m.RunView | None) -> dict[int, str]:
     return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
 
 
-def title(chart: Chart, node_of: Callable[[int], str]) -> str:
+def charts_of(charts: tuple[Chart, ...], run: m.RunView | None) -> tuple[Chart, ...]:
+    """The charts with the run's rate in place of another's."""
+    if run is None:
+        return charts
+    others = {"tokens_per_second", "weight_per_second"} - {run.rate_metric}
+
+    def own(pick: Pick) -> Pick:
+        return pick._replace(metric=run.rate_metric) if pick.metric in others else pick
+
+    return tuple(replace(chart, picks=tuple(map(own, chart.picks))) for chart in charts)
+
+
+def _title_of(name: str, run: m.RunView | None) -> str:
+    """With the unit where the run has another than the table."""
+    metric = m.metric_of(name)
+    unit = ln.clean(run.unit_of(metric)) if run is not None else metric.unit
+    return metric.title if unit == metric.unit else unit if metric.title == metric.unit else f"{metric.title} ({unit})"
+
+
+def title(chart: Chart, node_of: Callable[[int], str], run: m.RunView | None) -> str:
     """What a chart's rule says: its metrics, each once, and the node where all lines are of one."""
-    words = list(dict.fromkeys(m.metric_of(pick.metric).title for pick in chart.picks))
+    words = list(dict.fromkeys(_title_of(pick.metric, run) for pick in chart.picks))
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
     where = "" if not ranks else " by node" if only is None or only == ALL_RANKS else f" of {node_of(only)}"

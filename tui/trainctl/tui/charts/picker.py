@@ -56,7 +56,8 @@ def choices_of(
     ranks = metrics.rank_names(run)
     made = [PickerEntry(Pick(name), m.metric_of(name).title, "the run") for name in own_of_run]
     for name in metrics.names(own):
-        title, unit = m.metric_of(name).title, m.metric_of(name).unit
+        metric = m.metric_of(name)
+        title, unit = metric.title, ln.clean(run.unit_of(metric)) if run is not None else metric.unit
         if not metrics.per_rank(name):
             made.append(PickerEntry(Pick(name), title, unit))
             continue

@@ -125,7 +125,7 @@ def plots(view: ChartView, sources: Sources, place: Extent, wanted: Collection[i
 
 
 def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> str:
-    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank))]
+    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank), sources.state.run)]
     if chart.log:
         words.append("log")
     soft = half_life(chart, view, place)

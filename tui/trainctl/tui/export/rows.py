@@ -31,12 +31,14 @@ COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
         "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
         "learning_rate": float, "grad_norm": float, "cursor": int, "global_batch": int, "plan_version": int,
-        "step_seconds": float, "tokens_total": float, "skipped": str,
+        "step_seconds": float, "tokens": int, "tokens_total": float, "weight_total": float, "seconds_total": float,
+        "skipped": str,
         **{name: float for name, metric in m.METRICS.items() if metric.scope == "run" and m.is_by_name(name)},
     },
     "ranks": {
-        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "samples": int, "micro_batch": int,
-        "replays": int, **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
+        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "weight": float, "samples": int,
+        "micro_batch": int, "replays": int,
+        **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
     },
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "events": {
@@ -179,8 +181,8 @@ def _own(part: m.StepCommitted | m.RankStep) -> list[Row]:
 
 def _rank(part: m.RankStep) -> Row:
     return (
-        part.step, str(part.generation), part.rank, part.node, part.tokens, part.samples, part.micro_batch,
-        part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
+        part.step, str(part.generation), part.rank, part.node, part.tokens, part.weight, part.samples,
+        part.micro_batch, part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
     )  # fmt: skip
 
 

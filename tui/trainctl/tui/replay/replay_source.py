@@ -143,7 +143,7 @@ class ReplaySource:
 
     def _series(self, last: int, columns: int) -> tuple[m.Series, ...]:
         ranks = self._reader.ranks()
-        wanted: list[tuple[str, int | None]] = [(metric, None) for metric in RUN_SERIES]
+        wanted: list[tuple[str, int | None]] = [(metric, None) for metric in {*RUN_SERIES, self._view.rate_metric}]
         wanted += [(metric, rank) for metric in RANK_SERIES for rank in ranks]
         return tuple(self._reader.series(metric, rank, 0, last, columns) for metric, rank in wanted) if columns else ()
 

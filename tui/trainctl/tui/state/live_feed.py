@@ -126,7 +126,8 @@ class LiveFeed:
             return
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
-            history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
+            metrics = tuple(dict.fromkeys((*_HISTORY_METRICS, run.rate_metric)))
+            history = await self.client.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
             self._live = reducer.apply_history(self.live, run.run, history)
 
 

@@ -161,8 +161,8 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 
 
 def fleet_rate(state: ViewState) -> float | None:
-    """Tokens per second of the run lately, by the present plan as soon as it has done a step."""
-    rates = state.lately("tokens_per_second")
+    """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
+    rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
     return s.typical(s.tail(rates, state.plan_step), _OWN_RATE_STEPS) or s.typical(rates, _OWN_RATE_STEPS)
 
 
