@@ -47,7 +47,8 @@ def main() -> int:
             reporter.add(
                 m.GuestStep(
                     step=number, committed_at=time.time(), step_seconds=seconds, samples=given.batch,
-                    tokens=given.batch, weight=given.batch, loss=loss, learning_rate=given.learning_rate, grad_norm=norm, parts=(part,),
+                    tokens=given.batch,
+                    weight=given.batch, loss=loss, learning_rate=given.learning_rate, grad_norm=norm, parts=(part,),
                 )
             )  # fmt: skip
     print(f"{given.run}: loss {loss:.3f} after {given.steps} steps; {reporter.kept} recorded")

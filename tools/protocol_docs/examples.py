@@ -180,7 +180,8 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "run-steps": m.RunSteps(
             rid=_RID, run="ppo-7", steps=(
                 m.GuestStep(
-                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, tokens=600, weight=512.0, loss=2.5, learning_rate=1e-4,
+                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, tokens=600, weight=512.0, loss=2.5,
+                    learning_rate=1e-4,
                     values={"user:reward": 0.25}, parts=(
                         m.GuestPart(0, 450.0, 384.0, 6, step_seconds=0.4, phases=m.Phases(forward=0.1, backward=0.3)),
                         m.GuestPart(1, 150.0, 128.0, 2, 4, values={"user:kl": 0.5}),

@@ -20,7 +20,8 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
     return m.RunView(
         run=request.run, name=request.name, state="running", lead=node, engine="", generation=generation, step=step,
         steps=request.steps, plan_version=0, global_batch=None, samples=None, cursor=None, learning_rate=None,
-        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind, weight_unit=request.weight_unit, loss_unit=request.loss_unit,
+        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind,
+        weight_unit=request.weight_unit, loss_unit=request.loss_unit,
     )  # fmt: skip
 
 

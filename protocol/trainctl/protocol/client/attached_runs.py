@@ -35,7 +35,8 @@ class AttachedRuns(ABC):
         """
         request = m.AttachRun(
             rid=_rid(), run=run, name=name, started_at=time.time() if started_at is None else started_at,
-            ranks=tuple(ranks), kind=kind, steps=steps, after_step=after_step, weight_unit=weight_unit, loss_unit=loss_unit,
+            ranks=tuple(ranks), kind=kind, steps=steps, after_step=after_step,
+            weight_unit=weight_unit, loss_unit=loss_unit,
         )  # fmt: skip
         return await self.ask(request, m.RunKept)
 
