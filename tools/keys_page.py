@@ -28,6 +28,8 @@ such a file, and names each line that can't be used (exit status 2); the others 
 | `bell` | `true`, `false` | whether alerts ring |
 | `mouse` | `true`, `false` | false leaves the mouse to the terminal |
 | `read_only` | `false`, `true` | true: as `--read-only` |
+| `columns` | `["user:reward", "memory_use"]` | metrics of ranks, those that a run brings as \
+well, with a column of their own in the fleet table of a screen of 150 columns or more, as far as there is room |
 | `[keys]` | `action = "key"` | one key or several, `"f5,R"`: a character, or a name such as `f5`, `home`, `pagedown`, \
 `ctrl+e`, `comma`, `space` |
 

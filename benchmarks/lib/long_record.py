@@ -82,7 +82,8 @@ def _write(connection: sqlite3.Connection, timeline: Timeline, done: int, steps:
         loss = played_step.step.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
         made = msgspec.structs.replace(
             played_step.step, step=step, committed_at=at, cursor=step * played_step.step.global_batch,
-            tokens_total=step * played_step.step.weight, loss=loss,
+            tokens_total=step * played_step.step.weight, weight_total=step * played_step.step.weight,
+            seconds_total=step * played_step.step.step_seconds, loss=loss,
         )  # fmt: skip
         row = writes._step_row(made)
         connection.execute(writes._insertion("steps", row), row)
@@ -102,7 +103,8 @@ def _copy(connection: sqlite3.Connection, span: dict[str, int]) -> None:
     step = {
         "step": "step + :shift", "committed_at": later.format("committed_at"),
         "loss": f"loss * {_fall('step')}",
-        "cursor": "cursor + :shift * global_batch", "tokens_total": "tokens_total + :shift * weight",
+        "cursor": "cursor + :shift * global_batch", "tokens_total": "tokens_total + :shift * tokens",
+        "weight_total": "weight_total + :shift * weight", "seconds_total": "seconds_total + :shift * step_seconds",
     }  # fmt: skip
     within = "WHERE step BETWEEN :first AND :last"
     connection.execute("BEGIN")

@@ -145,7 +145,7 @@ class Cluster:
         waits = self.client.history(view.run, ("wait_seconds",), rows[1].step, rows[-1].step, 2000).series
         mean = [sum(series.mean) / len(series.mean) for series in waits if series.mean]
         return {
-            "tokens_per_second": sum(row.weight for row in rows[1:]) / seconds,
+            "tokens_per_second": sum(row.tokens for row in rows[1:]) / seconds,
             "step_seconds": seconds / (len(rows) - 1),
             "plan_wait_seconds": max(mean, default=0.0),
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.architecture.patched_tree import PATCHES, ROOT, patched, product_files, run_in, touched
 
-PATCH = PATCHES / "new_metric.patch"
+PATCH, HOST_PATCH = PATCHES / "new_metric.patch", PATCHES / "new_host_metric.patch"
 MOST_NAMING = 5
 """Product files that may name one and the same metric."""
 
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.needs("git")  # it applies the patch
 
 def test_a_new_metric_touches_its_table_and_where_it_is_measured() -> None:
     assert [Path(name).name for name in touched(PATCH)] == ["metrics.py", "executor.py"]
+    assert sorted(Path(name).name for name in touched(HOST_PATCH)) == ["host.py", "metrics.py"]
 
 
 def test_one_metric_is_named_in_few_files() -> None:
@@ -21,6 +22,7 @@ def test_one_metric_is_named_in_few_files() -> None:
     assert len(naming) <= MOST_NAMING, [str(path.relative_to(ROOT)) for path in naming]
 
 
-def test_a_new_metric_shows_wherever_metrics_do(tmp_path: Path) -> None:
-    done = run_in(patched(PATCH, tmp_path), "-m", "tests.architecture.new_metric_walk")
+@pytest.mark.parametrize("patch", [PATCH, HOST_PATCH], ids=["rank", "host"])
+def test_a_new_metric_shows_wherever_metrics_do(tmp_path: Path, patch: Path) -> None:
+    done = run_in(patched(patch, tmp_path), "-m", f"tests.architecture.{patch.stem}_walk")
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["walked"]), done.stdout + done.stderr

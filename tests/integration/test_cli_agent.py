@@ -171,6 +171,15 @@ def test_status(agent: Agent) -> None:
     assert found["run"]["ranks"][0]["node"] == "here"
     assert found["last_step"]["step"] >= 1
     assert found["node"]["address"] == agent.address
+    rates, last = found["rates"], found["last_step"]
+    assert rates["unit"] == "tokens/s" and found["run"]["loss_unit"] == "nats per token"
+    assert rates["average_per_second"] == pytest.approx(last["tokens_total"] / last["seconds_total"])
+    assert all(
+        rates[name] > 0 for name in ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
+    )
+    assert found["run"]["ranks"][0]["compute"] == {
+        "dtype": "float32", "tf32": None, "compile": "off", "attention": "sdpa"
+    }  # fmt: skip
 
 
 def test_status_of_a_run_by_name_and_of_none(agent: Agent) -> None:

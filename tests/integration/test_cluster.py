@@ -95,6 +95,7 @@ def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(
         assert "alpha" in again.reason and "conducts" in again.reason
         resized = follower.send("resize-batch", {"micro": 2})
         assert resized.state == "applied" and resized.step > 1
+        machines_are_in_the_record(client, run)
         busy = follower.send("start-run", {"config": run_config()})
         assert (busy.state, busy.field) == ("rejected", "run")
         begin_again(cluster, client, run)
@@ -105,6 +106,22 @@ def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(
         assert (refused.state, refused.field) == ("rejected", "resume")
         take_up_from_there(cluster, client, run, ended.step)
         stay_away(cluster, client, follower, run)
+
+
+def machines_are_in_the_record(client, run: str) -> None:
+    """The lead's has readings of all machines by time, and by step those of the rank's."""
+
+    def by_step() -> bool:
+        found = client.history(run, ("memory_used_bytes", "round_trip_seconds")).series
+        return [one.rank for one in found] == [0, 0] and all(one.steps and min(one.minimum) > 0 for one in found)
+
+    until(by_step, 30, "readings of the follower's machine by step")
+    until(lambda: {one.node for one in client.hosts(run).readings} >= {"alpha", "beta"}, 30, "both machines' readings")
+    timed = {one.node for one in client.hosts(run).readings if "round_trip_seconds" in one.values}
+    assert timed <= {"beta"}, "the lead has no way to itself"
+    first = client.hosts(run, limit=1)
+    assert (len(first.readings), first.more) == (1, True)
+    assert first.readings[0] not in client.hosts(run, after_row=first.last_row).readings
 
 
 def begin_again(cluster, client, run: str) -> None:

@@ -22,13 +22,13 @@ from tools.protocol_docs import examples, generated, meanings, prose
 from tools.protocol_docs.conversations import UNIONS, types_of
 from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages import base, events, kept, peers, replies, requests, telemetry, trainer, verbs
+from trainctl.protocol.messages import base, events, guests, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, trainer, telemetry, events, requests, peers, kept, replies)
+SOURCES = (base, trainer, telemetry, events, guests, requests, peers, kept, replies)
 """Where messages and their parts are written, in the order of the page."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""

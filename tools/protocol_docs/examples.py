@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
 
@@ -30,23 +31,33 @@ _PLAN = m.StepPlan(
     ),
     learning_rate=0.00162, divisor=4096.0, finishes=m.Generation(1, 3), commands=(_ID,),
 )  # fmt: skip
+_COMPUTE = m.Compute("bfloat16", None, "off", "sdpa")
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
     mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
     cursor=2880, memory_cap_bytes=16 * _GIGABYTE, system="Linux", engines=("gloo", "ring"),
     model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
-    data_files=(m.FileDigest("stdlib.txt", "f" * 64),),
+    data_files=(m.FileDigest("stdlib.txt", "f" * 64),), compute=_COMPUTE,
 )  # fmt: skip
 _MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
     run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
-    own_weight=2048.0, own_samples=16, grad_norm=0.71, micro_batch=8, replays=0, phases=_PHASES,
-    step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
+    own_weight=2048.0, own_samples=16, tokens=3072, own_tokens=2048, grad_norm=0.71, micro_batch=8, replays=0,
+    phases=_PHASES, step_seconds=1.005, finished_at=_AT, values={"own_loss": 2.17, **_MEMORY},
 )  # fmt: skip
 _LINK = "9b1d5a7c3e2f4860"
 _HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
 _RANK = m.RankView(
-    rank=0, node="studio", state="run", since_at=_AT, share=16, micro_batch=8, backend="torch", device="cpu", pid=4711
+    rank=0,
+    node="studio",
+    state="run",
+    since_at=_AT,
+    share=16,
+    micro_batch=8,
+    backend="torch",
+    device="cpu",
+    pid=4711,
+    compute=_COMPUTE,
 )
 _VIEW = m.RunView(
     run=_RUN, name="sft-1b", state="running", lead="studio", engine="gloo", generation=_GENERATION, step=121,
@@ -58,17 +69,17 @@ _VIEW = m.RunView(
 _STEP = m.StepCommitted(
     run=_RUN, generation=_GENERATION, step=121, committed_at=_AT, loss=2.15, weight=3072.0, samples=24,
     learning_rate=0.00162, grad_norm=0.71, cursor=2904, global_batch=24, plan_version=3, step_seconds=1.005,
-    tokens_total=371_712.0, boot=_BOOT, seq=902,
+    tokens_total=371_712.0, tokens=3072, weight_total=371_712.0, seconds_total=121.6, boot=_BOOT, seq=902,
 )  # fmt: skip
 _RANK_STEP = m.RankStep(
     run=_RUN, generation=_GENERATION, step=121, rank=0, node="studio", tokens=2048.0, samples=16, micro_batch=8,
-    replays=0, step_seconds=1.005, phases=_PHASES, values={"own_loss": 2.17, **_MEMORY},
+    replays=0, step_seconds=1.005, phases=_PHASES, weight=2048.0, values={"own_loss": 2.17, **_MEMORY},
     boot=_BOOT, seq=903,
 )  # fmt: skip
 _HOST = m.HostReading(
     node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
     disk_free_bytes=512 * _GIGABYTE, disk_total_bytes=2000 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
-    energy_joules=221_400.0, energy_since_at=_AT - 3600, energy_gap_seconds=3.5,
+    energy_joules=221_400.0, energy_since_at=_AT - 3600, energy_gap_seconds=3.5, values={"round_trip_seconds": 0.0021},
     gpus=(m.GpuReading(name="Apple M2 Ultra", utilization_percent=89.0, clock_mhz=1398.0, power_watts=61.5),),
     processes=(
         m.ProcessReading(pid=611, role="agent", cpu_percent=1.5, memory_bytes=54_000_000),
@@ -156,11 +167,29 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "runs-request": m.RunsRequest(rid=_RID),
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
+        "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "facts-request": m.FactsRequest(rid=_RID),
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
         "audit-request": m.AuditRequest(rid=_RID),
+        "attach-run": m.AttachRun(
+            rid=_RID, run="ppo-7", name="ppo", started_at=_AT, steps=1000,
+            ranks=(m.GuestRank(0, backend="jax", device="tpu", pid=4713), m.GuestRank(1, node="mbp", micro_batch=4)),
+        ),
+        "run-steps": m.RunSteps(
+            rid=_RID, run="ppo-7", steps=(
+                m.GuestStep(
+                    step=12, committed_at=_AT, step_seconds=0.5, samples=8, tokens=600, weight=512.0, loss=2.5,
+                    learning_rate=1e-4,
+                    values={"user:reward": 0.25}, parts=(
+                        m.GuestPart(0, 450.0, 384.0, 6, step_seconds=0.4, phases=m.Phases(forward=0.1, backward=0.3)),
+                        m.GuestPart(1, 150.0, 128.0, 2, 4, values={"user:kl": 0.5}),
+                    ),
+                ),
+            ),
+        ),
+        "end-run": m.EndRun(rid=_RID, run="ppo-7", state="failed", reason="out of prompts"),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -191,12 +220,16 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 m.RunSummary(
                     run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
                     started_at=_AT - 400, directory=_VIEW.directory, lead="studio", nodes=("studio",),
-                    last_step_at=_AT - 1,
+                    last_step_at=_AT - 1, rates=run_rates(_VIEW, _STEP),
                 ),
             ),
         ),
+        "run-kept": m.RunKept(
+            rid=_RID, run="ppo-7", step=12, directory="/var/lib/trainctl/studio/runs/ppo-7"
+        ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
         "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
         "facts": m.Facts(
@@ -326,7 +359,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             items=(codec.encode(m.KeptStep(step=_STEP)), codec.encode(m.KeptValue(key="conductor", value="{}"))),
         ),
         "peer-claim": m.PeerClaim(link=_LINK, seq=6, run=_RUN, term=2, hosted=_HOSTED),
-        "peer-ping": m.PeerPing(link=_LINK, seq=3),
+        "peer-ping": m.PeerPing(link=_LINK, seq=3, sent_monotonic=5120.25, round_trip_seconds=0.0021),
     },
     "follower to lead": {
         "peer-welcome": m.PeerWelcome(
@@ -344,7 +377,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9, out of memory",
             memory="the kernel killed it for memory (oom_kill 0 → 1)",
         ),
-        "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008, host=_HOST),
+        "peer-beat": m.PeerBeat(
+            link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008, host=_HOST, sent_monotonic=5120.25
+        ),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
         "peer-refusal-older-term": m.PeerRefusal(
             link=_LINK, code="older-term", text="mbp has seen term 2, studio leads in an older one", run=_RUN,

@@ -31,5 +31,25 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
         " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
+    (
+        2,
+        "2026-11-23",
+        "A program that trains a run by itself attaches it: attach-run, run-steps and end-run, answered by run-kept.",
+    ),
+    (
+        2,
+        "2026-11-23",
+        "hosts-request: readings of a run's machines from its record. HostReading.values, by name; a rank's part has"
+        " its machine's metrics by name. A peer-beat has when its ping was sent, and a ping the last one's round trip.",
+    ),
+    (
+        2,
+        "2026-11-23",
+        "Tokens are those processed, with those that have no loss; weight is what the loss is divided by. In version 1"
+        " both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
+        " own_tokens are new. RunSummary.rates says how fast a run is,"
+        " RunView.weight_unit and loss_unit what its weight and its loss are in. Ready.compute and RankView.compute"
+        " say in what precision and by which kernels a rank computes.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -7,6 +7,7 @@ SHARED: dict[str, str] = {
     "run": "the run's id",
     "EventsRequest.run": "null: the active run, or else the newest",
     "StepsRequest.run": "null: the active run, or else the newest",
+    "HostsRequest.run": "null: the active run, or else the newest",
     "LogRequest.run": "null: the active run, or else the newest",
     "node": "the node's name",
     "rank": "its number, the same as long as the run lives",

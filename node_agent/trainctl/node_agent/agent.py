@@ -24,6 +24,7 @@ from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentDb
@@ -140,12 +141,13 @@ class Agent:
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
-        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply)
+        self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher)
+        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests)
         self._follower = Follower(
             context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
             self._lead.transfer.reclaim,
         )  # fmt: skip
-        self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
+        self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context
@@ -166,6 +168,7 @@ class Agent:
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
         self._follower.close()
+        self._guests.close()
         if not self._is_busy:
             self._link.remove()
         self._reader.close()
@@ -221,7 +224,12 @@ class Agent:
     async def _take_up_run(self) -> None:
         """Go on with the run that was active when the last agent of this node ended."""
         for known in self._db.runs():
-            if known.state not in m.ACTIVE_RUN_STATES or self._is_busy:
+            if known.state not in m.ACTIVE_RUN_STATES:
+                continue
+            if known.kind != "hosted":
+                self._guests.take_up(known)
+                continue
+            if self._is_busy:
                 continue
             followed = self._db.followed(known.run)
             if followed is None:
@@ -258,6 +266,7 @@ class Agent:
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.journal.give_up_left()
+            self._guests.watch()
             self._watch_for_alerts()
 
     def _watch_for_alerts(self) -> None:
@@ -305,15 +314,19 @@ class Agent:
             self._reader.count_for(None, at)
         else:
             self._reader.count_for(of_a_run.run, at, of_a_run.paths)
-        return self._reader.read(at)
+        reading, seconds = self._reader.read(at), self._follower.round_trip_seconds
+        if seconds is None:
+            return reading
+        return msgspec.structs.replace(reading, values={**reading.values, "round_trip_seconds": seconds})
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
         self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading
-        of_a_run = self._lead.session or self._follower.followed
-        if of_a_run is not None:
-            of_a_run.recorder.host(reading)
+        if self._lead.session is not None:
+            self._lead.session.read(reading)
+        elif self._follower.followed is not None:
+            self._follower.followed.recorder.host(reading)
 
     async def _find_processes(self) -> None:
         directory = self._query_context.run_directory(None)  # here: the db is this thread's

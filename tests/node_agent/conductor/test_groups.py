@@ -173,7 +173,7 @@ def test_what_is_said_of_an_older_generation_changes_nothing():
 def resumed(*steps: int) -> Simulation:
     """Trainers just started, of a record at step 7; ranks with the steps they loaded."""
     simulation = Simulation(config(batch=12), durable(tuple("abc"[: len(steps)]), 12))
-    simulation.conductor = Conductor("sim", simulation.config, simulation.journal, Progress(7, 84, 7.0))
+    simulation.conductor = Conductor("sim", simulation.config, simulation.journal, Progress(7, 84))
     simulation.world.states[7], simulation.world.batches[7] = "seven", (72, 12)
     for rank, step in zip(simulation.ranks.values(), steps, strict=True):
         rank.last_step, rank.cursor, rank.state = step, 12 * step, "seven" if step == 7 else "other"

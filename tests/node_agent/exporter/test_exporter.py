@@ -50,7 +50,7 @@ def snapshot(
 ) -> AgentSnapshot:
     node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
     peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())
-    return AgentSnapshot(10.0, 3.0, node, peers, live, None, totals)
+    return AgentSnapshot(10.0, 3.0, node, peers, (live,) if live is not None else (), None, totals)
 
 
 PEERS: dict[str, Any] = {"b": "connected", "c": "silent", "d": "unknown"}
@@ -72,7 +72,8 @@ def test_steps_and_parts_are_summed() -> None:
     )
     found = said(snapshot(totals=totals))
     assert found["trainctl_steps_total", "run-1"] == 2
-    assert found["trainctl_tokens_total", "run-1"] == 2 * 3072
+    assert found["trainctl_tokens_total", "run-1"] == 2 * 4096
+    assert found["trainctl_weight_total", "run-1"] == 2 * 3072
     assert found["trainctl_rank_tokens_total", "run-1", "node-0", "0"] == 200
     assert found["trainctl_rank_phase_seconds_total", "run-1", "node-0", "0", "backward"] == 1.0
     assert found["trainctl_events_total", "a", "command", "good"] == 1
@@ -85,19 +86,42 @@ def test_steps_and_parts_are_summed() -> None:
 
 
 def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
-    other = m.StepCommitted(**{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "skipped": "nan"})
-    found = said(snapshot(totals=counted(records.step(1), records.part(1), other)))
+    other = m.StepCommitted(
+        **{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "tokens": 0, "skipped": "nan"}
+    )
+    ended = msgspec.structs.replace(VIEW, run="run-1", state="finished")
+    found = said(snapshot(totals=counted(records.step(1), records.part(1), ended, other)))
     assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
-    assert found["trainctl_tokens_total", "run-2"] == 0
+    assert found["trainctl_tokens_total", "run-2"] == found["trainctl_weight_total", "run-2"] == 0
     assert not [key for key in found if "run-1" in key]
+    beside = said(snapshot(totals=counted(records.step(1), other, records.step(2))))
+    assert (beside["trainctl_steps_total", "run-1"], beside["trainctl_steps_total", "run-2"]) == (2, 1)
 
 
 def as_dict(step: m.StepCommitted) -> dict[str, Any]:
     return {name: getattr(step, name) for name in step.__struct_fields__}
 
 
+def test_the_unit_of_the_weight_is_a_label() -> None:
+    view = msgspec.structs.replace(VIEW, weight_unit="pairs", loss_unit="nats per pair")
+    found = said(snapshot(LiveRun(view, records.step(1), (), None)))
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "pairs", "nats per pair", "", "", "", ""] == 1
+    assert found["trainctl_weight_per_second", "run-1"] == 2 * 3072
+
+
+def test_what_ranks_compute_in_is_a_label_with_every_value_once() -> None:
+    kinds = (
+        m.Compute("bfloat16", False, "off", "sdpa"), m.Compute("bfloat16", True, "off", "sdpa"),
+        m.Compute("float32", None, "off", "mx.fast"), None,
+    )  # fmt: skip
+    ranks = tuple(msgspec.structs.replace(RANK, rank=rank, compute=compute) for rank, compute in enumerate(kinds))
+    found = said(snapshot(LiveRun(msgspec.structs.replace(VIEW, ranks=ranks), None, (), None)))
+    ((labels, value),) = ((labels, value) for labels, value in found.items() if labels[0] == "trainctl_run_info")
+    assert labels[-4:] == ("bfloat16,float32", "off,on", "off", "mx.fast,sdpa") and value == 1
+
+
 def test_what_a_guest_does_not_say_is_absent() -> None:
-    unsaid = {"loss": None, "weight": None, "learning_rate": None, "grad_norm": None, "cursor": None}
+    unsaid = {"loss": None, "weight": None, "tokens": None, "learning_rate": None, "grad_norm": None, "cursor": None}
     last = msgspec.structs.replace(records.step(1), **unsaid, global_batch=None)
     rank = msgspec.structs.replace(RANK, share=None, micro_batch=None)
     view = msgspec.structs.replace(
@@ -109,7 +133,7 @@ def test_what_a_guest_does_not_say_is_absent() -> None:
     assert not names & {
         "trainctl_run_target_steps", "trainctl_run_cursor_samples", "trainctl_global_batch_samples", "trainctl_loss",
         "trainctl_learning_rate", "trainctl_gradient_norm", "trainctl_share_samples", "trainctl_micro_batch_samples",
-        "trainctl_tokens_total",
+        "trainctl_tokens_total", "trainctl_weight_total", "trainctl_weight_per_second",
     }  # fmt: skip
     assert found["trainctl_run_step", "run-1"] == 2 and found["trainctl_steps_total", "run-1"] == 1
 
@@ -137,7 +161,7 @@ def test_what_is_not_known_is_absent() -> None:
 def test_a_run_is_shown_with_its_ranks_and_alerts() -> None:
     last = records.step(2, loss=math.nan)
     found = said(snapshot(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
-    assert found["trainctl_run_info", "run-1", "x", "a", "gloo"] == 1
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo", "tokens", "nats per token", "", "", "", ""] == 1
     assert found["trainctl_run_state", "run-1", "running"] == 1
     assert math.isnan(found["trainctl_loss", "run-1"])
     assert found["trainctl_generation_number", "run-1"] == 3

@@ -1,10 +1,13 @@
 """Metrics by name in a run's record: at every zoom what their values make, of the steps that stand, for so long."""
 
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.node_agent.support.records import check_rollups, part, rows, step
 
 from trainctl.node_agent.records import statements
@@ -12,8 +15,12 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import reader as reading
+from trainctl.protocol.record import rollups
+from trainctl.protocol.record.downsampling import spans
+from trainctl.protocol.record.packed_values import pack, unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 NAME = "user:reward"
 
@@ -34,24 +41,64 @@ def commit(recorder: RunDb, number: int, n: int = 1) -> None:
     recorder.commit(step(number, generation), [own], 0.0)
 
 
-@pytest.mark.parametrize("columns", [7, 24, 60, 240])
-def test_a_chart_has_what_the_values_of_its_buckets_make(paths: RunPaths, columns: int) -> None:
+STEPS = 2_345
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordReader]:
+    """It ends within a bucket of every size."""
+    paths = RunPaths(tmp_path_factory.mktemp("run-1"))
     with RunDb(paths) as recorder:
-        for number in range(1, 241):
+        for number in range(1, STEPS + 1):
             commit(recorder, number)
-    with RecordReader(paths) as reader:
-        series = reader.series(NAME, 0, 1, 240, columns)
-        size = series.bucket_steps
-        assert 240 / columns <= size and len(series.steps) <= columns
-        for start, low, high, mean, last in zip(
-            series.steps, series.minimum, series.maximum, series.mean, series.last, strict=True
-        ):
-            values = [value_at(number) for number in range(max(start, 1), min(start + size, 241))]
-            assert (low, high, last) == (min(values), max(values), values[-1])
-            assert mean == pytest.approx(statistics.fmean(values))
-        assert reader.own_metrics() == (NAME,)
-        with pytest.raises(InvalidInputError, match="unknown metric 'user:other'"):
-            reader.series("user:other", 0)
+        with RecordReader(paths) as reader:
+            yield reader
+
+
+@pytest.mark.parametrize("columns", [2, 24, 60, 240])
+@pytest.mark.parametrize(("first", "last"), [(1, STEPS), (1, 240), (1_005, 2_341), (2_000, 2_345), (7, 7)])
+def test_a_chart_has_what_the_values_of_its_buckets_make(
+    long_run: RecordReader, first: int, last: int, columns: int
+) -> None:
+    series = long_run.series(NAME, 0, first, last, columns)
+    size = series.bucket_steps
+    assert (last - first + 1) / columns <= size and len(series.steps) <= columns
+    assert series.steps == tuple(range(first // size * size, last + 1, size))
+    for start, low, high, mean, newest in zip(
+        series.steps, series.minimum, series.maximum, series.mean, series.last, strict=True
+    ):
+        values = [value_at(number) for number in range(max(start, first), min(start + size, last + 1))]
+        assert (low, high, newest) == (min(values), max(values), values[-1])
+        assert mean == pytest.approx(statistics.fmean(values))
+
+
+def test_a_metric_that_nobody_has_is_refused(long_run: RecordReader) -> None:
+    assert long_run.own_metrics() == (NAME,)
+    with pytest.raises(InvalidInputError, match="unknown metric 'user:other'"):
+        long_run.series("user:other", 0)
+
+
+@given(st.dictionaries(st.integers(1, 200), st.floats(), max_size=80))
+def test_what_is_packed_comes_back(values: dict[int, float]) -> None:
+    packed = pack(values)
+    assert repr(unpack(*packed)) == repr(dict(sorted(values.items())))
+    for number in range(202):
+        found = [(7, values[number])] if number in values else []
+        assert repr(list(values_of(number, [(7, *packed), (8, b"", b"")]))) == repr(found)
+
+
+@given(st.integers(0, 5_000), st.integers(0, 5_000), st.sampled_from([0, *ROLLUP_LEVELS]), st.integers(0, 6_000))
+def test_a_chart_reads_each_step_once_and_no_bucket_before_it_is_whole(
+    first: int, length: int, level: int, newest: int
+) -> None:
+    made = spans(first, first + length, level, newest)
+    assert [step for span in made for step in range(span.first, span.last + 1)] == [*range(first, first + length + 1)]
+    for span in made:
+        if span.level:
+            assert span.level <= level and span.first % span.level == 0 == (span.last + 1) % span.level
+            assert span.last < newest
+        elif newest > first + length:
+            assert span.last - span.first < 2 * ROLLUP_LEVELS[0] or not level
 
 
 def test_only_the_redo_of_a_step_is_seen(paths: RunPaths) -> None:
@@ -66,13 +113,21 @@ def test_only_the_redo_of_a_step_is_seen(paths: RunPaths) -> None:
         assert reader.series(NAME, 0).last == tuple(value_at(number, 1 + (number > 15)) for number in range(1, 26))
 
 
+def test_a_part_that_comes_late_is_in_the_buckets_that_were_whole_already(paths: RunPaths) -> None:
+    with RunDb(paths) as recorder:
+        for number in range(1, 1_031):
+            recorder.commit(step(number), [part(number, rank) for rank in range(2) if number != 17 or rank == 0], 0.0)
+        recorder.commit(step(17), [part(17, 1)], 0.0)
+    check_rollups(paths)
+
+
 def test_old_values_go_and_their_rollups_stay(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (statements, reading):
+    for module in (statements, rollups, reading):
         monkeypatch.setattr(module, "VALUES_KEPT", 50)
     with RunDb(paths) as recorder:
         for number in range(1, 201):
             commit(recorder, number)
-    assert rows(paths, "SELECT count(*), min(step) FROM metric_values WHERE rank = 0") == [(50, 151)]
+    assert rows(paths, "SELECT count(*), min(step) FROM metric_values WHERE rank = 0") == [(51, 150)]
     with RecordReader(paths) as reader:
         old = reader.series(NAME, 0, 20, 139, 120)
         assert (old.bucket_steps, old.steps) == (10, tuple(range(20, 140, 10)))

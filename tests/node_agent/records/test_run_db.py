@@ -49,7 +49,7 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
 
 
 def test_what_a_guest_does_not_say_stays_unsaid_and_is_no_nan(paths: RunPaths) -> None:
-    unsaid = {"weight": None, "learning_rate": None, "cursor": None, "global_batch": None}
+    unsaid = {"tokens": None, "weight": None, "learning_rate": None, "cursor": None, "global_batch": None}
     silent = msgspec.structs.replace(step(1), loss=None, grad_norm=None, **unsaid)
     broken = msgspec.structs.replace(step(2, loss=math.nan), grad_norm=math.inf)
     its_part = msgspec.structs.replace(part(1), micro_batch=None)
@@ -62,8 +62,9 @@ def test_what_a_guest_does_not_say_stays_unsaid_and_is_no_nan(paths: RunPaths) -
         assert second.loss is not None and math.isnan(second.loss) and second.grad_norm == math.inf
         found = {name: reader.series(name) for name, metric in m.METRICS.items() if metric.scope == "run"}
         assert reader.totals().weight == 3072.0
-    of_both = {"step_seconds", "tokens_total", "committed_at", "samples_per_second", "clip_scale"}
-    of_second = {"learning_rate", "tokens_per_second", "loss_not_finite", "grad_norm_not_finite"}
+    of_both = {"step_seconds", "tokens_total", "committed_at", "clip_scale"}
+    of_both |= {"samples_per_second", "steps_per_second", "seconds_per_sample"}
+    of_second = {"learning_rate", "tokens_per_second", "weight_per_second", "loss_not_finite", "grad_norm_not_finite"}
     assert {name: series.steps for name, series in found.items() if series.steps} == {
         **dict.fromkeys(of_both, (1, 2)), **dict.fromkeys(of_second, (2,))
     }  # fmt: skip
@@ -162,6 +163,19 @@ def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
         assert len(kept) == 10 and min(kept) == late + 60
 
 
+def test_host_readings_come_in_pages_to_their_end(paths: RunPaths) -> None:
+    with RunDb(paths) as recorder:
+        for ten in range(25):
+            recorder.host(reading(1000.0 + 10 * ten))
+    with RecordReader(paths) as reader:
+        found, place = [], 0
+        for size in (10, 10, 5, 0):
+            page, after = reader.host_readings(place, 10)
+            assert (len(page), after > place) == (size, size > 0)
+            found, place = [*found, *page], after or place
+    assert [one.read_at for one in found] == [1000.0 + 10 * ten for ten in range(25)]
+
+
 def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPaths, monkeypatch: Any) -> None:
     monkeypatch.setattr(recorder_module, "PLANS_KEPT", 100)
     monkeypatch.setattr(recorder_module, "CHECKPOINTS_EVERY_PLANS", 10)
@@ -224,12 +238,27 @@ def test_a_record_of_the_first_schema_still_opens_and_goes_on(paths: RunPaths) -
     with RunDb(paths) as recorder:
         state = recorder.last_state()
         assert state.step is not None and (state.step.step, state.step.loss) == (13, 2.5)
+        assert (state.step.tokens, state.step.weight_total) == (state.step.weight, state.step.tokens_total)
+        assert [(state.step.seconds_total,)] == rows(paths, "SELECT sum(step_seconds) FROM steps WHERE NOT retracted")
         assert state.plan is not None and (state.plan.step, state.seq) == (14, 14)
         assert state.generation == m.Generation(1, 2) and len(state.events) == 2
         assert state.evaluation is not None and state.evaluation.loss == 2.25
         assert recorder.meta("name") == "golden"
         recorder.commit(step(14, m.Generation(1, 2)), [part(14, 0, m.Generation(1, 2))], 1000.0)
     check_rollups(paths)
+
+
+def test_a_record_of_the_first_schema_is_read_with_its_weight_as_tokens_and_stays_as_it_is(paths: RunPaths) -> None:
+    connection = sqlite3.connect(paths.record)
+    connection.executescript(GOLDEN.read_text(encoding="utf-8"))
+    connection.close()
+    before = paths.record.read_bytes()
+    with RecordReader(paths) as reader:
+        last, speeds = reader.last_step(), reader.series("tokens_per_second")
+        assert last is not None and last.tokens == last.weight and last.weight_total == last.tokens_total
+        assert last.seconds_total is None and speeds.last[-1] == last.tokens_per_second
+        assert reader.rank_steps(last.step)[0].weight is None and len(reader.events()[0]) == 2
+    assert paths.record.read_bytes() == before
 
 
 def test_the_ballast_goes_when_the_run_ends(paths: RunPaths) -> None:

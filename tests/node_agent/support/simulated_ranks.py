@@ -334,8 +334,8 @@ class SimRank:
         self.plans.popleft()
         report = m.Report(
             run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
-            loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, micro_batch=mine.micro_batch,
-            step_seconds=self.step_seconds, **fields,
+            loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, tokens=2, own_tokens=count,
+            micro_batch=mine.micro_batch, step_seconds=self.step_seconds, **fields,
         )  # fmt: skip
         self.up.append(report)
         return report

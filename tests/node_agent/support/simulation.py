@@ -551,7 +551,7 @@ class Simulation:
         self.crash_after = None
         self.faults += 1
         last = self.commits[-1] if self.commits else None
-        progress = Progress(last.step, last.cursor, last.tokens_total) if last else Progress()
+        progress = Progress(last.step, last.cursor) if last else Progress()
         recent = tuple(plan for plan in self.plans[-32:] if plan.kind == "train")
         carried = {id: command for id, command in self.journal.carried.items() if id not in self.ends}
         seq = self.plans[-1].seq if self.plans else 0

@@ -15,8 +15,8 @@ from trainctl.protocol.record.schema import open_for_reading, open_for_writing
 def report(step: int) -> m.Report:
     return m.Report(
         run="r", rank=0, generation=m.Generation(1, 2), seq=step, kind="train", step=step, loss_sum=math.nan,
-        weight=2.0, own_weight=1.0, own_samples=1, micro_batch=1, phases=m.Phases(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
-        step_seconds=2.1, finished_at=9.0,
+        weight=2.0, own_weight=1.0, own_samples=1, own_tokens=3, micro_batch=1,
+        phases=m.Phases(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), step_seconds=2.1, finished_at=9.0,
     )  # fmt: skip
 
 
@@ -46,10 +46,10 @@ def test_a_row_holds_what_was_reported(tmp_path: Path) -> None:
     row = dict(connection.execute("SELECT * FROM rank_steps").fetchone())
     connection.close()
     assert row == {
-        "step": 3, "rank": 0, "term": 1, "n": 2, "node": "here", "tokens": 1.0, "samples": 1, "micro_batch": 1,
+        "step": 3, "rank": 0, "term": 1, "n": 2, "node": "here", "tokens": 3.0, "samples": 1, "micro_batch": 1,
         "replays": 0, "step_seconds": 2.1, "data_seconds": 0.1, "forward_seconds": 0.2, "backward_seconds": 0.3,
         "sync_seconds": 0.4, "optimizer_seconds": 0.5, "wait_seconds": 0.6, "memory_bytes": None,
-        "memory_peak_bytes": None, "memory_cap_bytes": None, "finished_at": 9.0,
+        "memory_peak_bytes": None, "memory_cap_bytes": None, "finished_at": 9.0, "weight": 1.0,
     }  # fmt: skip
 
 

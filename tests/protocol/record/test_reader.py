@@ -31,10 +31,10 @@ def write_steps(connection: sqlite3.Connection, count: int) -> None:
         BEGIN;
         WITH RECURSIVE numbers(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM numbers WHERE k < {count})
         INSERT INTO steps SELECT k, 1, 1, k, CASE WHEN k = {SPIKE_AT} THEN {SPIKE} WHEN k % 7 = 3 THEN NULL
-          ELSE (k * 7919 % 1000) / 100.0 END, 3072, 24, 0.001, 1.0, 24 * k, 24, 1, 0.25 + k % 5, 3072.0 * k, NULL, 0
-          FROM numbers WHERE k NOT BETWEEN {HOLE.start} AND {HOLE.stop - 1};
+          ELSE (k * 7919 % 1000) / 100.0 END, 3072, 24, 0.001, 1.0, 24 * k, 24, 1, 0.25 + k % 5, 3072.0 * k, NULL, 0,
+          3072, 3072.0 * k, 1.0 * k FROM numbers WHERE k NOT BETWEEN {HOLE.start} AND {HOLE.stop - 1};
         INSERT INTO rank_steps SELECT step, column1, 1, 1, 'node-' || column1, 100 + step % 3, 12, 4, 0, 0.5, 0.25,
-          0.25, 0.5, 0, 0, step % 11, 1000 + step % 13, NULL, NULL, 0 FROM steps CROSS JOIN (VALUES (0), (3));
+          0.25, 0.5, 0, 0, step % 11, 1000 + step % 13, NULL, NULL, 0, 90 FROM steps CROSS JOIN (VALUES (0), (3));
     """)
     for level in ROLLUP_LEVELS:
         for metric, rank, source in (
@@ -167,14 +167,15 @@ def small(tmp_path: Path) -> RunPaths:
     paths = RunPaths(tmp_path / "run-1")
     paths.directory.mkdir()
     connection = open_for_writing(paths.record, RUN_SCHEMA)
-    row = "3072.0, 24, 0.001, 0.5, 0, 24, 1, 0.5, 9.0"
+    row, sums = "3072.0, 24, 0.001, 0.5, 0, 24, 1, 0.5, 9.0", "0, 4096, 8.0, 2.5"
     connection.executescript(f"""
-        INSERT INTO steps VALUES (1, 1, 1, 1001.0, 5.0, {row}, NULL, 0), (2, 1, 1, 1002.0, NULL, {row}, 'nan', 0),
-          (3, 1, 1, 1003.0, 77.0, {row}, NULL, 1), (3, 1, 2, 1004.0, 3.0, {row}, NULL, 0),
-          (4, 1, 2, 1005.0, 9e999, {row}, NULL, 0);
+        INSERT INTO steps VALUES (1, 1, 1, 1001.0, 5.0, {row}, NULL, {sums}),
+          (2, 1, 1, 1002.0, NULL, {row}, 'nan', {sums}),
+          (3, 1, 1, 1003.0, 77.0, {row}, NULL, 1, 4096, NULL, NULL), (3, 1, 2, 1004.0, 3.0, {row}, NULL, {sums}),
+          (4, 1, 2, 1005.0, 9e999, {row}, NULL, {sums});
         INSERT INTO rank_steps VALUES
-          (3, 0, 1, 1, 'a', 8.0, 4, 2, 0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0, NULL, NULL, NULL, 0.0),
-          (3, 0, 1, 2, 'a', 8.0, 4, 2, 1, 1.5, 0.5, 1.0, 2.5, 0.1, 0.2, 0.3, 7, 8, 9, 0.0);
+          (3, 0, 1, 1, 'a', 8.0, 4, 2, 0, 1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0, NULL, NULL, NULL, 0.0, 6.0),
+          (3, 0, 1, 2, 'a', 8.0, 4, 2, 1, 1.5, 0.5, 1.0, 2.5, 0.1, 0.2, 0.3, 7, 8, 9, 0.0, 6.0);
         INSERT INTO events VALUES
           (1, 1000.0, 'run', 'good', 'auto', 'began', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
            NULL),
@@ -198,7 +199,7 @@ def test_steps_come_back_as_they_were_committed(small: RunPaths) -> None:
         assert steps[2] == m.StepCommitted(
             run="run-1", generation=m.Generation(1, 2), step=3, committed_at=1004.0, loss=3.0, weight=3072.0,
             samples=24, learning_rate=0.001, grad_norm=0.5, cursor=0, global_batch=24, plan_version=1, step_seconds=0.5,
-            tokens_total=9.0,
+            tokens_total=9.0, tokens=4096, weight_total=8.0, seconds_total=2.5,
         )  # fmt: skip
         assert [step.step for step in reader.steps(after=3)[0]] == [4] and not reader.steps(after=3)[1]
         last = reader.last_step()
@@ -208,7 +209,7 @@ def test_steps_come_back_as_they_were_committed(small: RunPaths) -> None:
 
 def test_totals_leave_out_what_was_retracted(small: RunPaths) -> None:
     with RecordReader(small) as reader:
-        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 0.5, {"a": 8.0})
+        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 4096.0, 4 * 0.5, {"a": 8.0})
 
 
 def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
@@ -217,7 +218,7 @@ def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
             m.RankStep(
                 run="run-1", generation=m.Generation(1, 2), step=3, rank=0, node="a", tokens=8.0, samples=4,
                 micro_batch=2, replays=1, step_seconds=1.5, phases=m.Phases(0.5, 1.0, 2.5, 0.1, 0.2, 0.3),
-                values=memory(7, 8, 9),
+                weight=6.0, values=memory(7, 8, 9),
             ),
         )  # fmt: skip
         assert reader.rank_steps(99) == ()
@@ -253,8 +254,8 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
     with RecordReader(paths) as reader:
         assert reader.last_step() is None and reader.ranks() == () and reader.evaluations() == ()
         assert reader.steps() == ((), False) and reader.events() == ((), False)
-        assert reader.totals() == Totals(0, 0.0, 0.0, {})
-        for metric, per_rank in ((one.name, one.scope == "rank") for one in m.METRICS.values()):
+        assert reader.totals() == Totals(0, 0.0, 0.0, 0.0, {})
+        for metric, per_rank in ((one.name, one.scope != "run") for one in m.METRICS.values()):
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 
 
@@ -310,7 +311,9 @@ def test_threads_may_share_a_reader_while_the_writer_writes(small: RunPaths) -> 
         for thread in threads:
             thread.start()
         for number in range(5, 55):
-            writer.execute(f"INSERT INTO steps VALUES ({number}, 1, 2, 0, 1.0, 1, 1, 0.1, 1, 1, 1, 1, 1.0, 1, NULL, 0)")
+            writer.execute(
+                f"INSERT INTO steps VALUES ({number}, 1, 2, 0, 1.0, 1, 1, 0.1, 1, 1, 1, 1, 1.0, 1, NULL, 0, 1, 1, 1)"
+            )
         for thread in threads:
             thread.join(20)
         assert len(found) == 200 and set(found) <= set(range(4, 55))

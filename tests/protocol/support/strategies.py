@@ -46,8 +46,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.binary(max_size=40)
         case shape.LiteralType(values):
             return st.sampled_from(values)
-        case shape.VarTupleType(item_type=item):
-            return st.lists(_value(item, finite), max_size=3).map(tuple)
+        case shape.VarTupleType(item_type=item, min_length=low):
+            return st.lists(_value(item, finite), min_size=low or 0, max_size=3).map(tuple)
         case shape.TupleType(item_types=items):
             return st.tuples(*(_value(item, finite) for item in items))
         case shape.DictType(value_type=shape.FloatType() as value):

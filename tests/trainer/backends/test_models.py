@@ -14,6 +14,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import file_digests
+from trainctl.protocol.messages import Compute
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import choose, load
@@ -48,6 +49,17 @@ def broken_model(assets: Path, tmp_path: Path) -> Callable[..., Path]:
         return model
 
     return make
+
+
+def test_each_says_what_it_computes_in(load_model: Loader, assets: Path) -> None:
+    assert load_model(assets / "model", "torch").compute == Compute("float32", None, "off", "sdpa")
+    assert load_model(assets / "model", "mlx").compute == Compute("float32", None, "off", "mx.fast")
+
+
+def test_at_16_bits_it_says_so(run_file: RunFileWriter, assets: Path) -> None:
+    for backend in ("torch", "mlx"):
+        config = run_file(model__dtype="bfloat16", nodes__here={"backend": backend, "device": "cpu"})
+        assert load(config, config.nodes["here"], "run.toml").compute.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -354,3 +354,17 @@ def test_a_manifest_cannot_name_files_elsewhere(small: Callable[[int], Path]) ->
     (folder / "manifest.json").write_bytes(msgspec.json.encode(raw))
     with pytest.raises(InvalidInputError, match="not a file name"):
         checkpoints.verify(folder)
+
+
+def test_a_manifest_says_how_the_writer_computed_and_one_of_0_1_0_that_does_not_still_loads(
+    new_rig: NewRig, tmp_path: Path
+) -> None:
+    rig = new_rig("torch")
+    folder, model = tmp_path / "step-0", Path(rig.config.model.path)
+    files.write(folder, "r", loop_state(rig), rig.backend.export_state(), model, rig.backend.compute)
+    assert checkpoints.read_manifest(folder).compute == rig.backend.compute
+    manifest = json.loads((folder / checkpoints.MANIFEST_NAME).read_text(encoding="utf-8"))
+    del manifest["compute"]
+    (folder / checkpoints.MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    assert checkpoints.read_manifest(folder).compute is None
+    assert files.read(folder).loop == loop_state(rig)

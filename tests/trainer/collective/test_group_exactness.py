@@ -38,6 +38,9 @@ def losses(ranks: Ranks, steps: int = STEPS) -> list[float]:
         assert all(isinstance(report, m.Report) for report in reports), reports
         assert [report.own_samples for report in reports] == [*shares]
         assert sum(report.own_weight for report in reports) == reports[0].weight
+        assert len({report.values["sum_bytes"] for report in reports}) == 1
+        assert min(report.values["sum_bytes_per_second"] for report in reports) > 0
+        assert sum(report.own_tokens for report in reports) == reports[0].tokens >= reports[0].weight
         (loss,) = {report.loss_sum / report.weight for report in reports}
         curve.append(loss)
     return curve

@@ -85,7 +85,8 @@ def test_masked_samples_weigh_what_counts(open_samples: Callable[..., Dataset]) 
     assert batch.counted.tolist() == [[1, 0, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
     assert batch.inputs.tolist() == [[1, 2, 0, 0], [4, 5, 6, 7], [9, 0, 0, 0]]
     assert batch.targets.tolist() == [[2, 3, 0, 0], [5, 6, 7, 8], [10, 0, 0, 0]]
-    assert (batch.weight, dataset.mean_weight) == (5.0, 5 / 3)
+    assert (batch.weight, batch.tokens, dataset.mean_weight) == (5.0, 7, 5 / 3)
+    assert [batch.rows(np.array([row])).tokens for row in range(3)] == [2, 4, 1]  # padding is none
 
 
 def test_samples_are_cut_to_the_sequence_length_and_left_out_if_nothing_counts(

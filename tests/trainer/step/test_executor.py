@@ -85,6 +85,7 @@ def test_a_batch_fenced_half_way_is_finished_as_if_nothing_had_happened(
     expected = [straight.train(step, 3) for step in (1, 2)][-1]
     assert (finished.loss_sum, finished.weight, finished.own_samples) == (expected.loss_sum, expected.weight, G)
     assert finished.grad_norm == expected.grad_norm
+    assert not {"sum_bytes", "sum_bytes_per_second"} & expected.values.keys(), "a rank alone sums nothing"
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
 
 

@@ -37,6 +37,7 @@ def test_what_a_file_says_counts() -> None:
     assert found.settings.theme == "contrast"
     assert (found.settings.ascii, found.settings.bell, found.settings.mouse) == (True, False, True)
     assert found.settings.keys == {"detach": "Q,f10", "runs": "1", "overview": "0"}
+    assert parsed('columns = ["user:reward", "memory_use"]').settings.columns == ("user:reward", "memory_use")
     assert parsed('theme = "auto"\nascii = "auto"').settings == settings.Settings()
 
 
@@ -64,6 +65,9 @@ def test_what_a_file_says_counts() -> None:
         ('[keys]\ntheme = "f2"\npicture = "f2"', "picture: f2 is taken by theme"),
         ('[keys]\ntable-filter = "c"', "table-filter: c is taken by checkpoint on"),
         ("keys = 3", "keys: a table is needed"),
+        ('columns = "user:reward"', "columns: a list of metrics is needed"),
+        ("columns = [1]", "columns: a list of metrics is needed"),
+        ('columns = ["user:reward", "grad_norm"]', "columns: grad_norm is no metric of ranks"),
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_counts(line: str, says: str) -> None:
@@ -101,7 +105,8 @@ def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) 
     assert done.returncode == 2
     assert 'theme = "day"' in done.stdout
     assert done.stderr == (
-        f"trainctl: {file}:2: size: no such setting; there are theme, ascii, bell, mouse, read_only and [keys]\n"
+        f"trainctl: {file}:2: size: no such setting; there are theme, ascii, bell, mouse, read_only, columns and"
+        " [keys]\n"
     )
     (tmp_path / "again.toml").write_text(done.stdout)
     again = call("--config", tmp_path / "again.toml", "config")

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -157,6 +158,40 @@ def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None
     last = reading(points, 99.0)
     assert last is not None and (last.first, last.mean) == (50, 3.0)
     assert reading(points, 10.0) is None
+
+
+def test_what_comes_by_time_is_joined_and_read_over_the_steps_between_and_not_past_a_gap() -> None:
+    """A reading a second, of ten steps a second; none came between steps 200 and 300."""
+    steps = [step for step in range(1, 500, 10) if not 200 < step < 300]
+    trace = Trace(window({step: float(step) for step in steps}), "", "series0", sparse=True)
+    made = shape(trace, 1.0, 501.0, Scale())
+    assert len(made.joins) - made.joins.sum() == 1
+    held, lost = reading(trace, 108.0), reading(trace, 280.0)
+    assert held is not None and (held.first, held.mean, lost) == (101, 101.0, None)
+    assert reading(dataclasses.replace(trace, sparse=False), 108.0) is None
+
+
+def test_live_readings_of_machines_follow_at_any_pace() -> None:
+    """Between two readings are more steps than a state keeps parts of."""
+    chart = vw.Chart((Pick("cpu_percent", vw.ALL_RANKS),))
+    state, tails = state_of(1), dict[history.Key, s.Window]()
+    assert state.run is not None
+    answer = history.Answer(
+        history.Ask(state.run.run, ("cpu_percent",), 1, state.run.step, 100, state.run.step),
+        {("cpu_percent", 0): window({state.run.step - 9: 50.0})},
+    )
+    whole, part = state.run.step, state.parts[0][-1]
+    for step in range(whole + 1, whole + 101):
+        values = {"cpu_percent": float(step)} if step % 40 == 0 else {}
+        part = msgspec.structs.replace(part, step=step, values=values)
+        state = dataclasses.replace(state, parts={0: (*state.parts[0], part)[-reducer.RECENT_PARTS :]})
+        tails = history.collected(tails, state, (chart,))
+        assert not history.is_torn(answer, state, tails)
+    found = history.window_of([answer], state, ("cpu_percent", 0), (1, whole + 100), tails)
+    assert found.last.tolist() == [50.0, *(float(step) for step in range(whole + 1, whole + 101) if step % 40 == 0)]
+    later = msgspec.structs.replace(part, step=whole + 200)
+    state = dataclasses.replace(state, parts={0: (later,)})
+    assert history.is_torn(answer, state, history.collected(tails, state, (chart,)))
 
 
 def state_of(nodes: int = 4) -> md.ViewState:

@@ -70,6 +70,14 @@ def test_the_status_page() -> None:
     assert "FAILED: out of disk" in tables.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
 
 
+def test_the_status_says_how_fast_the_run_is_in_its_own_unit() -> None:
+    (line,) = [line for line in tables.status_text(SNAPSHOT).splitlines() if line.startswith("rates ")]
+    assert line == (
+        "rates      average 3.1k tokens/s  1.00 steps/s  24 samples/s  42 ms a sample  57m 10s an epoch"
+        "  17.54 epochs left"
+    )
+
+
 def test_the_status_of_a_group() -> None:
     view = hung(run_view(3), 1)
     peers = (

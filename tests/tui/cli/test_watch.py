@@ -75,7 +75,7 @@ def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixt
     page = (Path(__file__).parents[3] / "docs" / "scripting.md").read_text("utf-8")
     documented = {kind: set(fields.replace("`", "").split()) for kind, fields in DOCUMENTED.findall(page)}
     for item in (STEP, EVENT, VIEW, watch.Restarted()):
-        watch.show_item(item, json=True)
+        watch.show_item(item, None, json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {line.pop("type"): {*line} for line in lines} == documented
 

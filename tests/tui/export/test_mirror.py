@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RUN_METRICS, Point, Text, flat, prefixes
+from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RATES, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -108,7 +108,7 @@ def test_each_step_once_and_the_newest_when_it_has_settled(growing: Growing) -> 
     mirror.catch_up(whole=True)
     assert sheet.steps == [*range(1, PAGE + 23)]
     values = sheet.points[0][2]
-    assert (values["train/loss"], values["train/tokens_per_second"]) == (2.5, 6144.0)
+    assert (values["train/loss"], values["train/tokens_per_second"]) == (2.5, 8192.0)
     assert (values["nodes/node-0/tokens_per_second"], values["nodes/node-0/backward_seconds"]) == (100.0, 0.5)
 
 
@@ -230,7 +230,8 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
 
 TRAIN = {
     **{metric.name: metric.help for metric in RUN_METRICS},
-    "tokens_total": "Counted tokens since the run began.",
+    **RATES,
+    "tokens_total": "Tokens processed since the run began.",
     "global_batch": "Samples of the step.",
     "generation": "Number of the generation that committed it.",
 }

@@ -34,7 +34,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.charts import marks as marks_of
-from trainctl.tui.screens import fleet_cells, fleet_table, header, overview_view, recent_events
+from trainctl.tui.screens import fleet_cells, fleet_grouping, fleet_table, header, overview_view, recent_events
 from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.membership_changes import Change
@@ -101,6 +101,35 @@ def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
     later = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=True))
     assert "10:21" in later[4]
     assert later[5].split()[:3] == ["FLEET", "3/4", "64"]
+
+
+def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
+    state = FLEET
+    for rank, seen in FLEET.ranks.items():
+        own = msgspec.structs.replace(
+            seen.value, values={**seen.value.values, "user:reward": 0.25 + rank, "user:share": 0.5}, step=18_241,
+            boot=state.boot, seq=state.seq + 1,
+        )  # fmt: skip
+        state = reducer.apply(state, own, CLOCK.at_monotonic)
+    assert state.own_metrics == ("user:reward", "user:share")
+
+    def table(columns: int, *metrics: str) -> list[str]:
+        wanted = fleet_grouping.Arrangement(metrics=metrics)
+        rows = texts(fleet_table.lines(state, CLOCK, columns, UNICODE, total=True, wanted=wanted))
+        assert {len(row) for row in rows} == {columns}
+        return rows
+
+    wide = table(220, "user:reward", "user:share", "busy_seconds", "own_loss", "user:absent")
+    assert [word for word in ("reward", "share", "busy seconds", "absent") if word in wide[0]] == [
+        "reward", "share", "busy seconds", "absent"
+    ]  # fmt: skip
+    assert "1.250" in wide[2] and wide[0].count("LOSS") == 1
+    end = wide[0].index("share") + len("share")
+    assert wide[2][:end].endswith(" 0.500") and not wide[5][end - 7 : end].strip(), "the sum of shares is of samples"
+    assert table(149, "user:reward") == table(149)
+    many = table(190, *(f"user:metric_{number}" for number in range(40)))[0]
+    assert "metric 0" in many and "metric 30" not in many and "STEP" in many
+    assert "user:reward" in fleet_table.sortable(state, CLOCK, 220, ("user:reward",))
 
 
 def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:

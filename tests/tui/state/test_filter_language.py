@@ -1,8 +1,10 @@
 """The filter language: what it means, how it says what is wrong, and that printing and parsing are one another's
 inverse."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from trainctl.tui.state import reducer, sorting, table_schemas
 from trainctl.tui.state import units as q
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.filter_fields import FilterField, Table
-from trainctl.tui.state.rank_rows import rows
+from trainctl.tui.state.rank_rows import Row, rows
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
 STATE = md.ViewState()
@@ -200,6 +202,52 @@ def test_the_page_s_examples_can_be_typed() -> None:
     assert len(lines) > 5
     for line in lines:
         fl.parse(line.partition("  # ")[0].strip(), table_schemas.FLEET)
+
+
+def with_values(row: Row, **values: float) -> Row:
+    named = {f"user:{name}": value for name, value in values.items()}
+    return replace(row, step=msgspec.structs.replace(row.step, values=named)) if row.step is not None else row
+
+
+OWN = table_schemas.fleet(("user:a", "user:a/b", "user:reward"))
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "kept"),
+    [
+        ("user:reward>1", "user:reward", [1]),
+        ("USER:Reward<=1", "user:reward", [0]),
+        ("not user:reward<1", "user:reward", [1]),
+        ("user:a=1", "user:a", [0, 1]),
+        ("user:a/b:2", "user:a/b", [0]),
+        ("(user:a/b!=2)", "user:a/b", [1]),
+    ],
+)
+def test_a_metric_of_the_run_is_a_field_by_its_whole_name(text: str, field: str, kept: list[int]) -> None:
+    first, second = [row for row in ROWS if row.step is not None][:2]
+    told = [
+        with_values(first, reward=0.5, a=1.0, **{"a/b": 2.0}),
+        with_values(second, reward=1.5, a=1.0, **{"a/b": 3.0}),
+    ]
+    parsed = fl.parse(text, OWN)
+    assert field in repr(parsed.term)
+    assert parsed.kept(told) == [told[place] for place in kept]
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "says"),
+    [
+        ("user:reward", 12, "a comparison is missing after user:reward, such as user:reward<100"),
+        ("user:other>1", 1, "'user' is no field here; one of .* user:a user:a/b user:reward"),
+        ("user:reward>big", 13, "'big' is no number; user:reward takes 100, 10k or 1.5M"),
+    ],
+)
+def test_a_metric_that_is_not_there_or_not_compared_is_said_with_those_that_are(
+    text: str, column: int, says: str
+) -> None:
+    with pytest.raises(fl.FilterError, match=says) as error:
+        fl.parse(text, OWN)
+    assert error.value.column == column
 
 
 def test_events_and_runs_have_fields_of_their_own() -> None:

@@ -18,6 +18,7 @@ from tests.memory_values import memory
 from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.record.downsampling import choose
@@ -73,6 +74,7 @@ MIXED = (
 )
 ALONE = (("atlas", "torch", "cpu", 24, 8, 3048 / (0.93 * 0.31), 412e6, None),)
 FLEETS: dict[int, tuple[Any, ...]] = {1: ALONE, 3: MIXED, 4: NODES}
+COMPUTE = {"torch": m.Compute("float32", None, "off", "sdpa"), "mlx": m.Compute("float32", None, "off", "mx.fast")}
 SECONDS = {1: 0.31, 3: 0.4, 4: 3.06}
 """Of a step, by the number of ranks."""
 
@@ -83,13 +85,14 @@ def rank_views(nodes: int) -> tuple[m.RankView, ...]:
         return (
             m.RankView(
                 rank=0, node="atlas", state="run", since_at=NOW - 60, share=24, micro_batch=8, backend="torch",
-                device="cpu", pid=4711,
+                device="cpu", pid=4711, compute=m.Compute("float32", None, "off", "sdpa"),
             ),
         )  # fmt: skip
     return tuple(
         m.RankView(
             rank=rank, node=name, state="run" if own else "lost", since_at=NOW - 15000, share=share, micro_batch=micro,
             backend=backend, device=device, why="" if own else "no heartbeat",
+            compute=COMPUTE.get(backend),
         )
         for rank, (name, backend, device, share, micro, own, _, _) in enumerate(FLEETS[nodes])
     )  # fmt: skip
@@ -184,7 +187,9 @@ def committed(
         samples=view.global_batch,
         learning_rate=view.learning_rate, grad_norm=0.71, cursor=step * view.global_batch,
         global_batch=view.global_batch,
-        plan_version=view.plan_version, step_seconds=seconds, tokens_total=step * (32768.0 if many else 3048.0),
+        plan_version=view.plan_version, step_seconds=seconds, tokens=32768 if many else 3048,
+        tokens_total=step * (32768.0 if many else 3048.0), weight_total=step * (32768.0 if many else 3048.0),
+        seconds_total=seconds * step,
         boot=BOOT,
         seq=seq,
     )  # fmt: skip
@@ -225,6 +230,7 @@ def host(node: str, seq: int = 0, gpu: bool = False) -> m.HostReading:
         node=node, read_at=NOW - 0.4, cpu_percent=87.0, memory_used_bytes=4_100_000_000,
         memory_total_bytes=8_200_000_000,
         disk_free_bytes=212_000_000_000, load_1min=2.1, gpus=gpus if gpu else (), boot=BOOT, seq=seq,
+        values={} if node in ("studio", "atlas", "torch-a") else {"round_trip_seconds": 0.0021},
     )  # fmt: skip
 
 
@@ -266,6 +272,8 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
         make("step_seconds", None, lambda step: seconds + 0.01 * math.sin(step)),
         make("tokens_per_second", None, lambda step: (32768 if many else 3048) / (seconds + 0.01 * math.sin(step))),
     ]
+    if view.rate_metric != "tokens_per_second":
+        made.append(make(view.rate_metric, None, lambda step: 24 / seconds))
     for rank in view.ranks:
         own = FLEETS[nodes][rank.rank][5]
         if own is None:
@@ -377,6 +385,7 @@ def under_way(view: m.RunView, steps: int = 5) -> list["Message"]:
 
 
 CONNECTED = Connection("connected", CLOCK.at_monotonic)
+_STOPPED = run_view(4, "stopped", 18_240, 60_000)
 RUNS = (
     m.RunSummary(
         "stdlib-20261120-142900",
@@ -390,6 +399,7 @@ RUNS = (
         "atlas",
         ("atlas",),
         NOW - 0.2,
+        rates=run_rates(run_view(1), committed(run_view(1), 118)),
     ),
     m.RunSummary(
         "sft-1b-20261119-090000",
@@ -403,8 +413,19 @@ RUNS = (
         "studio",
         ("studio", "mbp", "forge", "mini"),
         NOW - 34200,
+        rates=run_rates(_STOPPED, committed(_STOPPED, 18_240)),
     ),
-    m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
+    m.RunSummary(
+        "tiny-20261101-120000",
+        "tiny",
+        "failed",
+        3,
+        2_000,
+        None,
+        NOW - 1_650_000,
+        "/runs/tiny",
+        rates=m.RunRates("tokens/s", 812.0, 6.2, 148.8, 0.00672, 412.9, 0.8),
+    ),
 )
 
 

@@ -45,6 +45,11 @@ def test_compact(value: float | None, text: str) -> None:
     assert f.compact(value) == text
 
 
+def test_half_a_millisecond_and_less_is_not_nothing() -> None:
+    found = [f.seconds(value) for value in (0.0, 2.5e-6, 0.00042, 0.0005, 0.0007)]
+    assert found == ["0 ms", "0.0025 ms", "0.42 ms", "0.5 ms", "1 ms"]
+
+
 def test_unknown_is_never_a_zero() -> None:
     words = (f.count, f.rate, f.compact, f.loss, f.scientific, f.percent, f.gigabytes, f.seconds, f.age, f.duration)
     assert {word(None) for word in words} == {"n/a"}

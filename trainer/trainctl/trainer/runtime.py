@@ -72,7 +72,7 @@ class Trainer:
             mean_weight=data.mean_weight, layout_digest=self._layout.digest, model_digest=model.whole,
             data_digest=data.digest, last_step=progress.last_step, cursor=progress.cursor,
             memory_cap_bytes=backend.memory().cap_bytes, system=platform.system(), engines=engines.installed(),
-            model_files=model.files, data_files=data.files,
+            model_files=model.files, data_files=data.files, compute=backend.compute,
         )  # fmt: skip
         self._stand_by()
         self._control.groups.membership = self._membership

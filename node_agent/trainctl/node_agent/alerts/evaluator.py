@@ -14,12 +14,13 @@ from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.findings import Finding
 from trainctl.node_agent.alerts.hysteresis import Hysteresis, rules
 from trainctl.node_agent.alerts.loss_curve import LossWatch
+from trainctl.node_agent.alerts.own_losses import OwnLossWatch
 from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
-BY_STEP = frozenset({"throughput", "memory", "clock"})
+BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss"})
 """Kinds that end when their rank takes part no more."""
 
 
@@ -52,6 +53,7 @@ class Evaluator:
         """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again."""
         self._table, self._rules = table, rules(table)
         self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
+        self._own_losses = OwnLossWatch(table)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, m.AlertView] = {}
         self._hosts: dict[str, m.HostReading] = {}
@@ -97,6 +99,7 @@ class Evaluator:
                 device = view.device if view is not None else None
                 found = self._paces.part(message, self._hosts.get(message.node), device)
                 self._judge([*self._instead_of_clock(found), *conditions.memory(message, self._table)], now)
+                self._judge(self._own_losses.part(message), now)
             case m.HostReading():
                 self._read(message, now)
 
@@ -125,6 +128,7 @@ class Evaluator:
         for rank, view in self._ranks.items():
             if view.state in OUT_STATES:
                 self._paces.forget(rank)
+                self._own_losses.forget(rank)
         self._judge([self._stalls.look(snapshot, now), *conditions.nodes(snapshot)], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None

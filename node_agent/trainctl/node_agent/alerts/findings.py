@@ -4,7 +4,6 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertKind
 
 
@@ -32,15 +31,6 @@ class Finding:
         """The same for the same condition: kind, node and rank."""
         parts = [self.kind, self.node, "" if self.rank is None else str(self.rank)]
         return ":".join(part for part in parts if part)
-
-
-def gpu_of(reading: m.HostReading | None, device: str | None) -> m.GpuReading | None:
-    """A rank's device among its machine's: by the index in `cuda:1`, else the only one; None for a CPU."""
-    if reading is None or not reading.gpus or (device or "").startswith("cpu"):
-        return None
-    digits = (device or "").partition("cuda:")[2].split()
-    index = int(digits[0]) if digits and digits[0].isdigit() else 0
-    return reading.gpus[index] if index < len(reading.gpus) else None
 
 
 def seconds(value: float) -> str:

@@ -73,7 +73,7 @@ class AlertService:
     def read(self, reading: m.HostReading) -> None:
         """Another node's reading, which its agent has told; kept in the record too."""
         if self._session is not None and not self._is_idle:
-            self._session.recorder.host(reading)
+            self._session.read(reading)
             self._evaluator.heard(reading, time.monotonic())
 
     def watch(self, session: Session | None, silent: dict[str, str]) -> None:

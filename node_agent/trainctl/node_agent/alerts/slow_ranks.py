@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
-from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
+from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, median, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
@@ -121,7 +121,7 @@ class PaceWatch:
     def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
         pace = self._paces.setdefault(part.rank, RankPace())
         pace.add(part)
-        typical = pace.now(gpu_of(host, device), host)
+        typical = pace.now(host.gpu_of(device) if host is not None else None, host)
         if typical is None:
             return []
         self._typical[part.rank] = typical
@@ -164,7 +164,7 @@ class PaceWatch:
         """A machine's reading, with the devices of the ranks that are at work on it."""
         found = []
         for rank, device in ranks.items():
-            gpu = gpu_of(reading, device)
+            gpu = reading.gpu_of(device)
             if gpu is None or gpu.clock_mhz is None or (gpu.utilization_percent or 100.0) < LOADED_PERCENT:
                 continue
             clock = self._clocks.setdefault(rank, _Clock())

@@ -11,7 +11,7 @@ REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
 _OF_NODES = (m.LogRequest,)
 """What an agent asks another one for, on behalf of a client of its own."""
-_OF_OPERATORS = (m.Command, m.AuditRequest, m.DigestsRequest)
+_OF_OPERATORS = (m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun)
 
 
 class Rights(NamedTuple):

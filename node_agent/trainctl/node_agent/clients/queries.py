@@ -12,11 +12,13 @@ import zmq
 from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
+from trainctl.node_agent.guests.guest_runs import NotAttachedError
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import DAMAGED, RecordReader
@@ -55,6 +57,7 @@ class QuerySource(Protocol):
     def live_run(self, directory: Path) -> LiveRun | None: ...
     def live_runs(self) -> tuple[LiveRun, ...]: ...
     def run_directory(self, run: str | None) -> Path | None: ...
+    def take_guest(self, request: m.GuestRequest) -> m.RunKept: ...
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def led_elsewhere(self, run: str) -> str | None: ...
@@ -78,8 +81,14 @@ async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     try:
         return await _answer(request, source)
     except InvalidInputError as error:
-        code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
+        code: Any = {
+            UnknownRunError: "unknown-run",
+            NotAttachedError: "unknown-run",
+            UnknownRankError: "unknown-rank",
+        }.get(type(error), "malformed")
         return m.Refusal(rid=request.rid, code=code, text=str(error))
+    except RefusedError as error:
+        return m.Refusal(rid=request.rid, code="busy", text=str(error))
     except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
         return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} can't answer now: {error}")
 
@@ -98,6 +107,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _events(request, source)
         case m.StepsRequest():
             return await _steps(request, source)
+        case m.HostsRequest():
+            return await _hosts(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -108,6 +119,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await source.doctor.digests(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
+        case m.AttachRun() | m.RunSteps() | m.EndRun():
+            return source.take_guest(request)
         case m.Command():
             raise AssertionError("commands go through the command journal")
 
@@ -175,33 +188,31 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         parts = reader.rank_steps(last.step) if last is not None else ()
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
         series: list[m.Series] = []
-        if columns:
-            ranks = reader.ranks()
-            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(ranks)))
-            series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
-            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
         view = _view_of(reader)
+        if columns:
+            ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(of_run) + len(RANK_SERIES) * len(ranks)))
+            series += [reader.series(metric, None, 0, None, columns) for metric in sorted(of_run)]
+            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
 async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
     paths = _paths(request.run, source)
 
-    def read() -> tuple[m.Series, ...]:
+    def read() -> m.History:
         with RecordReader(paths) as reader:
             for metric in request.metrics:
                 reader.check_metric(metric)
-            wanted = [
-                (metric, rank)
-                for metric in request.metrics
-                for rank in ((None,) if m.metric_of(metric).scope == "run" else reader.ranks())
-            ]
-            return tuple(
+            wanted = [(metric, rank) for metric in request.metrics for rank in reader.series_ranks(metric)]
+            found = [
                 reader.series(metric, rank, request.first_step, request.last_step, request.columns)
                 for metric, rank in wanted
-            )
+            ]
+            series = tuple(one for one in found if one.steps or one.metric in m.METRICS)
+            return m.History(rid=request.rid, series=series, own_metrics=reader.own_metrics())
 
-    return m.History(rid=request.rid, series=await asyncio.to_thread(read))
+    return await asyncio.to_thread(read)
 
 
 def _gap(request: m.GapRequest, source: QuerySource) -> m.GapFill:
@@ -230,6 +241,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
         lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
+        rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
     )  # fmt: skip
 
 
@@ -239,7 +251,7 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     return m.RunSummary(
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind,
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
     )  # fmt: skip
 
 
@@ -272,6 +284,18 @@ async def _steps(request: m.StepsRequest, source: QuerySource) -> m.Steps:
 
     steps, more = await asyncio.to_thread(read)
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
+
+
+async def _hosts(request: m.HostsRequest, source: QuerySource) -> m.Hosts:
+    paths = _paths(request.run, source)
+
+    def read() -> tuple[tuple[m.HostReading, ...], int]:
+        with RecordReader(paths) as reader:
+            return reader.host_readings(request.after_row, request.limit)
+
+    readings, last = await asyncio.to_thread(read)
+    place = last or request.after_row
+    return m.Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

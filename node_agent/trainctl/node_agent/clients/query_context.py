@@ -7,6 +7,7 @@ from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
@@ -21,8 +22,11 @@ from trainctl.protocol.security.keys import default_folder
 class QueryContext:
     """An agent as its clients see it; changes nothing."""
 
-    def __init__(self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService) -> None:
+    def __init__(
+        self, context: AgentContext, lead: Lead, follower: Follower, guests: GuestRuns, alerts: AlertService
+    ) -> None:  # fmt: skip
         self._context, self._lead, self._follower, self._alerts = context, lead, follower, alerts
+        self._guests = guests
         self.publisher: Publisher = context.publisher
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory)
@@ -72,15 +76,22 @@ class QueryContext:
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""
         session, followed, alerts = self._lead.session, self._follower.followed, self._alerts.view
+        guests = tuple(LiveRun(one.view, one.last_step, tuple(one.parts.values()), None) for one in self._guests.live)
         if session is not None:
-            return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts),)
-        return (LiveRun(followed.look(), None, (), alerts),) if followed is not None else ()
+            return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts), *guests)
+        return (LiveRun(followed.look(), None, (), alerts), *guests) if followed is not None else guests
+
+    def take_guest(self, request: m.GuestRequest) -> m.RunKept:
+        """What the program of an attached run says. Raises InvalidInputError or RefusedError."""
+        return self._guests.take(request)
 
     def run_directory(self, run: str | None) -> Path | None:
-        """Of a run by its id; of the active run, or else the newest, for None."""
+        """Of a run by its id; for None of the active run, of several the hosted one, or else the newest."""
         followed = self._follower.followed
         if run is None and followed is not None:
             return followed.paths.directory
+        if run is None and self._lead.session is None and (guest := self._guests.find(None)) is not None:
+            return guest.paths.directory
         return self._lead.directory(run)
 
     def ended_as(self, run: str) -> tuple[m.RunState, str]:
@@ -89,7 +100,7 @@ class QueryContext:
 
     def handed_over(self) -> FollowedRun | None:
         """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
-        newest = next(iter(self._context.db.runs()), None)
+        newest = next((known for known in self._context.db.runs() if known.kind == "hosted"), None)
         known = self._context.db.followed(newest.run) if newest is not None else None
         is_led = known is not None and known.rank == NO_RANK and self._lead.peers.is_open(known.lead)
         return known if is_led else None

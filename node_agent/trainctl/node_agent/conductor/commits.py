@@ -56,11 +56,7 @@ class Commits:
         return commits
 
     def _commit(self, report: m.Report, part: m.RankStep) -> None:
-        plan, progress = self._plans[report.step], self._state.progress
-        progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
-        progress.tokens_total += report.weight
-        progress.weight = report.weight
-        row = rows.step_committed(report, plan, progress.cursor, progress.tokens_total)
+        row = self._state.progress.commit(self._plans[report.step], report)
         self._rows[report.step] = row
         self._state.decide(d.Commit(row, part))
         if report.skipped:
@@ -78,7 +74,7 @@ class Commits:
         self._rows.pop(progress.step, None)
         self._parts = {part for part in self._parts if part[0] != progress.step}
         progress.step, progress.cursor = progress.step - 1, plan.cursor
-        progress.tokens_total, progress.weight = progress.tokens_total - progress.weight, 0.0
+        progress.totals = progress.before
         self._state.persist(retracted=plan.step)
 
     def half_done(self, answers: Iterable[m.Fenced]) -> Half | None:

@@ -1,18 +1,34 @@
 """What the record says of a step, made from a rank's report."""
 
 import math
+from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 
 
-def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, tokens_total: float) -> m.StepCommitted:
-    """The run's row of a step, from the first report of it; `cursor` and `tokens_total` are those after it."""
+class RunSums(NamedTuple):
+    """Of all committed steps of a run."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def after(self, report: m.Report) -> "RunSums":
+        """With the step that it commits."""
+        return RunSums(
+            self.weight + report.weight, self.tokens + report.tokens, self.seconds + max(report.step_seconds, 0.0)
+        )
+
+
+def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, totals: RunSums) -> m.StepCommitted:
+    """The run's row of a step, from the first report of it; `cursor` and `totals` are those after it."""
     return m.StepCommitted(
         run=report.run, generation=report.generation, step=report.step, committed_at=report.finished_at,
         loss=report.loss_sum / report.weight if report.weight else math.nan, weight=report.weight,
         samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
         global_batch=plan.global_batch, plan_version=plan.plan_version, step_seconds=report.step_seconds,
-        tokens_total=tokens_total, skipped=report.skipped, values=_of_scope(report, "run"),
+        tokens=report.tokens, weight_total=totals.weight, tokens_total=totals.tokens, seconds_total=totals.seconds,
+        skipped=report.skipped, values=_of_scope(report, "run"),
     )  # fmt: skip
 
 
@@ -20,8 +36,9 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
     """One rank's row of the step it reports."""
     return m.RankStep(
         run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
-        tokens=report.own_weight, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
-        step_seconds=report.step_seconds, phases=report.phases, values=_of_scope(report, "rank"),
+        tokens=report.own_tokens, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
+        step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
+        values=_of_scope(report, "rank"),
     )  # fmt: skip
 
 

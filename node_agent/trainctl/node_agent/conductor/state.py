@@ -8,6 +8,7 @@ import msgspec
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import SIDE_KINDS
+from trainctl.node_agent.conductor.rows import RunSums, step_committed
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
@@ -27,12 +28,18 @@ class NobodyLeftError(CannotGoOnError):
 
 @dataclasses.dataclass
 class Progress:
-    """What was committed: the last step, the first position after it, and the weight of all steps."""
+    """What was committed: the last step, the first position after it, and sums over all steps."""
 
     step: int = 0
     cursor: int = 0
-    tokens_total: float = 0.0
-    weight: float = 0.0  # of the last step
+    totals: RunSums = RunSums()  # noqa: RUF009  immutable
+    before: RunSums = RunSums()  # noqa: RUF009  immutable; without the last step
+
+    def commit(self, plan: m.StepPlan, report: m.Report) -> m.StepCommitted:
+        """Move on to the step of `plan`, which `report` commits."""
+        self.step, self.cursor = report.step, plan.cursor + plan.global_batch
+        self.before, self.totals = self.totals, self.totals.after(report)
+        return step_committed(report, plan, self.cursor, self.totals)
 
 
 class ConductorState:

@@ -5,6 +5,7 @@ import msgspec
 from trainctl.node_agent.autopilot.policy import mode_of
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.policies import POLICIES
 
 
@@ -12,6 +13,7 @@ def run_view(
     conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str
 ) -> m.RunView:
     """The whole view. `lead`: the node that conducts."""
+    objective = objective_of(conductor.config)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
     ready = [at.ready for at in conductor.ranks.values()]
     return m.RunView(
@@ -23,6 +25,7 @@ def run_view(
         directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step, reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
         policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
+        weight_unit=objective.weight_unit, loss_unit=objective.loss_unit,
     )  # fmt: skip
 
 
@@ -37,6 +40,7 @@ def rank_view(
         rank=rank, node=setting.node, state=state, since_at=since_at, share=setting.share,
         micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
+        compute=ready.compute if ready else None,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from trainctl.protocol import messages as m
 
 Kind = Literal["gauge", "counter", "histogram"]
 RUN = ("run",)
+RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit", *m.Compute.__struct_fields__)
 RANK = ("run", "node", "rank")
 HOST = ("node",)
 PROCESS = ("node", "role", "rank")
@@ -57,7 +58,7 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Memory of the device."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", ("run", "name", "lead", "engine"), "The active run, as labels."),
+    Spec("trainctl_run_info", "gauge", RUN_INFO, "The active run, as labels; where ranks differ, all values."),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the state that the run is in; the others are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),
@@ -68,12 +69,13 @@ RUN_SPECS = (
     Spec("trainctl_generation_term", "gauge", RUN, "Term of the generation; grows when another node conducts."),
     Spec("trainctl_generation_number", "gauge", RUN, "Number of the generation; grows whenever the group forms anew."),
     Spec("trainctl_global_batch_samples", "gauge", RUN, "Samples of a step, over all ranks."),
-    Spec("trainctl_eval_loss", "gauge", RUN, "Newest loss on the held-out samples, nats per token."),
+    Spec("trainctl_eval_loss", "gauge", RUN, "Newest loss on the held-out samples, in `loss_unit`."),
     Spec("trainctl_alerts_firing", "gauge", RUN, "Open alerts."),
     Spec("trainctl_alert_firing", "gauge", ("run", "kind", "node", "rank", "severity"), "1 for each open alert."),
     Spec("trainctl_steps_total", "counter", RUN, "Steps committed since the agent started, redone ones again."),
     Spec("trainctl_skipped_steps_total", "counter", RUN, "Of these, steps that left the parameters alone."),
-    Spec("trainctl_tokens_total", "counter", RUN, "Tokens of these steps that the loss counts."),
+    Spec("trainctl_tokens_total", "counter", RUN, "Tokens processed in these steps, with those that have no loss."),
+    Spec("trainctl_weight_total", "counter", RUN, "What the losses of these steps are divided by, in `weight_unit`."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples of these steps."),
     Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from commit to commit, pauses excluded."),
 )  # fmt: skip
@@ -81,7 +83,7 @@ RANK_SPECS = (
     Spec("trainctl_rank_state", "gauge", (*RANK, "state"), "1 for the state that it is in; the others are absent."),
     Spec("trainctl_share_samples", "gauge", RANK, "Samples of the global batch that are the rank's."),
     Spec("trainctl_micro_batch_samples", "gauge", RANK, "Samples of one forward and backward."),
-    Spec("trainctl_rank_tokens_total", "counter", RANK, "Tokens of the rank's part of the steps."),
+    Spec("trainctl_rank_tokens_total", "counter", RANK, "Tokens processed in the rank's part of the steps."),
     Spec("trainctl_rank_samples_total", "counter", RANK, "Samples of the rank's part of the steps."),
     Spec("trainctl_rank_replays_total", "counter", RANK, "Micro-batches run again after memory ran out."),
     Spec("trainctl_rank_phase_seconds_total", "counter", PHASE, "Seconds in each phase of its steps."),
@@ -102,9 +104,12 @@ def _is_summed(metric: m.Metric) -> bool:
 EXPORTED_AS = {"grad_norm": "gradient_norm"}
 """Metrics of the run that have another name here."""
 RUN_METRICS, RANK_METRICS = _exported("run"), _exported("rank")
+HOST_METRICS = tuple(metric for metric in _exported("host") if not metric.field)
+"""Of a machine, by name; those with a field are among HOST_SPECS in base units."""
 METRIC_SPECS = (
     *(Spec(f"trainctl_{EXPORTED_AS.get(one.name, one.name)}", "gauge", RUN, one.help) for one in RUN_METRICS),
     *(Spec(f"trainctl_rank_{one.name.removeprefix('rank_')}", "gauge", RANK, one.help) for one in RANK_METRICS),
+    *(Spec(f"trainctl_host_{one.name}", "gauge", HOST, one.help) for one in HOST_METRICS),
     Spec("trainctl_run_metric", "gauge", (*RUN, "metric"), "A metric that the run brings, of its last step."),
     Spec("trainctl_rank_metric", "gauge", (*RANK, "metric"), "A metric that the run brings, of the rank's last step."),
 )

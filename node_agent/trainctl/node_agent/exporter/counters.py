@@ -26,6 +26,7 @@ class RunTotals(msgspec.Struct, frozen=True):
     steps: int = 0
     skipped: int = 0
     tokens: float | None = None  # None: no step has said how many
+    weight: float | None = None
     samples: int = 0
     step_seconds: float = 0.0
     buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_SECONDS) + 1)  # steps in each, not summed up
@@ -33,9 +34,10 @@ class RunTotals(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Of an agent since it started; of runs only the newest that it conducts."""
+    """Of an agent since it started; of runs those that are active, and those that ended after the last one began."""
 
-    run: RunTotals | None = None
+    runs: dict[str, RunTotals] = {}
+    ended: frozenset[str] = frozenset()  # of them; they go when another one begins
     events: dict[tuple[str, str], int] = {}  # by kind and severity
     commands: dict[tuple[str, str], int] = {}  # by verb and outcome
 
@@ -44,9 +46,12 @@ def after(totals: Totals, message: m.Live) -> Totals:
     """The totals once a message has been published."""
     match message:
         case m.StepCommitted():
-            return msgspec.structs.replace(totals, run=_stepped(_of_run(totals, message.run), message))
+            return _with_run(totals, _stepped(_of_run(totals, message.run), message))
         case m.RankStep():
-            return msgspec.structs.replace(totals, run=_parted(_of_run(totals, message.run), message))
+            return _with_run(totals, _parted(_of_run(totals, message.run), message))
+        case m.RunView(run=run, state=state):
+            ended = totals.ended - {run} if state in m.ACTIVE_RUN_STATES else totals.ended | {run}
+            return msgspec.structs.replace(totals, ended=ended)
         case m.Event():
             return _happened(totals, message)
         case _:
@@ -54,7 +59,14 @@ def after(totals: Totals, message: m.Live) -> Totals:
 
 
 def _of_run(totals: Totals, run: str) -> RunTotals:
-    return totals.run if totals.run is not None and totals.run.run == run else RunTotals(run)
+    return totals.runs.get(run) or RunTotals(run)
+
+
+def _with_run(totals: Totals, run: RunTotals) -> Totals:
+    if run.run in totals.runs:
+        return msgspec.structs.replace(totals, runs={**totals.runs, run.run: run})
+    active = {name: kept for name, kept in totals.runs.items() if name not in totals.ended}
+    return msgspec.structs.replace(totals, runs={**active, run.run: run}, ended=frozenset())
 
 
 def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
@@ -62,7 +74,8 @@ def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
     buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
     return msgspec.structs.replace(
         run, steps=run.steps + 1, skipped=run.skipped + (step.skipped is not None),
-        tokens=_counted(run.tokens, step.weight), samples=run.samples + step.samples,
+        tokens=_counted(run.tokens, step.tokens), weight=_counted(run.weight, step.weight),
+        samples=run.samples + step.samples,
         step_seconds=run.step_seconds + _finite(step.step_seconds), buckets=tuple(buckets),
     )  # fmt: skip
 
@@ -87,9 +100,9 @@ def _happened(totals: Totals, event: m.Event) -> Totals:
     return msgspec.structs.replace(totals, events=events, commands=commands)
 
 
-def _counted(tokens: float | None, weight: float | None) -> float | None:
-    """None for as long as no step says its tokens."""
-    return tokens if weight is None else (tokens or 0.0) + _finite(weight)
+def _counted(total: float | None, more: float | None) -> float | None:
+    """None for as long as no step says how many."""
+    return total if more is None else (total or 0.0) + _finite(more)
 
 
 def _finite(value: float) -> float:

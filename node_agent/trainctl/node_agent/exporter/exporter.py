@@ -40,9 +40,7 @@ class Exporter:
         source = self._source
         if source is None:
             return
-        directory = source.run_directory(None)
-        live = source.live_run(directory) if directory is not None else None
-        now, node, peers = time.monotonic(), source.node_view(), source.peer_views()
+        now, node, peers, live = time.monotonic(), source.node_view(), source.peer_views(), source.live_runs()
         self._server.show(AgentSnapshot(now, self._started_at, node, peers, live, loop_lag_seconds, self._totals))
 
     def close(self) -> None:

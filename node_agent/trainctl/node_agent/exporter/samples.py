@@ -5,7 +5,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
-from trainctl.node_agent.exporter.catalogue import EXPORTED_AS, RANK_METRICS, RUN_METRICS, STEP_BUCKETS_SECONDS
+from trainctl.node_agent.exporter.catalogue import (
+    EXPORTED_AS,
+    HOST_METRICS,
+    RANK_METRICS,
+    RUN_METRICS,
+    STEP_BUCKETS_SECONDS,
+)
 from trainctl.node_agent.exporter.counters import RunTotals, Totals
 from trainctl.protocol import messages as m
 
@@ -17,7 +23,7 @@ class AgentSnapshot(NamedTuple):
     started_at: float  # Unix seconds
     node: m.NodeView
     peers: tuple[m.PeerView, ...]
-    live: LiveRun | None  # the active run
+    live: tuple[LiveRun, ...]  # the active runs
     loop_lag_seconds: float | None
     totals: Totals
 
@@ -42,12 +48,12 @@ def readings(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]
     yield from _agent(snapshot, now_monotonic)
     if snapshot.node.host is not None:
         yield from _host(snapshot.node.host)
-    if snapshot.live is not None:
-        yield from _run(snapshot.live)
-        yield from _alerts(snapshot.live)
-        yield from _ranks(snapshot.live)
-    if snapshot.totals.run is not None:
-        yield from _run_totals(snapshot.totals.run)
+    for live in snapshot.live:
+        yield from _run(live)
+        yield from _alerts(live)
+        yield from _ranks(live)
+    for totals in snapshot.totals.runs.values():
+        yield from _run_totals(totals)
 
 
 def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
@@ -67,7 +73,7 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     for peer in snapshot.peers:
         if peer.state != "unknown":
             yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
-    active = snapshot.live is not None and snapshot.live.view.state in m.ACTIVE_RUN_STATES
+    active = sum(live.view.state in m.ACTIVE_RUN_STATES for live in snapshot.live)
     yield Reading("trainctl_active_runs", own, active)
     for kind, count in snapshot.totals.events.items():
         yield Reading("trainctl_events_total", (*own, *kind), count)
@@ -83,6 +89,8 @@ def _host(host: m.HostReading) -> Iterator[Reading]:
         ("disk_size_bytes", host.disk_total_bytes), ("energy_joules", host.energy_joules),
         ("load1", host.load_1min), ("temperature_celsius", host.temperature_celsius),
     )  # fmt: skip
+    for metric in HOST_METRICS:
+        yield from _given("trainctl_host", (host.node,), (metric.name, metric.of(host)))
     for number, gpu in enumerate(host.gpus):
         yield from _given(
             "trainctl_gpu", (host.node, str(number), gpu.name), ("utilization_ratio", _ratio(gpu.utilization_percent)),
@@ -109,7 +117,10 @@ def _processes(host: m.HostReading) -> Iterator[Reading]:
 def _run(live: LiveRun) -> Iterator[Reading]:
     view, last = live.view, live.last_step
     run = (view.run,)
-    yield Reading("trainctl_run_info", (*run, view.name, view.lead, view.engine), 1)
+    yield Reading("trainctl_run_info", (
+        *run, view.name, view.lead, view.engine, view.weight_unit, view.loss_unit,
+        *(_of_ranks(view.ranks, name) for name in m.Compute.__struct_fields__),
+    ), 1)  # fmt: skip
     yield Reading("trainctl_run_state", (*run, view.state), 1)
     yield from _given(
         "trainctl_run", run, ("start_time_seconds", view.started_at), ("step", view.step), ("target_steps", view.steps),
@@ -125,6 +136,13 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     for name, value in last.values.items() if last is not None else ():
         if name not in m.METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)
+
+
+def _of_ranks(ranks: Sequence[m.RankView], name: str) -> str:
+    """What they have of `Compute`, each value once; empty where none is known."""
+    found = {getattr(rank.compute, name) for rank in ranks if rank.compute is not None}
+    words = {("on" if value else "off") if isinstance(value, bool) else str(value or "") for value in found}
+    return ",".join(sorted(words - {""}))
 
 
 def _alerts(live: LiveRun) -> Iterator[Reading]:
@@ -158,7 +176,7 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
     yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
     yield from _given(
         "trainctl", run, ("steps_total", totals.steps), ("skipped_steps_total", totals.skipped),
-        ("tokens_total", totals.tokens), ("samples_total", totals.samples),
+        ("tokens_total", totals.tokens), ("weight_total", totals.weight), ("samples_total", totals.samples),
     )  # fmt: skip
     for number, rank in totals.ranks.items():
         labels = totals.run, rank.node, str(number)

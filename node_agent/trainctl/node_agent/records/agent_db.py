@@ -66,6 +66,7 @@ class KnownRun:
     started_at: float  # Unix seconds
     state: m.RunState
     reason: str
+    kind: m.RunKind = "hosted"
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,14 @@ class AgentDb:
         )
         return tuple(_command(row) for row in rows)
 
-    def add_run(self, run: str, name: str, directory: Path, started_at: float, state: m.RunState = "starting") -> None:
+    def add_run(
+        self, run: str, name: str, directory: Path, started_at: float, state: m.RunState = "starting",
+        kind: m.RunKind = "hosted",
+    ) -> None:  # fmt: skip
         """Raises RefusedError if it cannot be kept, and then it must not be started."""
-        row = (run, name, str(directory), started_at, state)
+        row = (run, name, str(directory), started_at, state, kind)
         if not self._write_now(
-            "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '') ON CONFLICT DO NOTHING", row
+            "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING", row
         ):
             raise RefusedError(f"run {run} exists already")
 
@@ -236,7 +240,7 @@ class AgentDb:
         """Newest first."""
         self.retry()
         rows = self._connection.execute(
-            "SELECT run, name, directory, started_at, state, reason FROM runs ORDER BY started_at DESC, run DESC"
+            "SELECT run, name, directory, started_at, state, reason, kind FROM runs ORDER BY started_at DESC, run DESC"
         )
         return tuple(KnownRun(run, name, Path(folder), *rest) for run, name, folder, *rest in rows)
 

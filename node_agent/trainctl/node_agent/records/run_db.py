@@ -222,6 +222,8 @@ class RunDb:
         """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""
         with RecordReader(self._paths) as reader:
             step = reader.last_step()
+            if step is not None and step.seconds_total is None:  # written by schema 1
+                step = msgspec.structs.replace(step, seconds_total=reader.totals().step_seconds)
             evaluations = reader.evaluations()
             events, _ = reader.events(limit=100, newest=True)
             rank_steps = reader.rank_steps(step.step) if step else ()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.packed_values import pack
 from trainctl.protocol.record.rollups import (
     RUN_RANK,
     Evaluation,
@@ -14,7 +15,7 @@ from trainctl.protocol.record.rollups import (
     add_run_to_rollups,
     rebuild_rollups,
 )
-from trainctl.protocol.record.schema import NOT_GIVEN, VALUES_KEPT
+from trainctl.protocol.record.schema import NOT_GIVEN, ROLLUP_LEVELS, VALUES_KEPT
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]
@@ -51,8 +52,7 @@ def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: floa
                 "UPDATE steps SET retracted = 1 WHERE step = ? AND NOT (term = ? AND n = ?) AND NOT retracted", key
             ).rowcount
             if superseded:
-                connection.execute("DELETE FROM metric_values WHERE step = ?", (step.step,))
-            connection.execute("DELETE FROM metric_values WHERE step <= ?", (step.step - VALUES_KEPT,))
+                connection.execute(_DELETE_VALUES, (step.step, step.step))
             _replace_values(connection, step.step, RUN_RANK, step.values)
             if superseded:
                 rebuild_rollups(connection, step.step, step.step)
@@ -79,15 +79,27 @@ def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
 
 
 _STANDS = "SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND NOT retracted"
-_REPLACE_VALUE = "REPLACE INTO metric_values SELECT ?, ?, id, ? FROM metric_names WHERE name = ?"
+
+
+_DELETE_VALUES = f"""
+    DELETE FROM metric_values WHERE step BETWEEN ?1 AND ?2
+      AND rank IN (SELECT {RUN_RANK} UNION SELECT rank FROM rank_steps WHERE step BETWEEN ?1 AND ?2)
+"""  # noqa: S608  constants of this program
 
 
 def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> None:
-    """Those that have no column."""
-    rows = [(step, rank, value, name) for name, value in values.items() if m.is_by_name(name)]
-    if connection.executemany(_REPLACE_VALUE, rows).rowcount < len(rows):
-        connection.executemany("INSERT OR IGNORE INTO metric_names (name) VALUES (?)", [(row[3],) for row in rows])
-        connection.executemany(_REPLACE_VALUE, rows)
+    """Those that have no column; the rank's oldest go."""
+    named = {name: value for name, value in values.items() if m.is_by_name(name)}
+    if not named:
+        return
+    ids = dict(connection.execute("SELECT name, id FROM metric_names"))
+    if new := [(name,) for name in named if name not in ids]:
+        connection.executemany("INSERT INTO metric_names (name) VALUES (?)", new)
+        ids = dict(connection.execute("SELECT name, id FROM metric_names"))
+    packed = pack({ids[name]: value for name, value in named.items()})
+    connection.execute("REPLACE INTO metric_values VALUES (?, ?, ?, ?)", (step, rank, *packed))
+    oldest = (step - VALUES_KEPT) // ROLLUP_LEVELS[0] * ROLLUP_LEVELS[0]
+    connection.execute("DELETE FROM metric_values WHERE rank = ? AND step < ?", (rank, oldest))
 
 
 def retract_after(step: int) -> Write:
@@ -98,7 +110,7 @@ def retract_after(step: int) -> Write:
         first, last = found.fetchone()
         if first is not None:
             connection.execute("UPDATE steps SET retracted = 1 WHERE step > ?", (step,))
-            connection.execute("DELETE FROM metric_values WHERE step > ?", (step,))
+            connection.execute(_DELETE_VALUES, (first, last))
             rebuild_rollups(connection, first, last)
 
     return write
@@ -182,6 +194,7 @@ def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
         step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), _or_zero(step.weight), step.samples,
         _or_zero(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch, step.plan_version,
         _or_zero(step.step_seconds), _or_zero(step.tokens_total), step.skipped, 0,
+        step.tokens, step.weight_total, step.seconds_total,
     )  # fmt: skip
 
 
@@ -191,6 +204,7 @@ def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
     return (
         rank.step, rank.rank, g.term, g.n, rank.node, _or_zero(rank.tokens), rank.samples, rank.micro_batch,
         rank.replays, *seconds, *map(rank.values.get, m.RANK_COLUMNS), finished_at,
+        rank.weight,
     )  # fmt: skip
 
 

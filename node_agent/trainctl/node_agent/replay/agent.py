@@ -15,7 +15,7 @@ from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.errors import ProtocolError, RefusedError, VersionError
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
@@ -94,6 +94,9 @@ class PlayedAgent:
     keys = None
     """Played agents are on loopback only."""
 
+    def take_guest(self, request: m.GuestRequest) -> m.RunKept:
+        raise RefusedError(NO_RUNS)
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         return ()
 
@@ -113,12 +116,10 @@ class PlayedAgent:
         return next((peer.address for peer in self.peer_views() if peer.node == node), None)
 
     def live_run(self, directory: Path) -> LiveRun | None:
-        if directory != self._played.paths.directory:
-            return None
-        return self._played.live._replace(alerts=self.alerts())
+        return self.live_runs()[0] if directory == self._played.paths.directory else None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
-        return (self._played.live,)
+        return (self._played.live._replace(alerts=self.alerts()),)
 
     def run_directory(self, run: str | None) -> Path | None:
         directory = self._played.paths.directory

@@ -56,9 +56,11 @@ class Timeline:
         self.script = ScriptedFaults(self.nodes, self.length, faults=faults)
         self._paces = [1.0 if rank < known else 1 + SPREAD * (2 * self._chance(rank) - 1) for rank in range(nodes)]
         self._held = dict(recording.evaluations)
-        self._tokens: list[float] = [0.0]
+        self._totals = [(0.0, 0.0)]
         for number in range(1, self.length + 1):
-            self._tokens.append(self._tokens[-1] + sum(work.tokens for work in self._works(number).values()))
+            works, (tokens, seconds) = self._works(number), self._totals[-1]
+            tokens += sum(work.tokens for work in works.values())
+            self._totals.append((tokens, seconds + self._step_seconds(number, works)))
 
     def _chance(self, *keys: int) -> float:
         """A number from 0 to 1 that these keys always give."""
@@ -113,11 +115,11 @@ class Timeline:
         sync = min(part.sync for part in self.recorded(step).parts) * 1e-6
         return max(work.alone for work in works.values()) + sync
 
-    def tokens_total(self, step: int) -> float:
-        if step <= self.length:
-            return self._tokens[step]
-        per_step = self._tokens[-1] / self.length
-        return self._tokens[-1] + per_step * (step - self.length)
+    def totals(self, step: int) -> tuple[float, float]:
+        """Tokens and seconds of the steps up to this one."""
+        tokens, seconds = self._totals[min(step, self.length)]
+        further = max(step / self.length, 1.0)
+        return tokens * further, seconds * further
 
     def generation(self, step: int) -> m.Generation:
         return m.Generation(1, self.script.generation(step))
@@ -127,12 +129,14 @@ class Timeline:
         works, recorded = self._works(step), self.recorded(step)
         seconds, generation = self._step_seconds(step, works), self.generation(step)
         batch = self.global_batch
+        tokens, (tokens_total, seconds_total) = sum(work.tokens for work in works.values()), self.totals(step)
         much = self.script.loss_factor(step)
         committed = m.StepCommitted(
             run=self.run, generation=generation, step=step, committed_at=committed_at, loss=recorded.loss * much,
-            weight=sum(work.tokens for work in works.values()), samples=batch, learning_rate=recorded.learning_rate,
+            weight=tokens, tokens=round(tokens), samples=batch, learning_rate=recorded.learning_rate,
             grad_norm=recorded.grad_norm * much * much, cursor=step * batch, global_batch=batch,
-            plan_version=recorded.plan_version, step_seconds=seconds, tokens_total=self.tokens_total(step),
+            plan_version=recorded.plan_version, step_seconds=seconds, weight_total=tokens_total,
+            tokens_total=tokens_total, seconds_total=seconds_total,
         )  # fmt: skip
         parts = tuple(self._part(rank, work, committed) for rank, work in works.items())
         return PlayedStep(committed, parts, self.events(step), self._held.get(step))
@@ -145,7 +149,7 @@ class Timeline:
         return m.RankStep(
             run=self.run, generation=step.generation, step=step.step, rank=rank, node=self.nodes[rank],
             tokens=work.tokens, samples=work.samples, micro_batch=work.micro_batch, replays=0,
-            step_seconds=step.step_seconds, phases=phases, values=self._memory(work),
+            step_seconds=step.step_seconds, phases=phases, weight=work.tokens, values=self._memory(work),
         )  # fmt: skip
 
     def _memory(self, work: Work) -> dict[str, float]:

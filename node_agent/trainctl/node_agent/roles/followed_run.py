@@ -13,6 +13,7 @@ from trainctl.node_agent.records.keys import GENERATION_KEY, HANDED_OVER_KEY, VI
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -164,7 +165,7 @@ class FollowedRank:
 
     def look(self) -> m.RunView:
         """The run as far as it is known here: its lead, and the rank on this node."""
-        plan, config = self._plan, self.config
+        plan, config, objective = self._plan, self.config, objective_of(self.config)
         work = next((work for work in plan.work if work.rank == self.known.rank), None) if plan else None
         share = sum(piece.count for piece in work.ranges) if work else 0
         state: m.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"
@@ -180,6 +181,7 @@ class FollowedRank:
             global_batch=plan.global_batch if plan else config.batch.global_, samples=None, ranks=(rank,),
             learning_rate=plan.learning_rate if plan else 0.0, started_at=self._started_at,
             directory=str(self.paths.directory), reason=self.wanted[1] if self.wanted else "",
+            weight_unit=objective.weight_unit, loss_unit=objective.loss_unit,
         )  # fmt: skip
 
     def _state(self) -> m.RunState:

@@ -21,7 +21,7 @@ from trainctl.node_agent.roles.votes import Votes
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
-from trainctl.node_agent.transport.sequencing import Order
+from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Order
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
@@ -53,12 +53,20 @@ class Follower:
         self._votes = Votes(context, role, conducting.beyond, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
+        self._pinged: tuple[float, float | None] = (0.0, None)  # when, by the lead of the run, and its round trip
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
     def followed(self) -> FollowedRank | None:
         """The rank that is hosted here."""
         return self._role.followed
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """Of the last ping of the followed run's lead; None without one, or where it is silent."""
+        at, seconds = self._pinged
+        fresh = self.followed is not None and time.monotonic() - at < SILENT_AFTER_SECONDS
+        return seconds if fresh else None
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
@@ -77,7 +85,11 @@ class Follower:
         elif (lead := await self._links.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
                 ranks = self._hosting.hosted_for(lead)
-                await self._links.beat(lead, ranks, self.loop_lag_seconds, self.host_reading if ranks else None)
+                if ranks:
+                    self._pinged = time.monotonic(), message.round_trip_seconds
+                await self._links.beat(
+                    lead, message, ranks, self.loop_lag_seconds, self.host_reading if ranks else None
+                )
             else:
                 self._orders.put_nowait((lead, message))
 

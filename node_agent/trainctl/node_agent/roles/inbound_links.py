@@ -68,12 +68,16 @@ class InboundLinks:
         return lead
 
     async def beat(
-        self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float, host: m.HostReading | None
-    ) -> None:
+        self, lead: str, ping: m.PeerPing, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float,
+        host: m.HostReading | None,
+    ) -> None:  # fmt: skip
         """Answer a ping."""
         talk = self._links[lead]
         link, seq = talk.numbers.link, talk.numbers.sent
-        beat = m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host)
+        beat = m.PeerBeat(
+            link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host,
+            sent_monotonic=ping.sent_monotonic,
+        )  # fmt: skip
         await self._send(talk.identity, beat)
 
     async def answer(self, lead: str, message: m.FromPeer) -> bool:

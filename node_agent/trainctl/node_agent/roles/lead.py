@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles import role as transitions
@@ -53,8 +54,9 @@ class Lead:
     """Conducts at most one run; `session` is that run while it is active."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer
-    ) -> None:
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer,
+        guests: GuestRuns,
+    ) -> None:  # fmt: skip
         """`alerts` is given a run's end while its record can still be written, and other machines' readings."""
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
@@ -64,11 +66,11 @@ class Lead:
         self._recovery = Recovery(context, self.peers, self._begin_again)
         self.transfer = Transfer(context, role, self, hosting)
         self._adoption = Adoption(context, role, self.peers, self.launch)
-        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role)
+        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
         handlers = Handlers(
             self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
         )  # fmt: skip
-        self.journal = CommandJournal(context.db, answer, role, handlers)
+        self.journal = CommandJournal(context.db, answer, role, handlers, guests)
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended

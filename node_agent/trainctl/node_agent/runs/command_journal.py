@@ -10,6 +10,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
 from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol import messages as m
@@ -44,8 +45,10 @@ class Handlers(NamedTuple):
 class CommandJournal:
     """Takes commands from clients, keeps the db, and tells who asked."""
 
-    def __init__(self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers) -> None:
-        self._db, self._answer = db, answer
+    def __init__(
+        self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers, guests: GuestRuns
+    ) -> None:  # fmt: skip
+        self._db, self._answer, self._guests = db, answer, guests
         self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
         self._reasons: dict[str, str] = {}  # of commands that policies have sent, until they are handed on
@@ -133,6 +136,11 @@ class CommandJournal:
         if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
             await self.end(self._handlers.note_ended(row))
             return
+        if other and (guest := self._guests.find(command.run)) is not None:
+            self._db.set_run(command.id, guest.view.run)
+            raise InvalidInputError(
+                "run", f"{guest.view.run} takes no {command.verb}: {guest.view.why_not(command.verb)}"
+            )
         if session is None:
             raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != session.run:
@@ -191,16 +199,24 @@ class CommandJournal:
         row = self._db.find(ended.id)
         if row is None or not row.is_open:
             return
-        about = row.run if _is_note(row) else None
+        about = row.run if _is_note(row) or self._guests.find(row.run or "") is not None else None
         about = about or (self.session.run if self.session is not None else None)
         self._db.outcome(
             ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
             plan_version=ended.plan_version, at=time.time(), run=about,
         )  # fmt: skip
-        if self.session is not None and (not _is_note(row) or ended.state != "applied"):
-            self.session.note(_event(row, ended))
+        if not _is_note(row) or ended.state != "applied":
+            self._note(row, ended)
         self._hand_on(ended.id)
         await self._tell(ended.id)
+
+    def _note(self, row: JournaledCommand, ended: d.CommandEnded) -> None:
+        """Put an outcome into the events of the live run that the command is about."""
+        guest = self._guests.find(row.run) if row.run is not None else None
+        if guest is not None:
+            self._guests.note(guest, _event(row, ended))
+        elif self.session is not None:
+            self.session.note(_event(row, ended))
 
     async def _tell(self, id: str) -> None:
         settled = self._db.find(id)

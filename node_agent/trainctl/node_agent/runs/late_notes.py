@@ -1,9 +1,11 @@
-"""Notes on a run that has ended: the agent that conducted it writes them into its record."""
+"""Notes on a run that is not conducted here: on one that has ended, or on a live one of another program."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.session import Conducting
@@ -15,10 +17,13 @@ from trainctl.protocol.record.paths import RunPaths
 
 
 class LateNotes:
-    """Takes notes on runs of this node's db that nobody conducts any more."""
+    """Takes notes on runs of this node's db that it doesn't conduct."""
 
-    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting) -> None:
+    def __init__(
+        self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting, guests: GuestRuns
+    ) -> None:  # fmt: skip
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
+        self._guests = guests
 
     def note(self, row: JournaledCommand) -> d.CommandEnded:
         """Write a note, once for each command: asked for again, it tells at which step it stands.
@@ -33,7 +38,8 @@ class LateNotes:
         paths = RunPaths(run.directory)
         if not paths.record.exists():
             raise InvalidInputError("run", f"the record isn't in {paths.directory} any more")
-        with RunDb(paths, resumable=False) as recorder:
+        guest = self._guests.find(run.run)  # its record is open, and has one writer
+        with contextlib.nullcontext(guest.recorder) if guest is not None else RunDb(paths, resumable=False) as recorder:
             noted = recorder.note_of(row.id)
             if noted is None:
                 last = recorder.last_state()

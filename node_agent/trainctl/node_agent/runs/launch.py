@@ -69,6 +69,8 @@ class Launch:
         known = self._db.known_run(run)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
+        if known.kind != "hosted":
+            raise InvalidInputError("resume", f"{run} was trained by another program, which alone can resume it")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))

@@ -13,6 +13,7 @@ import tomli_w
 
 from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
@@ -251,9 +252,7 @@ def _complete(recorder: RunDb, paths: RunPaths) -> None:
         plan = plans.get((report.step, report.generation))
         if plan is None or report.step != progress.step + 1 or recorder.is_retracted(report.step, report.generation):
             continue
-        progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
-        progress.tokens_total, progress.weight = progress.tokens_total + report.weight, report.weight
-        row = results.step_committed(report, plan, progress.cursor, progress.tokens_total)
+        row = progress.commit(plan, report)
         node = _kept_node(recorder, report.rank)
         recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
 
@@ -293,8 +292,11 @@ def _progress(state: LastState) -> Progress:
     last = state.step
     if last is None:
         return Progress()
-    assert last.cursor is not None and last.weight is not None  # a hosted run's always are
-    return Progress(last.step, last.cursor, last.tokens_total, last.weight)
+    assert last.cursor is not None  # a hosted run's always is
+    own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
+    totals = RunSums(last.weight_total or 0.0, last.tokens_total, last.seconds_total or 0.0)
+    before = RunSums(*(whole - one for whole, one in zip(totals, own, strict=True)))
+    return Progress(last.step, last.cursor, totals, before)
 
 
 def _kept(recorder: RunDb) -> Durable | None:

@@ -14,6 +14,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.readings.step_readings import StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
@@ -56,6 +57,7 @@ class Session:
         self.ended: d.Ended | None = None
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
+        self._readings = StepReadings()
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
@@ -166,7 +168,8 @@ class Session:
         because the agent may have missed them."""
         node, counted = self.conductor.durable.settings.ranks[rank].node, self.rank_steps.get(rank)
         parts = [rows.rank_step(report, node) for report in reports if report.kind == "train"]
-        late = [part for part in parts if part != counted]
+        known = (counted.step, counted.generation) if counted is not None else None
+        late = [part for part in parts if (part.step, part.generation) != known]
         self._uncommitted.extend(late)
         self.recorder.add_parts(late)
 
@@ -214,7 +217,18 @@ class Session:
         if not await self.ports[rank].tell(message) and isinstance(message, m.Leave):
             await self.ports[rank].end()
 
+    def read(self, reading: m.HostReading) -> None:
+        """A reading of a node's machine: kept in the record, and with the step that is being made."""
+        self.recorder.host(reading)
+        if self.view.state == "running":
+            self._readings.take(reading, self.conductor.progress.step + 1)
+
+    def _joined(self, part: m.RankStep) -> m.RankStep:
+        """With its machine's metrics."""
+        return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
+
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
+        first = self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
@@ -227,6 +241,7 @@ class Session:
         self.last_step = self.recorder.last_state().step
 
     def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
+        part = self._joined(part)
         self.recorder.commit(step, [part], step.committed_at)
         known = self.rank_steps.get(part.rank)
         if known is None or part.step >= known.step:

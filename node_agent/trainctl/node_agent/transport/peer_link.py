@@ -54,6 +54,7 @@ class PeerLink:
         self.ranks: tuple[m.HostedRank, ...] = ()  # as it last told
         self._context, self._lead = context, lead
         self._socket: Any = None
+        self._round_trip_seconds: float | None = None  # of the last ping that was answered
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
         self._hosting: tuple[m.PeerHost, asyncio.Future[m.PeerHosted]] | None = None
@@ -202,6 +203,7 @@ class PeerLink:
             refused = self._handshakes.verdict
             self._lose(str(refused) if refused else f"no agent answers at {self.address}")
             return
+        self._round_trip_seconds = None
         link = secrets.token_hex(8)
         self.line.begin(link, time.monotonic())
         await self._transmit(self._lead.hello(link))
@@ -216,7 +218,10 @@ class PeerLink:
         if self.line.is_overdue(time.monotonic()):
             self._lose(f"no word from {self.address}")
         elif self.line.open:
-            await self._transmit(m.PeerPing(link=self.line.numbers.link, seq=self.line.numbers.sent))
+            await self._transmit(m.PeerPing(
+                link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),
+                round_trip_seconds=self._round_trip_seconds,
+            ))  # fmt: skip
 
     def _lose(self, why: str) -> None:
         self.line.lose(why)
@@ -259,6 +264,7 @@ class PeerLink:
                     await self.send(self._hosting[0])
             case m.PeerBeat():
                 self.ranks = message.ranks
+                self._round_trip_seconds = max(0.0, time.monotonic() - message.sent_monotonic)
                 if message.host is not None and message.host.node == self.node:
                     self._lead.read(message.host)
             case m.PeerHosted():

@@ -57,10 +57,14 @@ class BlockingClient:
     runs = _blocking(Client.runs)
     events = _blocking(Client.events)
     steps = _blocking(Client.steps)
+    hosts = _blocking(Client.hosts)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)
     audit = _blocking(Client.audit)
+    attach_run = _blocking(Client.attach_run)
+    run_steps = _blocking(Client.run_steps)
+    end_run = _blocking(Client.end_run)
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""

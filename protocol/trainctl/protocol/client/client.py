@@ -11,12 +11,13 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import zmq
 import zmq.asyncio
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
@@ -50,8 +51,6 @@ GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
 
 _REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-authorised": NotAuthorisedError}
-
-R = TypeVar("R", bound=m.Reply)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ def make_command(
     )  # fmt: skip
 
 
-class Client:
+class Client(AttachedRuns):
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
     def __init__(
@@ -129,7 +128,7 @@ class Client:
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         """State and history of the run (default: the active one, or the newest), `columns` buckets a series."""
-        snapshot = await self._ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
+        snapshot = await self.ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
         self._learn({peer.address: peer.key for peer in snapshot.peers})
         return snapshot
 
@@ -140,47 +139,51 @@ class Client:
         request = m.HistoryRequest(
             rid=_rid(), run=run, metrics=metrics, first_step=first_step, last_step=last_step, columns=columns
         )
-        return await self._ask(request, m.History)
+        return await self.ask(request, m.History)
 
     async def runs(self) -> m.Runs:
         """The runs the agent knows, newest first."""
-        return await self._ask(m.RunsRequest(rid=_rid()), m.Runs)
+        return await self.ask(m.RunsRequest(rid=_rid()), m.Runs)
 
     async def facts(self) -> m.Facts:
         """What the agent's machine and installation are like."""
-        return await self._ask(m.FactsRequest(rid=_rid()), m.Facts)
+        return await self.ask(m.FactsRequest(rid=_rid()), m.Facts)
 
     async def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
         """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
-        return await self._ask(m.DigestsRequest(rid=_rid(), what=what, path=path), m.Digests)
+        return await self.ask(m.DigestsRequest(rid=_rid(), what=what, path=path), m.Digests)
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:
         """A page of a run's events, oldest first; `newest` gives the last `limit`."""
-        return await self._ask(
+        return await self.ask(
             m.EventsRequest(rid=_rid(), run=run, after_id=after_id, limit=limit, newest=newest), m.Events
         )
 
     async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
         """A page of committed steps, oldest first."""
-        return await self._ask(m.StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), m.Steps)
+        return await self.ask(m.StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), m.Steps)
+
+    async def hosts(self, run: str | None = None, after_row: int = 0, limit: int = 100) -> m.Hosts:
+        """A page of readings of a run's machines, as they came; `last_row` of it begins the next."""
+        return await self.ask(m.HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), m.Hosts)
 
     async def log(
         self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
         """Part of a trainer's log; a negative offset counts from the end."""
         request = m.LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
-        return await self._ask(request, m.LogPart)
+        return await self.ask(request, m.LogPart)
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
-        return await self._ask(request, m.Viewers)
+        return await self.ask(request, m.Viewers)
 
     async def audit(self, limit: int = 100) -> m.Audit:
         """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
-        return await self._ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
+        return await self.ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
@@ -320,7 +323,7 @@ class Client:
     async def _fill(self, gap: Gap) -> tuple[m.Live, ...] | None:
         last = min(gap.last, gap.first + GAP_PAGE - 1)
         request = m.GapRequest(rid=_rid(), boot=gap.boot, first_seq=gap.first, last_seq=last)
-        fill = await self._ask(request, m.GapFill)
+        fill = await self.ask(request, m.GapFill)
         return fill.messages if fill.complete and fill.messages else None
 
     def _refused(self, error: NotAuthorisedError) -> None:
@@ -335,8 +338,9 @@ class Client:
 
     # ------------------------------------------------------------ the wire
 
-    async def _ask(self, request: m.Request, wanted: type[R]) -> R:
-        """What only asks may be asked again: with a line that is lost a request or its reply may be."""
+    async def ask(self, request: m.Request, wanted: type[R]) -> R:
+        """The reply to a request that may be asked again: with a line that is lost, it or its reply may be. Raises as
+        `check_reply`, and UnreachableError."""
         deadline = time.monotonic() + self.timeout_seconds
         with self._conversation(request) as replies:
             while True:

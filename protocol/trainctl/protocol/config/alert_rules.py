@@ -15,8 +15,8 @@ from msgspec import Meta
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
-    "nonfinite", "skipped", "loss-spike", "stall", "throughput", "clock", "memory", "disk", "node-silent", "node-lost",
-    "lead-silent",
+    "nonfinite", "skipped", "loss-spike", "own-loss", "stall", "throughput", "clock", "memory", "disk", "node-silent",
+    "node-lost", "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -36,6 +36,7 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "nonfinite": Kind("error", "the loss or the gradient's norm is NaN or infinite"),
     "skipped": Kind("warning", "many steps are skipped: their gradients overflowed"),
     "loss-spike": Kind("warning", "the loss is far above where its trend would have it"),
+    "own-loss": Kind("warning", "a rank's own loss stays apart from the other ranks'"),
     "stall": Kind("error", "a running run commits no step"),
     "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch"),
     "clock": Kind("warning", "a device under load runs at a lower clock than it did"),
@@ -57,6 +58,8 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_spike_mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # over the trend, in its scatter (scaled MAD)
     loss_spike_percent: Percent = 5.0  # and over it by this much; cleared below half of either
     loss_spike_steps: Steps = 3  # steps in a row
+    own_loss_deviations: Annotated[float, Meta(ge=1, le=1000)] = 1.5  # from the ranks' median, in its own scatter
+    own_loss_percent: Percent = 5.0  # and from it by this much, over 50 steps; cleared below half of either
     stall_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0  # without a commit, and
     stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
     throughput_drop_percent: Percent = 15.0  # of the last 20 steps' own rate under the best 20 before

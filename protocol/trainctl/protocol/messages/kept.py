@@ -44,7 +44,7 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
     step: Count
     at: float
     loss: float  # nats per unit of weight
-    weight: float  # tokens
+    weight: float  # what the loss was divided by
     seconds: float
 
 

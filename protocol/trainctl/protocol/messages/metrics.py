@@ -14,8 +14,9 @@ from trainctl.protocol.messages.trainer import BUSY_PHASES, PHASES
 Scope = Literal["run", "rank", "host"]
 Fold = Literal["mean", "sum", "max"]
 MetricStyle = Literal[
-    "number", "loss", "scientific", "seconds", "rate", "bytes", "ratio", "percent", "watts", "celsius", "megahertz"
-]
+    "number", "loss", "scientific", "seconds", "rate", "bytes", "megabytes", "megabytes_per_second", "ratio", "percent",
+    "watts", "celsius", "megahertz",
+]  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -27,7 +28,8 @@ class Metric(NamedTuple):
     title: str
     help: str  # what it is, for docs and exporters
     style: MetricStyle = "number"
-    field: str = ""  # where its message has it, with dots: `phases.wait`; empty: by name in `values`
+    field: str = ""  # where its message has it, with dots: `phases.wait`; of a machine `host.` or `gpu.`, the rank's
+    # device, and a name; empty: by name in `values`
     sql: str = ""  # of a row of `steps`, or `r` of `rank_steps`; empty: by name in `metric_values`
     fold: Fold = "mean"  # what several ranks have together
     short: str = ""  # at the end of its line in a chart
@@ -35,9 +37,18 @@ class Metric(NamedTuple):
     drawn: bool = True  # whether charts offer it
 
     def of(self, message: Any) -> float | None:
-        """Its value in a StepCommitted, RankStep, HostReading or GpuReading; None where that has none."""
+        """Its value in a StepCommitted or RankStep; None where that has none. A rank's part has its machine's by
+        name."""
         values: Mapping[str, float] = getattr(message, "values", {})
-        return operator.attrgetter(self.field)(message) if self.field else values.get(self.name)
+        in_field = self.field and self.scope != "host"
+        return operator.attrgetter(self.field)(message) if in_field else values.get(self.name)
+
+    def of_machine(self, host: Any, gpu: Any) -> float | None:
+        """Its value in a HostReading and the GpuReading of the rank's device; None where neither has one."""
+        where, _, field = self.field.partition(".")
+        if not field:
+            return None if host is None else host.values.get(self.name)
+        return getattr(gpu if where == "gpu" else host, field, None)
 
     def folded(self, values: Sequence[float]) -> float:
         """What several ranks have together."""
@@ -50,11 +61,12 @@ class Metric(NamedTuple):
                 return statistics.fmean(values)
 
 
+_LOSS_UNIT = "nats per token"
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
 _RUN = (
-    Metric("loss", "nats per token", "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
-    Metric("eval_loss", "nats per token", "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
+    Metric("loss", _LOSS_UNIT, "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
+    Metric("eval_loss", _LOSS_UNIT, "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
     Metric(
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
@@ -69,12 +81,25 @@ _RUN = (
         "step_seconds", "step_seconds", short="step",
     ),
     Metric(
-        "tokens_per_second", "tokens/s", "run", "tokens/s", "Counted tokens of the step over its time.", "rate",
-        "tokens_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END", short="tok/s",
+        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens processed in the step over its time.", "rate",
+        "tokens_per_second", "CASE WHEN step_seconds > 0 THEN tokens / step_seconds END", short="tok/s",
     ),
     Metric(
         "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
         "samples_per_second", "CASE WHEN step_seconds > 0 THEN samples / step_seconds END", short="smp/s",
+    ),
+    Metric(
+        "steps_per_second", "steps/s", "run", "steps/s", "One over the time of the step.", "number",
+        "steps_per_second", "CASE WHEN step_seconds > 0 THEN 1.0 / step_seconds END", short="step/s",
+    ),
+    Metric(
+        "seconds_per_sample", "s", "run", "seconds a sample", "Time of the step over its samples.", "seconds",
+        "seconds_per_sample", "CASE WHEN samples > 0 THEN step_seconds / samples END", short="a sample",
+    ),
+    Metric(
+        "weight_per_second", "weight/s", "run", "weight/s",
+        "What the loss of the step is divided by over its time, in the run's unit.", "rate",
+        "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
         "loss_not_finite", "1 at such a step", "run", "", "Steps whose loss is not finite.", drawn=False,
@@ -85,7 +110,7 @@ _RUN = (
         sql=_NOT_FINITE.format("grad_norm"),
     ),
     Metric(
-        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Counted tokens since the run began.",
+        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Tokens processed since the run began.",
         field="tokens_total", drawn=False,
     ),
     Metric(
@@ -96,7 +121,7 @@ _RUN = (
 
 _RANK = (
     Metric(
-        "own_loss", "nats per token", "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
+        "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
         heading="LOSS",
     ),
     Metric(
@@ -138,10 +163,69 @@ _RANK = (
         "memory_growth", "B/step", "rank", "memory growth", "Slope of the peaks of the last 10 steps.", "bytes",
         short="growth",
     ),
+    Metric(
+        "sum_bytes", "B", "rank", "sum MB",
+        "What the rank put into the step's sum: gradients and tail in fp32, not what went over the wire.", "megabytes",
+        fold="max", short="sum",
+    ),
+    Metric(
+        "sum_bytes_per_second", "B/s", "rank", "sum MB/s",
+        "Of the step's sum, over its seconds with the wait for slower ranks in them; the slowest waits for none.",
+        "megabytes_per_second", fold="max", short="sum",
+    ),
     Metric("drift", "relative", "rank", "drift", "How far parameters were from those they were given.", "scientific"),
 )  # fmt: skip
 
-METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_RANK)}
+_HOST = (
+    Metric(
+        "cpu_percent", "%", "host", "CPU use", "Processors of the machine in use, of all.", "percent",
+        "host.cpu_percent", short="cpu",
+    ),
+    Metric(
+        "load_1min", "", "host", "load average", "Load average of the machine over a minute.", field="host.load_1min",
+        short="load",
+    ),
+    Metric(
+        "memory_used_bytes", "B", "host", "machine memory GB", "Memory of the machine in use.", "bytes",
+        "host.memory_used_bytes", short="memory",
+    ),
+    Metric(
+        "disk_free_bytes", "B", "host", "disk free GB", "Room on the disk that holds the runs.", "bytes",
+        "host.disk_free_bytes", short="disk",
+    ),
+    Metric(
+        "temperature_celsius", "°C", "host", "CPU °C", "Temperature of the machine's processor.",
+        "celsius", "host.temperature_celsius", fold="max", short="°C",
+    ),
+    Metric(
+        "gpu_utilization_percent", "%", "host", "GPU use", "Part of the time in which the device was busy.", "percent",
+        "gpu.utilization_percent", short="gpu",
+    ),
+    Metric(
+        "gpu_clock_mhz", "MHz", "host", "GPU clock", "Clock rate of the device.", "megahertz", "gpu.clock_mhz",
+        short="clock",
+    ),
+    Metric(
+        "gpu_power_watts", "W", "host", "GPU power", "Power that the device draws.", "watts", "gpu.power_watts",
+        fold="sum", short="power",
+    ),
+    Metric(
+        "gpu_temperature_celsius", "°C", "host", "GPU °C", "Temperature of the device.", "celsius",
+        "gpu.temperature_celsius", fold="max", short="°C",
+    ),
+    Metric(
+        "gpu_memory_used_bytes", "B", "host", "GPU memory GB", "Memory of the device in use.", "bytes",
+        "gpu.memory_used_bytes", fold="sum", short="memory",
+    ),
+    Metric(
+        "round_trip_seconds", "s", "host", "round trip",
+        "From the lead's agent to the node's and back, by its last ping; the lead itself has none.", "seconds",
+        short="ping", heading="PING",
+    ),
+)  # fmt: skip
+"""Of a machine and its devices, once a second: a step has the mean of those that came while it was made."""
+
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_RANK, *_HOST)}
 """Every metric of the table, by name, in the order in which they are offered."""
 RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r.{metric.name}" and not metric.field)
 """Those that go by name in a message, and that the record has columns for."""
@@ -154,7 +238,14 @@ _OWN_TABLES: Final = frozenset({"eval_loss", "drift"})
 def is_by_name(name: str) -> bool:
     """Whether a metric goes in `values` and `metric_values`, and has no column or table of its own."""
     metric = METRICS.get(name)
-    return metric is None or not (metric.sql or metric.field or name in _OWN_TABLES)
+    return metric is None or metric.scope == "host" or not (metric.sql or metric.field or name in _OWN_TABLES)
+
+
+def host_values(host: Any, device: str | None) -> dict[str, float]:
+    """By name what a HostReading says of a rank's machine, and of the device that the rank has there."""
+    gpu = host.gpu_of(device)
+    found = ((name, metric.of_machine(host, gpu)) for name, metric in METRICS.items() if metric.scope == "host")
+    return {name: float(value) for name, value in found if value is not None}
 
 
 def metric_of(name: str, *, per_rank: bool = True) -> Metric:

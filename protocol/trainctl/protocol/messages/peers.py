@@ -102,6 +102,8 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
 
     link: Name
     seq: Count  # last number sent, so that a lost message is noticed
+    sent_monotonic: float = 0.0  # by the sender's clock: the answer has it again
+    round_trip_seconds: float | None = None  # of the last ping that was answered in this conversation
 
 
 ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
@@ -173,6 +175,7 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     ranks: tuple[HostedRank, ...] = ()
     loop_lag_seconds: float = 0.0
     host: HostReading | None = None  # its machine's newest
+    sent_monotonic: float = 0.0  # as in the ping
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):

@@ -52,6 +52,19 @@ class PeerView(msgspec.Struct, frozen=True):
     key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
 
 
+class RunRates(msgspec.Struct, frozen=True):
+    """How fast a run is, and how long it still takes; None is not known."""
+
+    unit: str  # of the average: "tokens/s", or "pairs/s" where the loss is divided by pairs
+    average_per_second: float | None = None  # since the run began, pauses excluded
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    seconds_per_sample: float | None = None
+    seconds_per_epoch: float | None = None
+    epochs_left: float | None = None  # until the last step
+    seconds_left: float | None = None  # until the last step, while the run is under way
+
+
 class RunSummary(msgspec.Struct, frozen=True):
     """One line of `trainctl ls`."""
 
@@ -68,6 +81,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_step_at: float | None = None  # when the last step was committed
     stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
     kind: RunKind = "hosted"
+    rates: RunRates | None = None  # by its last step
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
@@ -89,6 +103,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
 
 class History(Reply, tag="history", frozen=True):
     series: tuple[Series, ...]
+    own_metrics: tuple[str, ...] = ()  # all that the run brought and `METRICS` doesn't have, by name
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):
@@ -111,6 +126,13 @@ class Events(Reply, tag="events", frozen=True):
 class Steps(Reply, tag="steps", frozen=True):
     run: str | None
     steps: tuple[StepCommitted, ...]
+    more: bool
+
+
+class Hosts(Reply, tag="hosts", frozen=True):
+    run: str | None
+    readings: tuple[HostReading, ...]  # those of this program's version, one every 10 s and node, for a week
+    last_row: Count  # of the last one looked at
     more: bool
 
 
@@ -204,6 +226,14 @@ class Audit(Reply, tag="audit", frozen=True):
     refused: tuple[Refused, ...]  # newest first
 
 
+class RunKept(Reply, tag="run-kept", frozen=True):
+    """How far an attached run is recorded; the program sends the steps after that, again if need be."""
+
+    run: str
+    step: Count  # the newest recorded; 0: none
+    directory: str  # where the agent keeps the run
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -230,6 +260,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | Audit | CommandReply
-    | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | LogPart | Viewers | Facts | Digests | Audit | RunKept
+    | CommandReply | Refusal
 )  # fmt: skip

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
+from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
 
 
 class Request(Message, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +62,14 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=1000)] = 500
 
 
+class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
+    """A page of readings of a run's machines, as they came: of all of them from the run's lead, else of the node's."""
+
+    run: str | None = None
+    after_row: Count = 0  # `last_row` of the page before
+    limit: Annotated[int, Meta(ge=1, le=200)] = 100
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Part of a trainer's log file."""
 
@@ -110,7 +120,42 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # a command, or an event's number
 
 
+GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=True):
+    """A program that trains a run by itself has it shown and recorded, beside the hosted run. Asked for again it says
+    what has changed."""
+
+    run: GuestId  # an id that the program makes up and keeps: under it the run is continued
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    started_at: float  # Unix seconds
+    ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
+    kind: Literal["guest", "exec"] = "guest"
+    steps: Count | None = None  # total
+    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # of what the loss is divided by
+    loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
+    after_step: Count | None = None  # the run goes on after this step: those above it in the record are retracted
+
+
+class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
+    """Steps of an attached run, in order. Those that are recorded already change nothing."""
+
+    run: GuestId
+    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # none: the program only says that it lives
+
+
+class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
+    """An attached run is over."""
+
+    run: GuestId
+    state: Literal["finished", "stopped", "failed"] = "finished"
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
-    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest
-    | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | Command
+    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
+    | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun
+    | Command
 )  # fmt: skip

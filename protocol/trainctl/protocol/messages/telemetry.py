@@ -21,12 +21,18 @@ from trainctl.protocol.messages.base import (
     Values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
-from trainctl.protocol.messages.trainer import Phases
+from trainctl.protocol.messages.metrics import METRICS, Metric
+from trainctl.protocol.messages.trainer import Compute, Phases
+from trainctl.protocol.messages.verbs import VERBS
 
 
 def peak_or_held(values: Mapping[str, float]) -> float | None:
     """Of metrics by name, the peak of memory, or what was held where no peak is known."""
     return values.get("memory_peak_bytes", values.get("memory_bytes"))
+
+
+TOKENS = "tokens"
+"""The unit of the weight where each counted target weighs 1; the run's rate is then of all tokens processed."""
 
 
 class RankView(msgspec.Struct, frozen=True):
@@ -42,10 +48,7 @@ class RankView(msgspec.Struct, frozen=True):
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
-
-
-AGENT_VERBS = frozenset({"start-run", "acknowledge", "mute", "note"})
-"""Verbs that the agent carries out itself, whatever the run takes."""
+    compute: Compute | None = None  # None: not known yet
 
 
 class PolicyView(msgspec.Struct, frozen=True):
@@ -83,8 +86,27 @@ class RunView(Message, tag="run-view", frozen=True):
     kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
     verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
     policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't conduct the run
+    weight_unit: str = TOKENS  # of what the loss is divided by, as the objective has it: "tokens", "pairs"
+    loss_unit: str = "nats per token"
     boot: str = ""
     seq: Count = 0
+
+    @property
+    def rate_unit(self) -> str:
+        """Of the run's rate: `tokens/s`."""
+        return f"{self.weight_unit}/s"
+
+    @property
+    def rate_metric(self) -> str:
+        """The metric of a step that is the run's rate."""
+        return "tokens_per_second" if self.weight_unit == TOKENS else "weight_per_second"
+
+    def unit_of(self, metric: Metric) -> str:
+        """Of a metric, by what the run is trained for."""
+        if metric.unit == METRICS["loss"].unit:
+            return self.loss_unit
+        is_rate = metric.name == self.rate_metric  # the weight of other runs is of tokens too, and not their rate
+        return self.rate_unit if is_rate else metric.unit
 
     def takes_over(self, shown: "RunView") -> bool:
         """Whether who watches `shown`, and has chosen no run, goes on with this one."""
@@ -94,7 +116,7 @@ class RunView(Message, tag="run-view", frozen=True):
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
             return "" if verb == "start-run" else "a recording takes no commands"
-        if verb in AGENT_VERBS:
+        if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "its trainer isn't ours")
 
@@ -107,7 +129,7 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     step: Count
     committed_at: float
     loss: float | None  # weighted mean, nats per unit of weight
-    weight: float | None  # tokens
+    weight: float | None  # what its loss is divided by, in the run's `weight_unit`
     samples: Count
     learning_rate: float | None
     grad_norm: float | None  # before clipping
@@ -115,7 +137,10 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     global_batch: Count | None
     plan_version: Count
     step_seconds: float  # from the commit before it, pauses excluded
-    tokens_total: float  # weight committed since the run began
+    tokens_total: float  # processed since the run began
+    tokens: Count | None = None  # processed by all ranks: with those that have no loss, without padding
+    weight_total: float | None = None  # since the run began
+    seconds_total: float | None = None  # of all steps since the run began, pauses excluded
     skipped: str | None = None
     values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
@@ -129,7 +154,22 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of the step / its seconds; None if no time passed, or they were not counted."""
+        return self.tokens / self.step_seconds if self.tokens is not None and self.step_seconds > 0 else None
+
+    @property
+    def weight_per_second(self) -> float | None:
+        """Weight of the step / its seconds; None if no time passed, or it has no weight."""
         return self.weight / self.step_seconds if self.weight is not None and self.step_seconds > 0 else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """1 / its seconds; None if no time passed."""
+        return 1 / self.step_seconds if self.step_seconds > 0 else None
+
+    @property
+    def seconds_per_sample(self) -> float | None:
+        """Its seconds / its samples; None without samples."""
+        return self.step_seconds / self.samples if self.samples else None
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
@@ -140,12 +180,13 @@ class RankStep(Message, tag="rank-step", frozen=True):
     step: Count
     rank: Count
     node: str
-    tokens: float  # weight of its share
+    tokens: float  # processed: with those that have no loss, without padding
     samples: Count
     micro_batch: Count | None
     replays: Count
     step_seconds: float
     phases: Phases
+    weight: float | None = None  # of its share
     values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0
@@ -215,8 +256,17 @@ class HostReading(Message, tag="host-reading", frozen=True):
     energy_joules: float | None = None  # drawn by its devices for the run since then; None: no power was read
     energy_since_at: float | None = None  # when the run began here; None: there was none yet
     energy_gap_seconds: float = 0.0  # of the time since, in which no power was read
+    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
     boot: str = ""
     seq: Count = 0
+
+    def gpu_of(self, device: str | None) -> GpuReading | None:
+        """A rank's device among this machine's: by the index in `cuda:1`, else the first; None for a CPU."""
+        if not self.gpus or (device or "").startswith("cpu"):
+            return None
+        digits = (device or "").partition("cuda:")[2].split()
+        index = int(digits[0]) if digits and digits[0].isdigit() else 0
+        return self.gpus[index] if index < len(self.gpus) else None
 
 
 class Event(Message, tag="event", frozen=True):

@@ -111,6 +111,15 @@ class FileDigest(msgspec.Struct, array_like=True, frozen=True):
     digest: str  # SHA-256 of name, size and content
 
 
+class Compute(msgspec.Struct, frozen=True):
+    """How a rank computes, as its backend has resolved it."""
+
+    dtype: str  # of forward and backward: "float32", "bfloat16"
+    tf32: bool | None = None  # whether products of float32 matrices may be rounded to TF32; None: the device has none
+    compile: str = "off"  # the mode of the model's compiler
+    attention: str = ""  # its kernel: "sdpa", "eager", "mx.fast"; empty: not known
+
+
 class Ready(Message, tag="ready", frozen=True):
     """The trainer has loaded its model and data and can join a generation."""
 
@@ -122,7 +131,7 @@ class Ready(Message, tag="ready", frozen=True):
     parameters: Count  # trainable scalars
     samples: Count  # N: samples of one epoch
     held_out: Count  # samples kept for evaluation
-    mean_weight: float  # mean loss weight (tokens) of a sample
+    mean_weight: float  # mean loss weight of a sample
     layout_digest: str  # of (name, shape, offset) sorted by Hugging Face name
     model_digest: str  # of the model directory's configuration and weights
     data_digest: str
@@ -133,6 +142,7 @@ class Ready(Message, tag="ready", frozen=True):
     engines: tuple[Engine, ...] = ()  # what its reducer can load
     model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
     data_files: tuple[FileDigest, ...] = ()  # at most 64
+    compute: Compute | None = None
 
 
 class Alive(Message, tag="alive", frozen=True):
@@ -175,9 +185,11 @@ class Report(Message, tag="report", frozen=True):
     kind: PlanKind
     step: Count
     loss_sum: float  # sum of the weighted per-token losses, nats
-    weight: float  # global weight of the batch (tokens)
+    weight: float  # global weight of the batch: what its loss is divided by
     own_weight: float  # this rank's part of it
     own_samples: Count
+    tokens: Count = 0  # of the batch, processed by all ranks: with those that have no loss, without padding
+    own_tokens: Count = 0  # this rank's part of them
     grad_norm: float = 0.0  # before clipping
     skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
     micro_batch: Count = 0  # in use at the end of the step

@@ -217,6 +217,7 @@ class Verb:
     takes_node: bool = False
     needs_node: bool = False
     to_node: bool = False  # the agent of the node that it names carries it out
+    for_any_run: bool = False  # the agent carries it out whatever the run takes
 
     @property
     def scope(self) -> Scope:
@@ -234,7 +235,7 @@ VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb("start-run", StartRun, "start a run from a run file, or take up an old one", "nothing", None,
-             "config=@run.toml", takes_node=True, to_node=True),
+             "config=@run.toml", takes_node=True, to_node=True, for_any_run=True),
         Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", "speed",
              "resize-batch", "micro=4 --node studio", frozenset({"micro-batch"}), takes_node=True),
         Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss", "speed", "rebalance",
@@ -255,11 +256,12 @@ VERBS: dict[str, Verb] = {
         Verb("pause", Pause, "stop after the step in progress; commands then apply at once", "nothing", "resume"),
         Verb("resume", Resume, "go on from where the run was paused", "nothing", "pause"),
         Verb("stop", Stop, "end the run, with a checkpoint first", "nothing", "start-run", "checkpoint=false"),
-        Verb("note", Note, "write a line into the run's events", "nothing", None, "text='new data from here'"),
+        Verb("note", Note, "write a line into the run's events", "nothing", None, "text='new data from here'",
+             for_any_run=True),
         Verb("acknowledge", Acknowledge, "have an open alert call nobody any more until it is raised again", "nothing",
-             None, "id=disk:studio"),
+             None, "id=disk:studio", for_any_run=True),
         Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", "nothing", None,
-             "kind=disk minutes=60", takes_node=True),
+             "kind=disk minutes=60", takes_node=True, for_any_run=True),
         Verb("autopilot", Autopilot, "what a policy does by itself: nothing, advise, or act", "nothing", "autopilot",
              "name=first-shares mode=advise"),
     )

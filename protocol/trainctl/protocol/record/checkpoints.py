@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
@@ -37,6 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     written_at: float  # Unix seconds
     files: dict[str, FileEntry]
+    compute: Compute | None = None  # of the rank that wrote it; None: written by 0.1.0
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,7 @@ from outside the span read one by one: a spike is in its bucket's maximum at any
 """
 
 import itertools
+import operator
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -22,9 +23,13 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RAW_STEPS_PER_COLUMN: Final = 30
 RAW_VALUES_PER_COLUMN: Final = 5
-"""The same of metrics by name, each value of which is a seek."""
+"""The same of metrics by name, each step of which is a row with all of the rank's."""
 _LEAST_ROLLUPS_PER_COLUMN: Final = 3
 """Fewer would make rounding up to whole rollups leave too many columns empty."""
+
+
+Rollup = tuple[int, int, float, float, float, float]
+"""Of a bucket: its first step, count, minimum, maximum, mean and last value."""
 
 
 class Zoom(NamedTuple):
@@ -107,17 +112,41 @@ def series_query(metric: str) -> str:
     """  # noqa: S608  every part is a constant of this program; values are parameters
 
 
-def values_query(metric: str) -> str:
-    """Rows (step, value) of a metric's finite values in the first piece; parameters as in `series_query`."""
-    return f"SELECT step, value FROM ({_steps_query(metric).format(piece='head')}) WHERE {FINITE} ORDER BY step"  # noqa: S608
+class Span(NamedTuple):
+    """Steps first..last, read from rollups of `level` steps, or one by one if it is 0."""
+
+    level: int
+    first: int
+    last: int
 
 
-def bucketed(rows: Iterable[tuple[int, float]], size: int) -> list[tuple[int, float, float, float, float]]:
-    """The rows of `series_query` from those of `values_query`: for thousands of seeks it is faster than in SQL."""
+def spans(first: int, last: int, level: int, newest: int) -> list[Span]:
+    """What first..last of a metric by name is read from, in order: at `level` as far as whole buckets reach, and its
+    ends at finer ones. A bucket is whole once a step after it is committed; `newest` is the last of the record."""
+    if last < first:
+        return []
+    if level == 0:
+        return [Span(0, first, last)]
+    begin, end = -(-first // level) * level, min(last + 1, newest // level * level) // level * level
+    finer = max((size for size in ROLLUP_LEVELS if size < level), default=0)
+    if end <= begin:
+        return spans(first, last, finer, newest)
+    ends = spans(first, begin - 1, finer, newest), spans(end, last, finer, newest)
+    return [*ends[0], Span(level, begin, end - 1), *ends[1]]
+
+
+NAMED_ROLLUPS: Final = """
+    SELECT bucket * bucket_steps, count, minimum, maximum, mean, last FROM rollups
+    WHERE metric = ? AND rank = ? AND bucket_steps = ? AND bucket BETWEEN ? AND ? ORDER BY bucket
+"""
+
+
+def bucketed(rows: Iterable[Rollup], size: int) -> list[tuple[int, float, float, float, float]]:
+    """The rows of `series_query` from ascending ones of finer buckets or single steps."""
     made: list[tuple[int, float, float, float, float]] = []
     for bucket, found in itertools.groupby(rows, lambda row: row[0] // size):
-        values = [value for _, value in found]
-        made.append((bucket, min(values), max(values), sum(values) / len(values), values[-1]))
+        _, counts, low, high, means, last = zip(*found, strict=True)
+        made.append((bucket, min(low), max(high), sum(map(operator.mul, means, counts)) / sum(counts), last[-1]))
     return made
 
 
@@ -150,12 +179,6 @@ def _steps_query(metric: str) -> str:
     if metric in STEP_EXPRESSIONS:
         expression = STEP_EXPRESSIONS[metric]
         return f"SELECT step, {expression} AS value FROM steps WHERE NOT retracted AND step {between}"  # noqa: S608
-    if metric not in RANK_EXPRESSIONS:
-        number = "(SELECT id FROM metric_names WHERE name = :metric)"
-        return (  # CROSS JOIN: a seek for each step of the span
-            f"SELECT s.step AS step, v.value AS value FROM steps s CROSS JOIN metric_values v ON v.step = s.step"  # noqa: S608
-            f" AND v.rank = :rank AND v.metric = {number} WHERE NOT s.retracted AND s.step {between}"
-        )
     expression = RANK_EXPRESSIONS[metric]
     return (
         f"SELECT r.step AS step, {expression} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608

@@ -95,8 +95,8 @@ def _whole(report: Report) -> Row:
 def _row(report: Report, node: str) -> Row:
     phases = report.phases
     return (
-        report.step, report.rank, report.generation.term, report.generation.n, node, report.own_weight,
+        report.step, report.rank, report.generation.term, report.generation.n, node, report.own_tokens,
         report.own_samples, report.micro_batch, report.replays, report.step_seconds, phases.data, phases.forward,
         phases.backward, phases.sync, phases.optimizer, phases.wait, *map(report.values.get, RANK_COLUMNS),
-        report.finished_at,
+        report.finished_at, report.own_weight,
     )  # fmt: skip

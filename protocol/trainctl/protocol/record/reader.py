@@ -8,7 +8,7 @@ import functools
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,17 +19,29 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import (
+    NAMED_ROLLUPS,
     RAW_STEPS_PER_COLUMN,
     RAW_VALUES_PER_COLUMN,
+    Rollup,
+    Span,
     bucketed,
     choose,
     pieces,
     series_query,
-    values_query,
+    spans,
 )
+from trainctl.protocol.record.packed_values import unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
-from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
+from trainctl.protocol.record.rollups import (
+    EVALUATION_METRIC,
+    LIVE_RANK_STEPS,
+    NAMED_VALUES,
+    RUN_RANK,
+    WITHOUT_ROLLUPS,
+    Evaluation,
+    is_finite,
+)
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT, open_for_reading
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -37,11 +49,11 @@ _Values = dict[tuple[int, int], dict[str, float]]
 _EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
-    " step_seconds, tokens_total, skipped"
+    " step_seconds, tokens_total, tokens, weight_total, seconds_total, skipped"
 )
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
-    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)},"
+    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)}, r.weight,"
     f" {', '.join(f'r.{name}' for name in m.RANK_COLUMNS)}"
 )
 _RANKS = """
@@ -63,9 +75,10 @@ class Totals(NamedTuple):
     """Sums over the committed steps of a run."""
 
     steps: int
-    weight: float  # of the losses: counted targets
+    weight: float
+    tokens: float
     step_seconds: float
-    tokens_by_node: dict[str, float]  # processed, names in ascending order
+    tokens_by_node: dict[str, float]  # names in ascending order
 
 
 class _OfRun(msgspec.Struct, frozen=True):
@@ -122,12 +135,13 @@ class RecordReader:
 
     def totals(self) -> Totals:
         """What all committed steps come to."""
-        rows = self._rows("SELECT count(*), sum(weight), sum(step_seconds) FROM steps WHERE NOT retracted")
+        rows = self._rows("SELECT count(*), sum(weight), sum(tokens), sum(step_seconds) FROM steps WHERE NOT retracted")
         nodes = self._rows(
             f"SELECT r.node, sum(r.tokens) FROM {LIVE_RANK_STEPS} GROUP BY r.node ORDER BY r.node"  # noqa: S608
         )
-        count, weight, seconds = rows[0]
-        return Totals(count, weight or 0.0, seconds or 0.0, dict(nodes))
+        count, *sums = rows[0]
+        weight, tokens, seconds = (total or 0.0 for total in sums)
+        return Totals(count, weight, tokens, seconds, dict(nodes))
 
     def is_retracted(self, step: int, generation: m.Generation) -> bool:
         """Whether there is a row of the step, of this generation, that does not stand."""
@@ -176,6 +190,12 @@ class RecordReader:
         """Whether the record has metrics by name; one of schema 1 has none."""
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'metric_names'"))
 
+    def series_ranks(self, metric: str) -> tuple[int | None, ...]:
+        """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""
+        if metric not in m.METRICS:
+            return (None, *self.ranks())
+        return (None,) if m.METRICS[metric].scope == "run" else self.ranks()
+
     def own_metrics(self) -> tuple[str, ...]:
         """The metrics that the run brought and the table of metrics doesn't know, by name."""
         names = self._rows("SELECT name FROM metric_names ORDER BY name") if self._by_name else []
@@ -186,13 +206,15 @@ class RecordReader:
         if not self._by_name:
             return {}
         found: _Values = {}
+        names = dict(self._rows("SELECT id, name FROM metric_names"))
+        of_ranks = "SELECT rank FROM rank_steps WHERE step BETWEEN :first AND :last"
         rows = self._rows(
-            "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
-            " WHERE v.step BETWEEN :first AND :last AND :rank IN (v.rank, -2)",
-            {"first": first, "last": last, "rank": -2 if rank is None else rank},
+            "SELECT step, rank, present, body FROM metric_values"  # noqa: S608  constants of this file
+            f" WHERE step BETWEEN :first AND :last AND rank IN ({of_ranks if rank is None else ':rank'})",
+            {"first": first, "last": last, "rank": rank},
         )
-        for step, of, name, value in rows:
-            found.setdefault((step, of), {})[name] = _number(value)
+        for step, of, *packed in rows:
+            found[step, of] = {names[number]: value for number, value in unpack(*packed).items()}
         return found
 
     def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:
@@ -218,12 +240,12 @@ class RecordReader:
         rows = self._rows("SELECT body FROM host WHERE node = ? ORDER BY rowid DESC LIMIT 1", (node,))
         return next((_reading(body) for (body,) in rows), None)
 
-    def host_readings(self, page: int = 500) -> Iterator[tuple[m.HostReading, ...]]:
-        """All readings of this record's machine that are of this program's version, in pages, oldest first."""
-        after = -1
-        while rows := self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, page)):
-            after = rows[-1][0]
-            yield tuple(found for _, body in rows if (found := _reading(body)) is not None)
+    def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.HostReading, ...], int]:
+        """Those of this program's version among `limit` readings after a row, as they came, and the last row of them;
+        0 where there is none after it."""
+        rows = self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, limit))
+        readings = tuple(found for _, body in rows if (found := _reading(body)) is not None)
+        return readings, rows[-1][0] if rows else 0
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""
@@ -242,22 +264,38 @@ class RecordReader:
         last = newest if last_step is None else min(last_step, newest)
         if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        by_name = m.is_by_name(metric)
-        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN if first > newest - VALUES_KEPT else 0
+        by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
+        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * self._has_values(of, first, newest)
         zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
-        cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
-        values: dict[str, Any] = {
-            **cut._asdict(), "level": zoom.level, "size": zoom.bucket_steps, "metric": metric,
-            "rank": RUN_RANK if rank is None else rank,
-        }  # fmt: skip
-        rows: Sequence[tuple[Any, ...]] = (
-            bucketed(self._rows(values_query(metric), values), zoom.bucket_steps)
-            if by_name and not zoom.level
-            else self._rows(series_query(metric), values)
-        )
+        rows: Sequence[tuple[Any, ...]]
+        if by_name:
+            begin = first if first > oldest else first // ROLLUP_LEVELS[-1] * ROLLUP_LEVELS[-1]
+            found = (row for span in spans(begin, last, zoom.level, newest) for row in self._named(metric, of, span))
+            rows = bucketed(found, zoom.bucket_steps)
+        else:
+            cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)._asdict()
+            values = {**cut, "level": zoom.level, "size": zoom.bucket_steps, "metric": metric, "rank": of}
+            rows = self._rows(series_query(metric), values)
         buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
         return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
+
+    def _has_values(self, rank: int, first: int, newest: int) -> bool:
+        """Whether the rank's metrics by name are kept from `first` on, and not only their rollups."""
+        if first > newest - VALUES_KEPT:
+            return True
+        ((kept,),) = self._rows("SELECT min(step) FROM metric_values WHERE rank = ?", (rank,))
+        return kept is not None and first >= kept
+
+    def _named(self, metric: str, rank: int, span: Span) -> Sequence[Rollup]:
+        """Of a metric by name, ascending; a step is a bucket of one value."""
+        if span.level:
+            buckets = span.first // span.level, span.last // span.level
+            return self._rows(NAMED_ROLLUPS, (metric, rank, span.level, *buckets))
+        ids = self._rows("SELECT id FROM metric_names WHERE name = ?", (metric,))
+        rows: Any = self._rows(NAMED_VALUES, (rank, span.first, span.last)) if ids else []
+        values = values_of(ids[0][0], rows) if ids else ()
+        return [(step, 1, value, value, value, value) for step, value in values if is_finite(value)]
 
     def _ends(self) -> tuple[int, int]:
         """The first and last committed step; (1, 0) if there is none."""
@@ -269,7 +307,7 @@ class RecordReader:
 
     def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
         self.check_metric(metric)
-        if (m.metric_of(metric).scope == "run") != (rank is None):
+        if metric in m.METRICS and (m.METRICS[metric].scope == "run") != (rank is None):
             kept = "per rank" if rank is None else "for the run, not per rank"
             raise InvalidInputError("rank", f"{metric} is kept {kept}")
         if columns < 1:
@@ -292,21 +330,21 @@ class RecordReader:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
         fields["loss"], fields["grad_norm"] = _if_given(fields["loss"]), _if_given(fields["grad_norm"])
+        fields["tokens"] = None if fields["tokens"] is None else round(fields["tokens"])
         own = values.get((row[2], RUN_RANK), {})
         return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), values=own, **fields)
 
     def _rank_step(self, row: tuple[Any, ...], values: _Values) -> m.RankStep:
-        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases = row[:16]
-        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[16:], strict=True) if value is not None}
+        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases, weight = row[:17]
+        own = {name: float(value) for name, value in zip(m.RANK_COLUMNS, row[17:], strict=True) if value is not None}
         return m.RankStep(
             run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
-            values=own | values.get((step, rank), {}),
+            weight=weight, values=own | values.get((step, rank), {}),
         )  # fmt: skip
 
     def _event(self, row: tuple[Any, ...]) -> m.Event:
-        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, *since_2 = row
-        body, undoes = since_2 or (None, None)
+        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome, body, undoes = row
         if body is None:
             data, undoes = (
                 schema_1_events.convert(kind, text, verb, before, after, outcome),

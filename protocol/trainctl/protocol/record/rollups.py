@@ -1,13 +1,17 @@
 """Where each metric comes from in a record, and the SQL that keeps its rollups.
 
+A metric with a column is added to its buckets step by step. One that goes by name is in a bucket once a step after it
+is committed; until then its values are all there is: a run can bring many of them.
 A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is in no rollup and no series.
 """
 
 import sqlite3
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from trainctl.protocol.messages import METRICS
-from trainctl.protocol.record.schema import ROLLUP_LEVELS
+from trainctl.protocol.record.packed_values import unpack
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT
 
 RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""
@@ -26,7 +30,7 @@ RUN_SERIES: Final = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
-LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second")
+LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second", "steps_per_second")
 """One of each set of metrics that records of an earlier program have no rollups of."""
 
 EVALUATION_METRIC: Final = "eval_loss"
@@ -39,10 +43,21 @@ WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_MET
 FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
 """Given, and below where a sum of many would be infinite itself."""
 
+
+def is_finite(value: float) -> bool:
+    """The same of a value that is here."""
+    return abs(value) < 1e300
+
+
 LIVE_RANK_STEPS: Final = (
     "rank_steps r JOIN steps s ON s.step = r.step AND s.term = r.term AND s.n = r.n AND NOT s.retracted"
 )
 """The rank rows of steps that stand, as `r`."""
+
+NAMED_VALUES: Final = (
+    "SELECT step, present, body FROM metric_values WHERE rank = ? AND step BETWEEN ? AND ? ORDER BY step"
+)
+"""What a rank's metrics by name are unpacked from, of the steps first..last."""
 
 
 class Evaluation(NamedTuple):
@@ -51,7 +66,7 @@ class Evaluation(NamedTuple):
     step: int
     at: float  # Unix seconds
     loss: float  # nats per unit of weight; NaN if it was
-    weight: float  # tokens
+    weight: float  # what the loss was divided by
     seconds: float
 
 
@@ -68,10 +83,6 @@ def _add_rollups(values: str) -> str:
     """  # noqa: S608  constants of this file
 
 
-_VALUES_OF = (
-    "SELECT v.step, v.rank, n.name, v.value FROM metric_values v JOIN metric_names n ON n.id = v.metric"
-    " WHERE v.step BETWEEN :first AND :last AND v.rank = {}"
-)
 _OF_RUN = [
     f"SELECT step, {RUN_RANK} AS rank, '{name}' AS metric, {sql} AS value FROM steps"  # noqa: S608
     " WHERE NOT retracted AND step BETWEEN :first AND :last"
@@ -82,8 +93,8 @@ _OF_RANK = [
     " WHERE r.rank = :rank AND r.step BETWEEN :first AND :last"
     for name, sql in RANK_EXPRESSIONS.items()
 ]
-_ADD_RUN: Final = _add_rollups(" UNION ALL ".join([*_OF_RUN, _VALUES_OF.format(RUN_RANK)]))
-_ADD_RANK: Final = _add_rollups(" UNION ALL ".join([*_OF_RANK, _VALUES_OF.format(":rank")]))
+_ADD_RUN: Final = _add_rollups(" UNION ALL ".join(_OF_RUN))
+_ADD_RANK: Final = _add_rollups(" UNION ALL ".join(_OF_RANK))
 _DELETE_ROLLUPS: Final = """
     DELETE FROM rollups WHERE metric = :metric AND rank = :rank AND bucket_steps = :level
       AND bucket BETWEEN :low / :level AND :high / :level
@@ -100,6 +111,12 @@ _MERGE_ROLLUPS: Final = """
 """
 
 
+_NEWEST: Final = f"""
+    SELECT step FROM steps WHERE NOT retracted AND step < ? + {2 * ROLLUP_LEVELS[-1]} ORDER BY step DESC LIMIT 1
+"""  # noqa: S608  it needn't look further: a bucket of the steps before is whole by the first of the next one
+_RANKS_OF: Final = "SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?"
+
+
 def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
     """Add a step that is new in `steps`; if one after it was added before, its buckets are made anew."""
     later = f"SELECT 1 FROM steps WHERE NOT retracted AND step > ? AND step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"  # noqa: S608
@@ -107,6 +124,9 @@ def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
         rebuild_rollups(connection, step, step)
     else:
         connection.execute(_ADD_RUN, {"first": step, "last": step, "level": 0})
+        before = "SELECT step FROM steps WHERE NOT retracted AND step < ? ORDER BY step DESC LIMIT 1"
+        for (last,) in connection.execute(before, (step,)).fetchall():
+            _roll_up_named(connection, last, last)
 
 
 def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) -> None:
@@ -119,6 +139,7 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
         rebuild_rollups(connection, step, step)
     else:
         connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
+        _roll_up_named(connection, step, step, (rank,))
 
 
 def add_missing_rollups(connection: sqlite3.Connection) -> None:
@@ -135,16 +156,67 @@ def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> No
     finer = 0
     for level in ROLLUP_LEVELS:
         low, high = first // level * level, (last // level + 1) * level - 1
-        found = connection.execute("SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?", (low, high))
-        ranks = [rank for (rank,) in found]
+        ranks = [rank for (rank,) in connection.execute(_RANKS_OF, (low, high))]
         span = {"level": level, "finer": finer, "low": low, "high": high, "first": low, "last": high}
-        own = [name for (name,) in connection.execute("SELECT name FROM metric_names")]
-        series = [{**span, "metric": name, "rank": RUN_RANK} for name in (*STEP_EXPRESSIONS, *own)]
-        series += [{**span, "metric": name, "rank": rank} for name in (*RANK_EXPRESSIONS, *own) for rank in ranks]
+        series = _series(span, STEP_EXPRESSIONS, (RUN_RANK,)) + _series(span, RANK_EXPRESSIONS, ranks)
         connection.executemany(_DELETE_ROLLUPS, series)
+        if low > _newest(connection, last) - VALUES_KEPT:
+            connection.executemany(_DELETE_ROLLUPS, _series(span, _names(connection).values(), (RUN_RANK, *ranks)))
         if finer:
             connection.executemany(_MERGE_ROLLUPS, series)
         else:
             connection.execute(_ADD_RUN, span)
             connection.executemany(_ADD_RANK, [{**span, "rank": rank} for rank in ranks])
         finer = level
+    _roll_up_named(connection, first, last)
+
+
+def _roll_up_named(connection: sqlite3.Connection, first: int, last: int, ranks: Sequence[int] | None = None) -> None:
+    """The same of the metrics that go by name (of all ranks and the run, or of those given), but only the buckets that
+    a later step has made whole. Where the values are gone, their finest buckets stay as they are."""
+    finer, newest = 0, _newest(connection, last)
+    for level in ROLLUP_LEVELS:
+        low, high = first // level * level, min(last // level + 1, newest // level) * level - 1
+        if high < low:
+            break
+        of = (RUN_RANK, *(rank for (rank,) in connection.execute(_RANKS_OF, (low, high)))) if ranks is None else ranks
+        names = _names(connection)
+        series = _series({"level": level, "finer": finer, "low": low, "high": high}, names.values(), of)
+        if finer or low > newest - VALUES_KEPT:
+            connection.executemany(_DELETE_ROLLUPS, series)
+        if finer:
+            connection.executemany(_MERGE_ROLLUPS, series)
+        else:
+            insertion = "INSERT OR IGNORE INTO rollups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            connection.executemany(insertion, _named_buckets(connection, names, low, high, of))
+        finer = level
+
+
+def _named_buckets(
+    connection: sqlite3.Connection, names: Mapping[int, str], low: int, high: int, ranks: Iterable[int]
+) -> Iterator[tuple[str | float, ...]]:
+    """The finest rollups of the steps low..high."""
+    size = ROLLUP_LEVELS[0]
+    found: dict[tuple[int, int, int], list[float]] = {}
+    for rank in ranks:
+        for step, present, body in connection.execute(NAMED_VALUES, (rank, low, high)):
+            for number, value in unpack(present, body).items():
+                if is_finite(value):
+                    found.setdefault((number, rank, step // size), []).append(value)
+    for (number, rank, bucket), values in found.items():
+        spread = min(values), max(values), sum(values) / len(values), values[-1]
+        yield names[number], rank, size, bucket, len(values), *spread
+
+
+def _series(span: Mapping[str, int], names: Iterable[str], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    return [{**span, "metric": name, "rank": rank} for name in names for rank in ranks]
+
+
+def _names(connection: sqlite3.Connection) -> dict[int, str]:
+    return dict(connection.execute("SELECT id, name FROM metric_names"))
+
+
+def _newest(connection: sqlite3.Connection, step: int) -> int:
+    """The newest step that stands, as far as the buckets of `step` matter; 0 without one."""
+    row = connection.execute(_NEWEST, (step,)).fetchone()
+    return int(row[0]) if row else 0

@@ -16,8 +16,15 @@ from trainctl.protocol.errors import InvalidInputError
 SCHEMA_VERSION: Final = 2
 """Of what is written. 2: an event has its data, metrics go by name, and what a guest did not say is NULL (but for
 NOT_GIVEN); what 1 wrote stays as it is."""
-_ADDED: Final = {"events": ("data BLOB", "undoes TEXT"), "commands": ("undoes TEXT",)}
-"""By table, the columns that a file of an older schema is given when it is opened for writing."""
+_ADDED: Final = {
+    "steps": (("tokens REAL", "weight"), ("weight_total REAL", "tokens_total"), ("seconds_total REAL", "NULL")),
+    "rank_steps": (("weight REAL", "NULL"),),
+    "events": (("data BLOB", "NULL"), ("undoes TEXT", "NULL")),
+    "commands": (("undoes TEXT", "NULL"),),
+    "runs": (("kind TEXT NOT NULL DEFAULT 'hosted'", "'hosted'"),),
+}
+"""By table, the columns that a file of an older schema lacks, and what stands in for them: schema 1 kept the weight as
+tokens."""
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
@@ -32,11 +39,11 @@ CREATE TABLE IF NOT EXISTS rank_steps (
   step_seconds REAL NOT NULL, data_seconds REAL NOT NULL, forward_seconds REAL NOT NULL,
   backward_seconds REAL NOT NULL, sync_seconds REAL NOT NULL, optimizer_seconds REAL NOT NULL,
   wait_seconds REAL NOT NULL, memory_bytes INTEGER, memory_peak_bytes INTEGER, memory_cap_bytes INTEGER,
-  finished_at REAL NOT NULL,
+  finished_at REAL NOT NULL, weight REAL,
   PRIMARY KEY (step, rank, term, n)
 ) WITHOUT ROWID;
 """
-RANK_STEP_COLUMNS: Final = 20
+RANK_STEP_COLUMNS: Final = 21
 
 RUN_SCHEMA: Final = (
     """
@@ -53,6 +60,7 @@ CREATE TABLE IF NOT EXISTS steps (
   cursor INTEGER, global_batch INTEGER, plan_version INTEGER NOT NULL,
   step_seconds REAL NOT NULL, tokens_total REAL NOT NULL, skipped TEXT,
   retracted INTEGER NOT NULL DEFAULT 0,    -- 1: only lost ranks had committed it; a redo follows
+  tokens REAL, weight_total REAL, seconds_total REAL,
   PRIMARY KEY (step, term, n)
 ) WITHOUT ROWID;
 """
@@ -79,8 +87,8 @@ CREATE TABLE IF NOT EXISTS host (
 CREATE TABLE IF NOT EXISTS metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS metric_values ( -- of metrics without a column, of steps that stand: the newest ones
   step INTEGER NOT NULL, rank INTEGER NOT NULL,      -- rank -1: of the run
-  metric INTEGER NOT NULL, value REAL,
-  PRIMARY KEY (step, rank, metric)
+  present BLOB NOT NULL, body BLOB NOT NULL,         -- which metrics, and their values: see packed_values
+  PRIMARY KEY (rank, step)                 -- so that a chart finds a rank's side by side
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollups (
   metric TEXT NOT NULL, rank INTEGER NOT NULL,       -- rank -1: of the run
@@ -117,7 +125,7 @@ CREATE TABLE IF NOT EXISTS commands (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,
-  reason TEXT NOT NULL DEFAULT ''
+  reason TEXT NOT NULL DEFAULT '', kind TEXT NOT NULL DEFAULT 'hosted'
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS followed (      -- those of the runs that another node's agent conducts
   run TEXT PRIMARY KEY, rank INTEGER NOT NULL, lead TEXT NOT NULL, address TEXT NOT NULL
@@ -146,12 +154,31 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
         return connection
 
 
-def _add_columns(connection: sqlite3.Connection) -> None:
+def _missing_columns(connection: sqlite3.Connection) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """By table, what a file of an older schema lacks of `_ADDED`."""
     for table, columns in _ADDED.items():
         there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        for column in columns:
-            if there and column.split()[0] not in there:
-                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        missing = [(column, value) for column, value in columns if there and column.split()[0] not in there]
+        if missing:
+            yield table, missing
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for table, missing in [*_missing_columns(connection)]:
+        for column, _ in missing:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        values = [f"{column.split()[0]} = {value}" for column, value in missing if value != "NULL"]
+        if values:
+            connection.execute(f"UPDATE {table} SET {', '.join(values)}")  # noqa: S608  constants of this file
+    connection.execute("COMMIT")
+
+
+def _stand_in(connection: sqlite3.Connection) -> None:
+    """Hide each table that lacks columns behind a view of its name that has them; the file stays as it is."""
+    for table, missing in [*_missing_columns(connection)]:
+        columns = ", ".join(f"{value} AS {column.split()[0]}" for column, value in missing)
+        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table}")  # noqa: S608
 
 
 def set_durable(connection: sqlite3.Connection, durable: bool) -> None:
@@ -165,6 +192,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise InvalidInputError(str(path), "no such record")
     with _opened(path, f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5) as connection:
+        _stand_in(connection)
         return connection
 
 

@@ -13,6 +13,7 @@ order:
     p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
 
@@ -44,6 +46,16 @@ class Memory:
     used_bytes: int | None = None
     peak_bytes: int | None = None  # since `reset_peak`
     cap_bytes: int | None = None
+
+    @functools.cached_property
+    def values(self) -> dict[str, float]:
+        """What is known, by the names of the metrics."""
+        known = (
+            ("memory_bytes", self.used_bytes),
+            ("memory_peak_bytes", self.peak_bytes),
+            ("memory_cap_bytes", self.cap_bytes),
+        )
+        return {name: float(size) for name, size in known if size is not None}
 
 
 @dataclass
@@ -78,8 +90,8 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def tf32(self) -> bool:
-        """Whether products of float32 matrices may be rounded to TF32."""
+    def compute(self) -> Compute:
+        """How it computes, as resolved."""
 
     @abstractmethod
     def forward(self, batch: Batch, scale: float) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory
@@ -128,8 +129,9 @@ class MlxBackend(Backend):
             yield np.array(mx.linalg.norm(parameter.astype(mx.float32), axis=-1))
 
     @property
-    def tf32(self) -> bool:
-        return self.device != "cpu" and os.environ.get("MLX_ENABLE_TF32") != "0"
+    def compute(self) -> Compute:
+        tf32 = None if self.device == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
+        return Compute(str(self._dtype).removeprefix("mlx.core."), tf32, attention="mx.fast")
 
     def reset_peak(self) -> None:
         if self._host is not None:

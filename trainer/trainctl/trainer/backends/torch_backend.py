@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
@@ -134,8 +135,13 @@ class TorchBackend(Backend):
             yield torch.linalg.vector_norm(parameter, dim=-1, dtype=torch.float32).cpu().numpy()
 
     @property
-    def tf32(self) -> bool:
-        return self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    def compute(self) -> Compute:
+        attention = getattr(getattr(self._model, "config", None), "_attn_implementation", None)
+        return Compute(
+            str(self._parameters[0].dtype).removeprefix("torch."),
+            torch.backends.cuda.matmul.allow_tf32 if self._device.type == "cuda" else None,
+            attention=attention or "",
+        )
 
     def reset_peak(self) -> None:
         if self._device.type == "cuda":

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Compute
 from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
@@ -61,14 +62,16 @@ class Checkpoint:
     state: State
 
 
-def write(folder: Path, run: str, loop: LoopState, state: State, model: Path) -> Manifest:
+def write(
+    folder: Path, run: str, loop: LoopState, state: State, model: Path, compute: Compute | None = None
+) -> Manifest:
     """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name. One that is
     already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a torn one).
     Raises OSError if the disk doesn't take it; then nothing has changed."""
     tidy(folder.parent)
     with part_of(folder) as work:
         _write_files(work, loop, state, model)
-        manifest = _seal(work, run, loop.step)
+        manifest = _seal(work, run, loop.step, compute)
         there = _same(folder, manifest)
         if there is None:
             _publish(work, folder)
@@ -140,13 +143,13 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path) -> None
             shutil.copyfile(model / name, work / name)
 
 
-def _seal(work: Path, run: str, step: int) -> Manifest:
+def _seal(work: Path, run: str, step: int, compute: Compute | None) -> Manifest:
     """Hash and fsync every file, then write the manifest."""
     files: dict[str, FileEntry] = {}
     for path in sorted(work.iterdir()):
         files[path.name] = FileEntry(path.stat().st_size, digest_of(path))
         sync(path)
-    manifest = Manifest(run=run, step=step, written_at=time.time(), files=files)
+    manifest = Manifest(run=run, step=step, written_at=time.time(), files=files, compute=compute)
     (work / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     sync(work / MANIFEST_NAME)
     sync(work)

@@ -39,7 +39,7 @@ class Saver:
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._progress.last_step)
         model = Path(self._config.model.path)
-        manifest = files.write(folder, self._run, self._loop_state(state.updates), state, model)
+        manifest = files.write(folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute)
         files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
-_TAIL_VALUES = 3
+_TAIL_VALUES = 4
 _LEAST_PART_WORDS = 1 << 18
 """Of a sum that links share: MLX splits no further what is shorter, and each part costs an order and an answer."""
 
@@ -43,8 +44,16 @@ class Tail:
     """What travels behind the gradients, so that every rank decides from the same sums."""
 
     loss_sum: float  # nats
-    weight: float  # tokens
+    weight: float
+    tokens: int
     bad_losses: int  # ranks whose loss sum is not finite
+
+
+class Reduced(NamedTuple):
+    """What one rank gave to a sum, and how long that took, with the wait for slower ranks in it."""
+
+    bytes: int
+    seconds: float
 
 
 class Group(ABC):
@@ -54,6 +63,11 @@ class Group(ABC):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
+
+    @property
+    @abstractmethod
+    def reduced(self) -> Reduced | None:
+        """Of the last `all_reduce`; None: nothing was summed."""
 
     @abstractmethod
     def deliver(self, backend: Backend) -> None:
@@ -87,6 +101,10 @@ class Solo(Group):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         return tail
 
+    @property
+    def reduced(self) -> Reduced | None:
+        return None
+
     def deliver(self, backend: Backend) -> None:
         return
 
@@ -118,6 +136,7 @@ class ReducerGroup(Group):
         self._index = form.ranks.index(rank)
         self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
         self._ports: list[socket.socket] = []
+        self._reduced: Reduced | None = None
         words = max(layout.elements + self._tail_words, len(form.ranks) * _DIGEST_WORDS)
         try:
             self._buffer = SharedBuffer.create(words)
@@ -177,10 +196,16 @@ class ReducerGroup(Group):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         backend.copy_out("accumulators", self._arrays)
         slots = self._buffer.floats[self._layout.elements :][: self._tail_words]
-        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.bad_losses))
-        self._reduce(Reduce("float32", 0, self._layout.elements + self._tail_words))
-        loss_sums, weights, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
-        return Tail(sum(loss_sums), sum(weights), int(sum(bad_losses)))
+        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.tokens, tail.bad_losses))
+        words, begun = self._layout.elements + self._tail_words, time.perf_counter()
+        self._reduce(Reduce("float32", 0, words))
+        self._reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
+        loss_sums, weights, tokens, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
+        return Tail(sum(loss_sums), sum(weights), int(sum(tokens)), int(sum(bad_losses)))
+
+    @property
+    def reduced(self) -> Reduced | None:
+        return self._reduced
 
     def deliver(self, backend: Backend) -> None:
         backend.copy_in("accumulators", self._arrays)

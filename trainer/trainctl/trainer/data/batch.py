@@ -17,15 +17,22 @@ class Batch:
     inputs: Tokens  # [B, L]
     targets: Tokens  # [B, L]
     counted: NDArray[np.float32]  # [B, L], 1 where the target's loss counts, 0 elsewhere and in padding
+    lengths: NDArray[np.int64]  # [B], targets without padding
     weight: float  # counted targets
 
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens to process: with those that have no loss, without padding."""
+        return int(self.lengths.sum())
+
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
         """Some of the samples, padded as they are."""
         counted = self.counted[chosen]
-        return Batch(self.inputs[chosen], self.targets[chosen], counted, float(counted.sum(dtype=np.float64)))
+        weight = float(counted.sum(dtype=np.float64))
+        return Batch(self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen], weight)
 
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
@@ -38,10 +45,12 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
         inputs[row, : len(flags)] = tokens[:-1]
         targets[row, : len(flags)] = tokens[1:]
         counted[row, : len(flags)] = flags
-    return Batch(inputs, targets, counted, float(counted.sum(dtype=np.float64)))
+    lengths = np.array([len(flags) for _, flags in samples], np.int64)
+    return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
 
 
 def from_blocks(blocks: Tokens) -> Batch:
     """Whole blocks, [B, L + 1] tokens, of which every target counts."""
     counted = np.ones((len(blocks), blocks.shape[1] - 1), np.float32)
-    return Batch(blocks[:, :-1], blocks[:, 1:], counted, float(counted.size))
+    lengths = np.full(len(blocks), counted.shape[1], np.int64)
+    return Batch(blocks[:, :-1], blocks[:, 1:], counted, lengths, float(counted.size))

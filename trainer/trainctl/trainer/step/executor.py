@@ -20,7 +20,7 @@ from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Rep
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.collective.group import Group, Solo, Tail
+from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
@@ -78,7 +78,7 @@ class Executor:
         self._micro_batches.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
-            own = Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)))
+            own = Tail(batch.loss_sum, batch.weight, batch.tokens, int(not math.isfinite(batch.loss_sum)))
             tail = self.group.all_reduce(self._backend, own)
         with self._progress.exclusive(plan.generation):
             with watch.phase("optimizer"):
@@ -86,11 +86,12 @@ class Executor:
                 norm, clip, skipped = self._update(plan, batch, tail)
             self._status.show("commit")
             own_weight, own_samples = batch.weight, batch.samples
-            values = {"clip_scale": clip, **_own_loss(batch)}
+            values = {"clip_scale": clip, **_own_loss(batch), **_of_sum(self.group.reduced)}
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
             report = self._report(plan, sums, watch, own_weight, values, grad_norm=norm, skipped=skipped)
+            report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
             self._progress.remember(report)
         return report
 
@@ -157,7 +158,7 @@ class Executor:
             self._micro_batches.each(plan, whole, sums, once)
         report = self._report(plan, Sums(), watch, 0.0)
         return Probed(
-            **msgspec.structs.asdict(report), family=family, tf32=self._backend.tf32,
+            **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
             tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
             lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
             log_probabilities=_packed(np.concatenate(found)),
@@ -194,7 +195,7 @@ class Executor:
             self._backend.backward()
             with self._progress.exclusive(plan.generation):
                 self._backend.accumulate()
-                batch.add(positions, loss_sum, data.weight)
+                batch.add(positions, loss_sum, data.weight, data.tokens)
 
     def _data(self, positions: Indices) -> Batch:
         return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))
@@ -219,24 +220,27 @@ class Executor:
         values: Mapping[str, float] = MappingProxyType({}), *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
         memory = self._backend.memory()
-        found = {
-            "memory_bytes": memory.used_bytes, "memory_peak_bytes": memory.peak_bytes,
-            "memory_cap_bytes": memory.cap_bytes, **values,
-        }  # fmt: skip
-        if plan.kind == "train":
-            found |= self._memory_trend.add(memory)
+        trend = self._memory_trend.add(memory) if plan.kind == "train" else {}
         return Report(
             run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
             grad_norm=grad_norm, skipped=skipped, micro_batch=sums.micro_batch,
             replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
-            values={name: float(value) for name, value in found.items() if value is not None},
+            values={**values, **memory.values, **trend},
         )  # fmt: skip
 
 
 def _own_loss(batch: HalfBatch) -> dict[str, float]:
     """The mean loss over the rank's own samples, nats per unit of weight; nothing without a counted token."""
     return {"own_loss": batch.loss_sum / batch.weight} if batch.weight > 0 else {}
+
+
+def _of_sum(reduced: Reduced | None) -> dict[str, float]:
+    """Bytes and rate of the step's sum; nothing of a rank alone."""
+    if reduced is None:
+        return {}
+    rate = {"sum_bytes_per_second": reduced.bytes / reduced.seconds} if reduced.seconds > 0 else {}
+    return {"sum_bytes": float(reduced.bytes), **rate}
 
 
 def _skip_reason(tail: Tail, norm: float) -> str | None:

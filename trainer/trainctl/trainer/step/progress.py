@@ -32,14 +32,16 @@ class HalfBatch:
     divisor: float  # D
     scale: float  # the loss scale the gradients carry
     loss_sum: float = 0.0  # nats
-    weight: float = 0.0  # tokens
+    weight: float = 0.0
+    tokens: int = 0
     samples: int = 0
     positions: list[Indices] = field(default_factory=list)
 
-    def add(self, positions: Indices, loss_sum: float, weight: float) -> None:
+    def add(self, positions: Indices, loss_sum: float, weight: float, tokens: int) -> None:
         self.positions.append(positions)
         self.loss_sum += loss_sum
         self.weight += weight
+        self.tokens += tokens
         self.samples += len(positions)
 
     def ranges(self) -> tuple[Range, ...]:

@@ -28,11 +28,10 @@ from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.commands.targets import DEFAULT_ADDRESS
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import BaseScreen, StatusBar
-from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.alert_bell import AlertBell
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, LiveFeed
+from trainctl.tui.state.live_feed import LiveFeed
 from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
@@ -86,7 +85,7 @@ class TrainctlApp(TerminalApp):
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
         self.alert_bell = AlertBell(on=bell)
-        self._pinned: md.ViewState | None = None
+        self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
@@ -123,15 +122,16 @@ class TrainctlApp(TerminalApp):
     @property
     def shown(self) -> md.ViewState:
         """The run on screen: the live one, or one opened from the record."""
-        if self._pinned is None:
+        opened = self.feed.opened
+        if opened is None:
             return self.live
-        return dataclasses.replace(self._pinned, connection=self.live.connection, heard_at=self.live.heard_at)
+        return dataclasses.replace(opened, connection=self.live.connection, heard_at=self.live.heard_at)
 
     @property
     def badge(self) -> str:
         """Words about the screen itself, for its upper right corner."""
         words = ["RECORDING"] if self.shown.run is not None and self.shown.run.recording else []
-        words += ["FROM RECORD"] if self._pinned is not None else []
+        words += ["FROM RECORD"] if self.feed.opened is not None and not self.feed.opened.active else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
     @functools.cached_property
@@ -223,6 +223,14 @@ class TrainctlApp(TerminalApp):
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
         _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
+        if self.feed.opened is not None and self.feed.opened.active:
+            _ = self.run_worker(self._reopen, group="open", exclusive=True)
+
+    async def _reopen(self) -> None:
+        """A live run beside the one that is followed missed what the snapshot stands for."""
+        with contextlib.suppress(TrainctlError):
+            await self.feed.reopen()
+        self.paint()
 
     def _told(self, message: md.Incoming) -> None:
         self._repainting.told(message)
@@ -259,7 +267,7 @@ class TrainctlApp(TerminalApp):
     def action_show(self, name: str) -> None:
         """Goes to another screen; the overview is that of the live run."""
         if name == "overview":
-            self._pinned = None
+            self.feed.show_beside(None)
         if self.screen is not self.get_screen(name):
             self.switch_screen(name)
         else:
@@ -268,16 +276,13 @@ class TrainctlApp(TerminalApp):
     async def open_run(self, run: str) -> None:
         """Shows a run on the Overview, from the record if it isn't the live one."""
         if self.live.run is None or self.live.run.run != run:
-            if self.client is None:
-                self.notify("no agent to ask", severity="error")
-                return
             try:
-                snapshot = await self.client.snapshot(SNAPSHOT_COLUMNS, run)
+                snapshot = await self.feed.snapshot_of(run)
             except TrainctlError as error:
                 self.notify(str(error), severity="error", markup=False)
                 return
             self.action_show("overview")
-            self._pinned = reducer.apply(md.ViewState(), snapshot, self.clock.monotonic())
+            self.feed.show_beside(snapshot)
         else:
             self.action_show("overview")
         self.paint()

@@ -9,6 +9,7 @@ from typing import Any
 
 import platformdirs
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
 _MOST_PROBLEMS = 50
@@ -25,6 +26,7 @@ class Settings:
     bell: bool = True
     mouse: bool = True
     read_only: bool = False
+    columns: tuple[str, ...] = ()  # metrics of ranks that the fleet table shows where it is wide
     keys: Mapping[str, str] = field(default_factory=dict)  # by action
 
 
@@ -96,7 +98,7 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
         if wrong:
             complain(("", name), f"{name}: {wrong}")
         else:
-            given[name] = None if value == "auto" else value
+            given[name] = None if value == "auto" else tuple(value) if name == "columns" else value
     given["keys"] = _keys(raw.get("keys", {}), check_keys, complain)
     problems.sort(key=lambda problem: problem.line or 0)
     return Found(path, True, Settings(**given), tuple(problems[:_MOST_PROBLEMS]))
@@ -126,7 +128,16 @@ def _wrong(name: str, value: Any, themes: tuple[str, ...]) -> str:
         return "" if isinstance(value, bool) or value == "auto" else f'{value!r} is none of "auto", true and false'
     if name in ("bell", "mouse", "read_only"):
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
-    return "no such setting; there are theme, ascii, bell, mouse, read_only and [keys]"
+    if name == "columns":
+        return _wrong_columns(value)
+    return "no such setting; there are theme, ascii, bell, mouse, read_only, columns and [keys]"
+
+
+def _wrong_columns(value: Any) -> str:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        return 'a list of metrics is needed, such as ["user:reward", "memory_use"]'
+    of_others = [one for one in value if m.metric_of(one).scope != "rank"]
+    return f"{of_others[0]} is no metric of ranks" if of_others else ""
 
 
 def _tables(lines: list[str], path: Path) -> tuple[dict[str, Any], list[Problem]]:

@@ -40,6 +40,7 @@ def as_file(found: settings.Found) -> str:
         _setting("bell", own.bell, "whether alerts ring"),
         _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
         _setting("read_only", own.read_only, "true: nothing is sent"),
+        _setting("columns", list(own.columns), "metrics of ranks in the fleet table, where it is wide"),
         "", "[keys]",
     ]  # fmt: skip
     where, named = "", set()
@@ -52,7 +53,7 @@ def as_file(found: settings.Found) -> str:
     return "\n".join(made)
 
 
-def _setting(name: str, value: str | bool, words: str) -> str:
+def _setting(name: str, value: str | bool | list[str], words: str) -> str:
     return f"{f'{name} = {json.dumps(value)}':<28}  # {words}"
 
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.rollups import DRIFT_METRIC, EVALUATION_METRIC, RANK_SERIES
+from trainctl.protocol.record.rollups import RANK_SERIES
 from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
-from trainctl.tui.charts.metrics import NOT_FINITE, per_rank
+from trainctl.tui.charts.metrics import NOT_FINITE, per_rank, style_of
 from trainctl.tui.charts.viewport import Chart
 from trainctl.tui.state import series as s
 from trainctl.tui.state.view_state import ViewState
@@ -22,6 +22,8 @@ _MOST_NUMBERS: Final = 80_000
 """Of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
 _TAIL_STEPS: Final = 1024
+_STEPS: Final = ""
+"""Stands among the tails for the steps whose parts came, whichever metrics they have."""
 
 
 class Ask(NamedTuple):
@@ -140,16 +142,16 @@ def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[
     anew, for then the record is to be asked again."""
     made = dict(tails)
     picked = dict.fromkeys(pick.metric for chart in charts for pick in chart.picks if _is_tail(pick.metric))
-    for rank, parts in state.parts.items():
-        for metric in picked:
-            window = made.get((metric, rank)) or s.empty(_TAIL_STEPS)
-            fresh = [part for part in parts if part.step > window.newest_step]
-            if fresh and len(window) and fresh[0].step > window.newest_step + 1:
-                window = s.empty(_TAIL_STEPS)
+    for rank, parts in state.parts.items() if picked else ():
+        steps = made.get((_STEPS, rank)) or s.empty()
+        fresh = [part for part in parts if part.step > steps.newest_step]
+        torn = bool(fresh) and len(steps) > 0 and fresh[0].step > steps.newest_step + 1
+        for metric in (*picked, _STEPS):
+            window = s.empty(_TAIL_STEPS) if torn else made.get((metric, rank)) or s.empty(_TAIL_STEPS)
             if len(window) >= _TAIL_STEPS // 2:
                 window = s.tail(window, window.newest_step - _TAIL_STEPS // 4)
             for part in fresh:
-                value = m.metric_of(metric).of(part)
+                value = part.step if metric == _STEPS else m.metric_of(metric).of(part)
                 window = s.add(window, part.step, value) if value is not None else window
             made[metric, rank] = window
     return made
@@ -162,10 +164,15 @@ def _is_tail(metric: str) -> bool:
 
 def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> bool:
     """Whether steps are missing between what the record answered and what has come live since."""
+
+    def came(metric: str, rank: int | None) -> s.Window:
+        steps = tails.get((_STEPS, rank)) if _is_tail(metric) else None
+        return steps if steps is not None else lately(state, (metric, rank), tails)
+
     return any(
         len(newer) > 0 and int(newer.first[0]) > answer.ask.last + 1
-        for key in answer.windows
-        if key[0] not in (EVALUATION_METRIC, DRIFT_METRIC) and (newer := lately(state, key, tails)) is not None
+        for metric, rank in answer.windows
+        if not style_of(metric).points and (newer := came(metric, rank)) is not None
     )
 
 

@@ -20,6 +20,7 @@ class Style(NamedTuple):
     least_span: float = 0.02
     points: bool = False
     most_times: float = float("inf")  # the median, above which values run out at the top
+    sparse: bool = False  # it comes by time, so that not every step has a value
 
 
 def _gigabytes(value: float | None) -> str:
@@ -37,6 +38,8 @@ _STYLES: Final[dict[m.MetricStyle, Style]] = {
     "seconds": Style(f.seconds, least_span=0.2),
     "rate": Style(f.rate, least_span=0.2),
     "bytes": Style(_gigabytes, 1e-9, 0.05),
+    "megabytes": Style(lambda value: f.figure(value, "{:,.1f} MB"), 1e-6, 0.2),
+    "megabytes_per_second": Style(lambda value: f.figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
     "percent": Style(_percent, least_span=5.0),
     "watts": Style(lambda value: f.figure(value, "{:.0f} W"), least_span=5.0),
@@ -60,8 +63,10 @@ DEFAULT_CHARTS: Final = (
 
 def style_of(name: str) -> Style:
     """How a metric is drawn, also one that is only known by its name."""
-    style = _STYLES[m.metric_of(name).style]
-    return style._replace(points=name in _POINTS, most_times=4.0 if name in _SPIKED else style.most_times)
+    metric = m.metric_of(name)
+    style = _STYLES[metric.style]
+    most_times = 4.0 if name in _SPIKED else style.most_times
+    return style._replace(points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:
@@ -84,9 +89,28 @@ def rank_names(run: m.RunView | None) -> dict[int, str]:
     return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
 
 
-def title(chart: Chart, node_of: Callable[[int], str]) -> str:
+def charts_of(charts: tuple[Chart, ...], run: m.RunView | None) -> tuple[Chart, ...]:
+    """The charts with the run's rate in place of another's."""
+    if run is None:
+        return charts
+    others = {"tokens_per_second", "weight_per_second"} - {run.rate_metric}
+
+    def own(pick: Pick) -> Pick:
+        return pick._replace(metric=run.rate_metric) if pick.metric in others else pick
+
+    return tuple(replace(chart, picks=tuple(map(own, chart.picks))) for chart in charts)
+
+
+def _title_of(name: str, run: m.RunView | None) -> str:
+    """With the unit where the run has another than the table."""
+    metric = m.metric_of(name)
+    unit = ln.clean(run.unit_of(metric)) if run is not None else metric.unit
+    return metric.title if unit == metric.unit else unit if metric.title == metric.unit else f"{metric.title} ({unit})"
+
+
+def title(chart: Chart, node_of: Callable[[int], str], run: m.RunView | None) -> str:
     """What a chart's rule says: its metrics, each once, and the node where all lines are of one."""
-    words = list(dict.fromkeys(m.metric_of(pick.metric).title for pick in chart.picks))
+    words = list(dict.fromkeys(_title_of(pick.metric, run) for pick in chart.picks))
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
     where = "" if not ranks else " by node" if only is None or only == ALL_RANKS else f" of {node_of(only)}"

@@ -48,12 +48,16 @@ class Picker:
         return left[min(self.cursor, len(left) - 1)] if left else None
 
 
-def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary], own: Iterable[str] = ()) -> tuple[PickerEntry, ...]:
-    """Every metric, of each node where it is kept by rank, and every other run; `own` metrics are those it brings."""
+def choices_of(
+    run: m.RunView | None, runs: Sequence[m.RunSummary], own: Iterable[str] = (), own_of_run: Iterable[str] = ()
+) -> tuple[PickerEntry, ...]:  # fmt: skip
+    """Every metric, of each node where it is kept by rank, and every other run; `own` metrics are those that its ranks
+    bring, `own_of_run` those that it has as a whole."""
     ranks = metrics.rank_names(run)
-    made = []
+    made = [PickerEntry(Pick(name), m.metric_of(name).title, "the run") for name in own_of_run]
     for name in metrics.names(own):
-        title, unit = m.metric_of(name).title, m.metric_of(name).unit
+        metric = m.metric_of(name)
+        title, unit = metric.title, ln.clean(run.unit_of(metric)) if run is not None else metric.unit
         if not metrics.per_rank(name):
             made.append(PickerEntry(Pick(name), title, unit))
             continue

@@ -125,7 +125,7 @@ def plots(view: ChartView, sources: Sources, place: Extent, wanted: Collection[i
 
 
 def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> str:
-    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank))]
+    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank), sources.state.run)]
     if chart.log:
         words.append("log")
     soft = half_life(chart, view, place)
@@ -157,6 +157,7 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
         made.append(Trace(
             catalogue.in_units(window, style.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
             axis, style.points, string.ascii_letters[index % 52], pick.metric,
+            sparse=style.sparse,
         ))  # fmt: skip
     return tuple(trace for trace in made if len(trace.window) or not trace.points)
 

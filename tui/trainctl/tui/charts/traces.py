@@ -12,14 +12,16 @@ from trainctl.tui.state.series import Window
 Floats = NDArray[np.float64]
 _PAUSE_SPANS = 6.0
 """Neighbouring buckets further apart on the axis than this many of the usual are not joined: nothing ran between."""
+_SPARSE_SPANS = 6.0
+"""The same of the steps between values that not every step has: one missed more than that."""
 
 
 @dataclass(frozen=True)
 class Trace:
     """A metric's window to draw, named `label` at its end, in a role, with a letter for where colours don't show.
 
-    `axis` is that of the run it is of. `points` draws single values instead of a line; with `band` the extremes take
-    that role, and the mean runs in `role` through them.
+    `axis` is that of the run it is of. `points` draws single values instead of a line, and a `sparse` line joins values
+    over the steps that have none; with `band` the extremes take that role, and the mean runs in `role` through them.
     """
 
     window: Window
@@ -30,6 +32,20 @@ class Trace:
     letter: str = ""
     metric: str = ""
     band: str = ""
+    sparse: bool = False
+
+    @property
+    def held_steps(self) -> float:
+        """For how many steps a bucket tells the value."""
+        return held_steps(self.window, sparse=self.sparse)
+
+
+def held_steps(window: Window, *, sparse: bool) -> float:
+    """For how many steps a bucket of a window tells the value; in a sparse one until the next is overdue."""
+    size = float(window.bucket_steps)
+    if not sparse or len(window) < 2:
+        return size
+    return max(size, _SPARSE_SPANS * float(np.median(np.diff(window.first))))
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ def shape(
         high=scale.place(high),
         last=scale.place(window.last[part]),
         smoothed=scale.place(soft),
-        joins=_joins(starts[part], at, window.bucket_steps, trace.axis),
+        joins=_joins(starts[part], at, trace),
         broken=np.clip(at[window.broken[part] > 0], left, None),
         undrawn=np.clip(at[undrawn], left, None),
     )
@@ -93,10 +109,10 @@ def _within(mean: Floats, low: Floats, high: Floats) -> Floats:
     return np.where(np.isfinite(mean), np.clip(mean, low, high), mean)
 
 
-def _joins(starts: Floats, x: Floats, bucket_steps: int, axis: Axis) -> NDArray[np.bool_]:
+def _joins(starts: Floats, x: Floats, trace: Trace) -> NDArray[np.bool_]:
     """Whether a line joins each bucket to the next: no step is missing between them, and in time no pause."""
-    near = np.diff(starts) <= 1.5 * bucket_steps
-    if axis.kind != "time" or len(x) < 3:
+    near = np.diff(starts) <= max(1.5 * trace.window.bucket_steps, trace.held_steps)
+    if trace.axis.kind != "time" or len(x) < 3:
         return np.asarray(near, bool)
     apart = np.diff(x)
     return np.asarray(near & (apart <= _PAUSE_SPANS * float(np.median(apart))), bool)
@@ -141,7 +157,7 @@ def reading(trace: Trace, x: float) -> Reading | None:
         return None
     step = float(trace.axis.to_step(x)) + 1e-6
     place = int(np.searchsorted(window.first, step, side="right")) - 1
-    if place < 0 or (step >= window.first[place] + window.bucket_steps and not trace.points):
+    if place < 0 or (step >= window.first[place] + trace.held_steps and not trace.points):
         return None
     first = int(window.first[place])
     values = (float(window.minimum[place]), float(window.mean[place]), float(window.maximum[place]))

@@ -105,7 +105,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
     tokens_per_second = None
     # The first step's seconds hold the model's warming up.
     if first is not None and sums.step_seconds > first.step_seconds:
-        tokens_per_second = (sums.weight - (first.weight or 0.0)) / (sums.step_seconds - first.step_seconds)
+        tokens_per_second = (sums.tokens - (first.tokens or 0)) / (sums.step_seconds - first.step_seconds)
     nodes = [
         {
             "name": rank.node, "backend": rank.backend, "share": rank.share,
@@ -203,7 +203,7 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     view: m.RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):
         if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
-            sys.stderr.write(f"{tables.step_line(item)}\n")
+            sys.stderr.write(f"{tables.step_line(item, view)}\n")
         elif isinstance(item, m.Event):
             sys.stderr.write(f"{tables.event_line(item)}\n")
         elif isinstance(item, m.RunView):

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
@@ -34,7 +35,9 @@ def status(
     return output.answer(
         tables.status_text(snapshot, hosts, viewers), json=json, node=snapshot.node, run=snapshot.run,
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
-        viewers=viewers, at=snapshot.at, alerts=snapshot.alerts.alerts if snapshot.alerts else (),
+        viewers=viewers, at=snapshot.at,
+        rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,
+        alerts=snapshot.alerts.alerts if snapshot.alerts else (),
     )  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
+from trainctl.tui.screens import rates_line
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text.styled_line import clean
+from trainctl.tui.text.styled_line import clean, groups, plain
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -53,9 +55,10 @@ def status_text(
     lines = [
         f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
         f"step       {run.step:,}/{fmt.count(run.steps)} ({fmt.percent(run.step / run.steps if run.steps else None)})"
-        f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
+        f"  lead {run.lead}  {_engine(run)}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
-        f"plan       version {run.plan_version}  global batch {fmt.count(run.global_batch)}  "
+        f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
+        f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
         f"directory  {run.directory}",
@@ -66,6 +69,15 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _engine(run: m.RunView) -> str:
+    """What sums its gradients; of another program's run its kind."""
+    return f"engine {run.engine}{' (mixed)' if run.mixed else ''}" if run.kind == "hosted" else run.kind
+
+
+def _plan(run: m.RunView) -> str:
+    return f"version {run.plan_version}  " if run.kind == "hosted" else ""
 
 
 def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
@@ -106,13 +118,13 @@ def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
 
 
-def step_line(step: m.StepCommitted) -> str:
-    """A committed step as a line of `trainctl watch`."""
+def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
+    """A committed step as a line of `trainctl watch`; its rate is the run's."""
     skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
     return (
         f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
         f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.learning_rate(step.learning_rate)}  "
-        f"{fmt.seconds(step.step_seconds)}  {fmt.rate(step.tokens_per_second)} tok/s{skipped}"
+        f"{fmt.seconds(step.step_seconds)}  {_rate(step, run)}{skipped}"
     )
 
 
@@ -170,8 +182,13 @@ def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
     at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
     return (
         f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}  |g| {fmt.loss(last.grad_norm)}  "
-        f"{fmt.seconds(last.step_seconds)} a step  {fmt.rate(last.tokens_per_second)} tok/s"
+        f"{fmt.seconds(last.step_seconds)} a step  {_rate(last, run)}"
     )
+
+
+def _rate(step: m.StepCommitted, run: m.RunView | None) -> str:
+    metric, unit = (run.rate_metric, run.rate_unit) if run is not None else ("tokens_per_second", "tokens/s")
+    return f"{fmt.rate(m.METRICS[metric].of(step))} {one_line(fmt.short_unit(unit))}"
 
 
 def _host_lines(host: m.HostReading | None) -> list[str]:

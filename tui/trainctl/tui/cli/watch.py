@@ -157,18 +157,18 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
             if isinstance(item, m.RunView):
                 view = item
             if not isinstance(item, m.StepCommitted | m.Event | m.RunView) or keep(item):
-                show_item(item, json=json)
+                show_item(item, view, json=json)
     return view
 
 
-def show_item(item: "Line | Connection | Restarted", *, json: bool) -> None:
+def show_item(item: "Line | Connection | Restarted", view: m.RunView | None, *, json: bool) -> None:
     """One line of it, as docs/scripting.md has it with `json`; a state of the run has none for a person."""
     if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
         _show_connection(item, json=json)
     elif json:
         output.emit(event_text.with_words(item) if isinstance(item, m.Event) else item)
     elif not isinstance(item, m.RunView):  # its events say it in words
-        output.say(tables.step_line(item) if isinstance(item, m.StepCommitted) else tables.event_line(item))
+        output.say(tables.step_line(item, view) if isinstance(item, m.StepCommitted) else tables.event_line(item))
 
 
 @contextlib.asynccontextmanager

@@ -51,6 +51,7 @@ class AppContext(Protocol):
     read_only: bool
     selected: int | None
     compare_runs: tuple[str, ...]
+    fleet_metrics: tuple[str, ...]
 
     @property
     def shown(self) -> ViewState: ...

@@ -8,13 +8,18 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RUN_RANK
+from trainctl.protocol.record.schema import VALUES_KEPT
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
 What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 Row = tuple[Any, ...]
-PAGE = 500
+PAGE, HOSTS_PAGE = 500, 100
+METRICS_AT_ONCE = 16
+"""As many as a history request may name."""
+BUCKETS = 20_000
+"""Most values that are asked for at once: far below a frame's limit, with all that goes with each."""
 
 
 def _column(metric: m.Metric) -> str:
@@ -26,12 +31,14 @@ COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
         "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
         "learning_rate": float, "grad_norm": float, "cursor": int, "global_batch": int, "plan_version": int,
-        "step_seconds": float, "tokens_total": float, "skipped": str,
+        "step_seconds": float, "tokens": int, "tokens_total": float, "weight_total": float, "seconds_total": float,
+        "skipped": str,
         **{name: float for name, metric in m.METRICS.items() if metric.scope == "run" and m.is_by_name(name)},
     },
     "ranks": {
-        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "samples": int, "micro_batch": int,
-        "replays": int, **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
+        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "weight": float, "samples": int,
+        "micro_batch": int, "replays": int,
+        **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
     },
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "events": {
@@ -44,12 +51,14 @@ COLUMNS: dict[str, dict[str, type]] = {
         "energy_joules": float, "energy_gap_seconds": float, "gpu": int, "gpu_name": str,
         "gpu_utilization_percent": float, "gpu_clock_mhz": float, "gpu_power_watts": float,
         "gpu_temperature_celsius": float, "gpu_memory_used_bytes": int, "gpu_memory_total_bytes": int,
+        **{name: float for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field},
     },
 }  # fmt: skip
 """Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
 
 _RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
+_OF_MACHINE_BY_NAME = tuple(name for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field)
 _RANK_METRICS = {metric.name: _column(metric) for metric in m.METRICS.values() if metric.scope == "rank"}
 """What an agent's history has of a rank's part, and the column it goes to."""
 
@@ -68,7 +77,10 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
                 parts = reader.parts_between(steps[0].step, steps[-1].step)
                 yield sorted(row for part in (*steps, *parts) for row in _own(part))
         elif what == "hosts":
-            yield from ([row for one in readings for row in _host(one)] for readings in reader.host_readings(PAGE))
+            readings, after = reader.host_readings(0, PAGE)
+            while after:
+                yield [row for one in readings for row in _host(one)]
+                readings, after = reader.host_readings(after, PAGE)
         else:
             pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step.step,))
             for steps in filter(None, pages):
@@ -86,12 +98,19 @@ def _paged(
 
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `hosts` and
-    `metrics`, which agents don't send, and as the client does."""
-    if what in ("hosts", "metrics"):
-        raise InvalidInputError("--what", f"{what} are only in a run directory: give its path, on the node itself")
+    """The same through an agent; of ranks' parts and metrics what its history has, which leaves out values that are not
+    finite. Raises what the client does."""
+    if what == "metrics":
+        async for rows in _own_of(client, run):
+            yield rows
+        return
     after, more = 0, True
     while more:
+        if what == "hosts":
+            hosts = await client.hosts(run, after, HOSTS_PAGE)
+            yield [row for one in hosts.readings for row in _host(one)]
+            more, after = hosts.more, hosts.last_row
+            continue
         if what == "events":
             events = await client.events(run, after, PAGE)
             yield [_event(event) for event in events.events]
@@ -106,6 +125,33 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
             for start in range(first, last + 1, PAGE):
                 yield await _parts_of(client, steps.run, start, min(start + PAGE - 1, last))
         after = steps.steps[-1].step if steps.steps else after
+
+
+async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]:
+    """The metrics that the run brought, as far back as single values are kept."""
+    view = (await client.snapshot(0, run)).run
+    if view is None:
+        raise InvalidInputError("run", "the agent knows no run yet")
+    names = (await client.history(view.run, ())).own_metrics
+    at_once = min(PAGE, max(1, BUCKETS // (METRICS_AT_ONCE * max(1, len(view.ranks)))))
+    for first in range(max(1, view.step - VALUES_KEPT + 1), view.step + 1, at_once):
+        found: list[Row] = []
+        for some in (names[start : start + METRICS_AT_ONCE] for start in range(0, len(names), METRICS_AT_ONCE)):
+            for series in await _single_steps(client, view.run, some, first, min(first + at_once - 1, view.step)):
+                values = zip(series.steps, series.last, strict=True)
+                found += [(step, series.rank, series.metric, value) for step, value in values]
+        yield sorted(found, key=lambda row: (row[0], -1 if row[1] is None else row[1], row[2]))
+
+
+async def _single_steps(
+    client: "Client", run: str, names: tuple[str, ...], first: int, last: int
+) -> tuple[m.Series, ...]:
+    """A bucket a step. Where those at the beginning are gone by now, which the agent gives larger buckets for, those
+    of the later half, and so on."""
+    history = await client.history(run, names, first, last, last - first + 1)
+    if all(series.bucket_steps == 1 for series in history.series):
+        return history.series
+    return await _single_steps(client, run, names, (first + last) // 2 + 1, last) if first < last else ()
 
 
 async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[Row]:
@@ -135,8 +181,8 @@ def _own(part: m.StepCommitted | m.RankStep) -> list[Row]:
 
 def _rank(part: m.RankStep) -> Row:
     return (
-        part.step, str(part.generation), part.rank, part.node, part.tokens, part.samples, part.micro_batch,
-        part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
+        part.step, str(part.generation), part.rank, part.node, part.tokens, part.weight, part.samples,
+        part.micro_batch, part.replays, *(m.METRICS[name].of(part) for name in _RANK_METRICS),
     )  # fmt: skip
 
 
@@ -148,12 +194,13 @@ def _event(event: m.Event) -> Row:
 def _host(reading: m.HostReading) -> list[Row]:
     """A row a device, and one for a machine without any."""
     own = tuple(getattr(reading, name) for name in _OF_MACHINE)
+    named = tuple(reading.values.get(name) for name in _OF_MACHINE_BY_NAME)
     if not reading.gpus:
-        return [(*own, *(None,) * 8)]
+        return [(*own, *(None,) * 8, *named)]
     return [
         (
             *own, number, gpu.name, gpu.utilization_percent, gpu.clock_mhz, gpu.power_watts, gpu.temperature_celsius,
-            gpu.memory_used_bytes, gpu.memory_total_bytes,
+            gpu.memory_used_bytes, gpu.memory_total_bytes, *named,
         )
         for number, gpu in enumerate(reading.gpus)
     ]  # fmt: skip

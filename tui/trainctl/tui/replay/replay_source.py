@@ -143,7 +143,7 @@ class ReplaySource:
 
     def _series(self, last: int, columns: int) -> tuple[m.Series, ...]:
         ranks = self._reader.ranks()
-        wanted: list[tuple[str, int | None]] = [(metric, None) for metric in RUN_SERIES]
+        wanted: list[tuple[str, int | None]] = [(metric, None) for metric in {*RUN_SERIES, self._view.rate_metric}]
         wanted += [(metric, rank) for metric in RANK_SERIES for rank in ranks]
         return tuple(self._reader.series(metric, rank, 0, last, columns) for metric, rank in wanted) if columns else ()
 
@@ -171,11 +171,7 @@ class ReplaySource:
     ) -> m.History:
         """Of the steps up to the place."""
         last = self.head.step if last_step is None else min(last_step, self.head.step)
-        wanted = [
-            (name, rank)
-            for name in metrics
-            for rank in (self._reader.ranks() if m.metric_of(name).scope != "run" else (None,))
-        ]
+        wanted = [(name, rank) for name in metrics for rank in self._reader.series_ranks(name)]
         return m.History(
             rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)
         )

@@ -16,7 +16,7 @@ from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 from trainctl.tui.charts.history import Ask, Key
 from trainctl.tui.charts.layout import Drawn, Place
-from trainctl.tui.charts.metrics import DEFAULT_CHARTS, title
+from trainctl.tui.charts.metrics import DEFAULT_CHARTS, charts_of, title
 from trainctl.tui.charts.plots import RunData, Sources
 from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.charts.widget import ChartArea
@@ -115,7 +115,7 @@ class ChartsScreen(BaseScreen):
         name = run.run if run is not None else ""
         if name != self._run:
             runs = tuple(other for other in self.view.runs if other != name)
-            self.view = ChartView(self.view.charts, self.view.x, focus=self.view.focus, runs=runs)
+            self.view = ChartView(charts_of(self.view.charts, run), self.view.x, focus=self.view.focus, runs=runs)
             self._run, self.data, self._tails, self._asked = name, {}, {}, {}
             self._under_way, self._drawn = {}, Drawn([], ())
 
@@ -266,8 +266,10 @@ class ChartsScreen(BaseScreen):
                 runs = (await client.runs()).runs
             except TrainctlError as error:
                 self._failed(str(error))
-        picker = pk.Picker(pk.choices_of(self.owner.shown.run, runs, self.owner.shown.own_metrics))
-        words = f"chart {self.view.focus + 1} of {len(self.view.charts)}: {title(self.view.chart, str)}"
+        shown = self.owner.shown
+        picker = pk.Picker(pk.choices_of(shown.run, runs, shown.own_metrics, shown.own_run_metrics))
+        drawn = title(self.view.chart, str, shown.run)
+        words = f"chart {self.view.focus + 1} of {len(self.view.charts)}: {drawn}"
         self.app.push_screen(ChartPicker(picker, self.view, words, self._toggled))
 
     def _toggled(self, what: Pick | str) -> ChartView:

@@ -128,12 +128,13 @@ def _reading(
 
 
 def metric(one: m.Metric) -> Cell:
-    """A rank's metric as the charts write it."""
-    style = style_of(one.name)
+    """A rank's or its machine's metric as the charts write it; an old reading is dimmed."""
+    style, of_machine = style_of(one.name), one.scope == "host"
 
     def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
-        value = one.of(row.step) if row.step else None
-        return _na(style.words(None if value is None else value * style.factor))
+        value = row.value_of(one)
+        old = of_machine and row.host_old
+        return _na(style.words(None if value is None else value * style.factor), "old" if old else "text")
 
     return cell
 

@@ -4,7 +4,9 @@ A rank's own rate is tokens / (data + forward + backward), for in a synchronous 
 its share. Unknown is n/a; what is old is dimmed and its age says how old; a lost rank stays, and says why.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from trainctl.protocol import messages as m
 from trainctl.tui.screens import fleet_cells as c
@@ -20,6 +22,9 @@ from trainctl.tui.widgets import table_head
 
 _METRICS_FROM = 150
 """Width of the screen from which metrics with a heading have a column."""
+_LEAST_BAR = 16
+"""Cells that the columns of metrics leave to the step's bar."""
+_LONGEST_TITLE = 14
 _NEVER = 10_000
 """More columns than any screen has."""
 
@@ -48,7 +53,7 @@ def lines(
     """
     table, last = rows(state, clock, selected), state.last_step
     title = f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
-    shown = layout(columns, any(row.gpu for row in table), title, clock)
+    shown = layout(columns, any(row.gpu for row in table), title, clock, wanted.metrics)
     body = arranged(table, wanted)
     low = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
     low += [fit(_total(state, table, shown), columns)] if total and table else []
@@ -61,14 +66,14 @@ def lines(
     return [_head(shown, columns, wanted.order, glyphs), *(_body(row, shown, columns, glyphs) for row in body), *low]
 
 
-def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
+def sortable(state: ViewState, clock: Clock, columns: int, metrics: Sequence[str] = ()) -> list[str]:
     """The fields of the columns that a screen of that width shows, in their order."""
     has_gpu = any(row.gpu for row in rows(state, clock))
-    return [column.field for column in layout(columns, has_gpu, "", clock) if column.field]
+    return [column.field for column in layout(columns, has_gpu, "", clock, metrics) if column.field]
 
 
-def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[FleetColumn]:
-    """The columns that fit, the step bar stretched over what is left."""
+def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock, metrics: Sequence[str] = ()) -> list[FleetColumn]:
+    """The columns that fit, as many of `metrics` as there is room for, the step bar stretched over what is left."""
     percent, with_gpu = (c.gpu_percent, 118) if has_gpu else (c.cpu_percent, _NEVER)
     device = "GPU" if has_gpu else "CPU"
 
@@ -96,10 +101,8 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
         FleetColumn("LINK", 10, c.link, least=132, gap=2),
         FleetColumn("AGE", 3, c.age, True, field="age"),
     ]
-    more = [
-        FleetColumn(one.heading, max(len(one.heading), 7), c.metric(one), True, _METRICS_FROM, field=one.name)
-        for one in m.METRICS.values() if one.heading
-    ]  # fmt: skip
+    fixed = sum(column.size + column.gap for column in chosen if columns >= column.least)
+    more = _metric_columns(metrics, columns - fixed - _LEAST_BAR) if columns >= _METRICS_FROM else []
     chosen = [column for column in (*chosen[:-2], *more, *chosen[-2:]) if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
     # Past 60 cells a longer bar says no more: the space goes to names and devices. Metrics take theirs from the bar.
@@ -111,6 +114,19 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
     return [
         replace(column, size=column.size + grow[column.title]) if column.title in grow else column for column in chosen
     ]
+
+
+def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
+    """Of the metrics that a person wants, then of those with a heading, as many as fit."""
+    headed = [one.name for one in m.METRICS.values() if one.heading]
+    made = []
+    for name in dict.fromkeys((*wanted, *headed)):
+        one = m.metric_of(name)
+        title = one.heading or one.title[:_LONGEST_TITLE].lower()  # capitals are for the columns above
+        field = one.name if m.is_by_name(one.name) else ""
+        made.append(FleetColumn(title, max(len(title), 7), c.metric(one), True, field=field))
+    ends = accumulate(column.size + column.gap for column in made)
+    return [column for column, end in zip(made, ends, strict=True) if end <= room]
 
 
 def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:

@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import energy
+from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.tui.screens import energy, rates_line
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
@@ -25,12 +26,14 @@ STATE_ROLES = {
 def lines(
     state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "", address: str = ""
 ) -> list[Line]:
-    """The head as `rows` (2 or 3) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY"),
+    """The head as `rows` (2 to 4) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY"),
     `address` the agent's, for wide screens."""
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
     made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, columns, glyphs)]
+    if rows >= 4:
+        made.append(groups(rates_line.pieces(_rates(state, run)), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
         made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
@@ -100,7 +103,8 @@ def _progress(
     ]
     if columns >= 100:
         epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else f.NA
-        made += [line(Piece("epoch ", "label"), epoch), line(Piece("plan ", "label"), f"v{run.plan_version}")]
+        made.append(line(Piece("epoch ", "label"), epoch))
+        made += [line(Piece("plan ", "label"), f"v{run.plan_version}")] if run.kind == "hosted" else []
     if columns >= 150:
         made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
     return made
@@ -124,8 +128,8 @@ def alerts_piece(state: ViewState) -> Line:
 
 
 def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
-    """Who leads, by which engine, whether of unlike backends, in which generation."""
-    engine = f"{run.engine} mixed" if run.mixed else run.engine
+    """Who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is one."""
+    engine = run.kind if run.kind != "hosted" else f"{run.engine} mixed" if run.mixed else run.engine
     words = [clean(run.lead), engine, str(run.generation)]
     if engine == "none" and columns < 100:
         words.remove("none")
@@ -136,7 +140,7 @@ def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
 def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> Line:
     """When it will be done, or how it ended."""
     if run.state in ("starting", "running"):
-        remaining = remaining_seconds(state)
+        remaining = _rates(state, run).seconds_left
         text = f.duration(remaining) if brief else f.eta(remaining, clock.wall(), clock.zone)
         return line(Piece("ETA ", "label"), text)
     if run.state in m.ACTIVE_RUN_STATES:
@@ -154,12 +158,10 @@ def _ended(state: ViewState, clock: Clock) -> str:
     return f"last step {f.clock(last, clock.wall(), clock.zone)}" if last else "ended"
 
 
-def remaining_seconds(state: ViewState) -> float | None:
-    """Steps left times what a step takes lately."""
-    if state.run is None or state.run.steps is None:
-        return None
-    step = s.typical(state.lately("step_seconds"), 32)
-    return None if step is None else max(state.run.steps - state.run.step, 0) * step
+def _rates(state: ViewState, run: m.RunView) -> m.RunRates:
+    """By what a step takes lately."""
+    lately = s.typical(state.lately("step_seconds"), 32)
+    return run_rates(run, state.last_step.value if state.last_step else None, lately)
 
 
 def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
@@ -172,7 +174,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
-        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(" tok/s", "label")),
+        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),
     ]
     if step is not None and step.skipped:

@@ -17,10 +17,12 @@ _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 
 
 def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
-    """Five lines of `columns` cells."""
+    """Five lines of `columns` cells, on a wide screen six."""
     agent = _agent(row.view.node, state, clock, columns, glyphs)
     made = [_state(row, clock, columns, glyphs), _part(row, columns, glyphs), agent, _machine(row, columns),
             _processes(row, columns)]  # fmt: skip
+    if columns >= 120:
+        made.insert(2, _compute(row.view.compute, columns))
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -64,6 +66,18 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
         _labelled("last step", f.NA if step is None else f"{step.step:,}"),
         _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
         _labelled("replays", f.NA if step is None else str(step.replays)),
+    ]
+    return groups(made, columns)
+
+
+def _compute(compute: m.Compute | None, columns: int) -> Line:
+    """The precision, and the kernels that it computes with."""
+    tf32 = f.NA if compute is None or compute.tf32 is None else "on" if compute.tf32 else "off"
+    made = [
+        _labelled("computes in", clean(compute.dtype) if compute else f.NA),
+        _labelled("tf32", tf32),
+        _labelled("compile", clean(compute.compile) if compute else f.NA),
+        _labelled("attention", (clean(compute.attention) if compute else "") or f.NA),
     ]
     return groups(made, columns)
 

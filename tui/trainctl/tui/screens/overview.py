@@ -8,8 +8,8 @@ from textual.binding import Binding, BindingType
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import fleet_grouping, fleet_table, overview_view
 from trainctl.tui.screens.table_screen import TableScreen
+from trainctl.tui.state import table_schemas
 from trainctl.tui.state.rank_rows import Row, rows
-from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.text.styled_line import Line
 
 _NOTHING: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -18,7 +18,7 @@ _NOTHING: tuple[tuple[int, int], list[Line]] = (0, 0), []
 class OverviewScreen(TableScreen):
     """One run on one page."""
 
-    TABLE = FLEET
+    TABLE = table_schemas.FLEET
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "choose(1)", "next node", show=False),
         Binding("up,k", "choose(-1)", "previous node", show=False),
@@ -36,7 +36,9 @@ class OverviewScreen(TableScreen):
     @property
     def wanted(self) -> fleet_grouping.Arrangement:
         """The fleet table as it was filtered, sorted and opened."""
-        return fleet_grouping.Arrangement(self.bar.filter, self.order, self.opened)
+        owner, bar = self.owner, self.bar
+        bar.table = table_schemas.fleet(owner.shown.own_metrics)
+        return fleet_grouping.Arrangement(bar.filter, self.order, self.opened, owner.fleet_metrics, bar.table)
 
     def painting(self) -> Iterator[None]:
         """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
@@ -76,7 +78,7 @@ class OverviewScreen(TableScreen):
         return next((row for row in self._rows() if row.selected), None)
 
     def sort_fields(self) -> Sequence[str]:
-        return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width)
+        return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width, self.owner.fleet_metrics)
 
     def action_choose(self, by: int) -> None:
         """Moves the choice among the rows; dialogs start from the chosen one."""

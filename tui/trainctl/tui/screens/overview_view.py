@@ -52,7 +52,7 @@ class ChartCache:
 def layout(columns: int, rows: int, ranks: int) -> tuple[int, int, int, int]:
     """The rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half; charts and
     events share the rest 2 : 1."""
-    head = 3 if rows >= 29 and columns >= 80 else 2
+    head = 4 if rows >= 36 and columns >= 120 else 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
     rest = rows - head - table
     events = max(round(rest * _EVENTS_PART), 3)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
+from trainctl.tui.screens import rates_line
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.sorting import SortOrder
@@ -85,8 +86,8 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, gl
 def detail(
     run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = ()
 ) -> list[ln.Line]:
-    """The chosen run's id and directory, its policies if they are known, and what can be done with it; `marked` counts
-    it with those marked."""
+    """The chosen run's id and directory, on a wide screen how fast it is, its policies if they are known, and what can
+    be done with it; `marked` counts it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
     keys = [("enter", "opens it", "open"), *([("s", "takes it up again", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
@@ -98,6 +99,7 @@ def detail(
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
         ln.fit((ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim"),), columns),
+        *([ln.fit(ln.groups(rates_line.pieces(run.rates), columns), columns)] if run.rates and columns >= 100 else []),
         *_policies(policies, columns),
         ln.fit(ln.groups(hints, columns), columns),
     ]

@@ -39,6 +39,7 @@ class FilterField(Generic[R]):
     kind: q.Kinds | None = None
     states: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    is_metric: bool = False  # one of many, which are not listed one by one
 
     def sort_key(self, row: R) -> tuple[int, float, str]:
         """Numbers before texts, and what is unknown after both."""
@@ -65,7 +66,9 @@ class Table(Generic[R]):
 
     @property
     def names(self) -> str:
-        return " ".join(field.name for field in self.fields)
+        """The fields in a line, metrics as one."""
+        metrics = "or a metric's name" if any(field.is_metric for field in self.fields) else ""
+        return " ".join([*(field.name for field in self.fields if not field.is_metric), metrics]).rstrip()
 
 
 def test_of(field: FilterField[R], operator: str, text: str) -> Test:

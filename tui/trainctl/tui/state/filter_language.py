@@ -1,8 +1,9 @@
 """The filter language of `/`: `tok/s<100 state:stale`, parsed and matched against a table's rows.
 
 Terms side by side must all hold; `or`, `not` (or `-` in front) and parentheses as usual. A bare or "quoted" word is
-looked for in all of a row's text, `~pattern` as a regular expression; `field<value` compares one field. What is unknown
-matches no comparison but `field:n/a`. docs/filters.md describes it for users.
+looked for in all of a row's text, `~pattern` as a regular expression; `field<value` compares one field. Names of fields
+may have signs in them: `user:reward>1` compares `user:reward` where there is such a field. What is unknown matches no
+comparison but `field:n/a`. docs/filters.md describes it for users.
 """
 
 from collections.abc import Sequence
@@ -185,7 +186,7 @@ class _Parser(Generic[R]):
 
     def _word_or_field(self) -> Term:
         start = self._at
-        name = self._read_word()
+        name = self._read_field() or self._read_word()
         operator = next((item for item in OPERATORS if self._text.startswith(item, self._at)), "")
         if not operator:
             if self._left and self._text[self._at] == "!":
@@ -214,6 +215,17 @@ class _Parser(Generic[R]):
         except ValueProblem as problem:
             raise FilterError(start + 1, str(problem)) from None
         return lambda value: isinstance(value, str) and pattern.search(value) is not None
+
+    def _read_field(self) -> str:
+        """The longest name of a field that an operator follows; nothing where there is none."""
+        text = self._text[self._at :].lower()
+        known = [name for field in self._table.fields for name in (field.name, *field.aliases)]
+        found = max((name for name in known if text.startswith(name) and _compared(text, name)), key=len, default="")
+        whole = next((name for name in known if _MARKS & set(name) and text.split(None, 1)[:1] == [name]), "")
+        if whole and not found:
+            raise FilterError(self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100")
+        self._at += len(found)
+        return found
 
     def _read_word(self) -> str:
         start = self._at
@@ -282,6 +294,10 @@ class _Parser(Generic[R]):
 
     def _wrong(self, problem: str) -> FilterError:
         return FilterError(self._at + 1, problem)
+
+
+def _compared(text: str, name: str) -> bool:
+    return text.startswith(OPERATORS, len(name))
 
 
 def _flat(terms: Sequence[Term], kind: type[And] | type[Or]) -> tuple[Term, ...]:

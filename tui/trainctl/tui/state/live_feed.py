@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
@@ -37,16 +37,51 @@ class LiveFeed:
     ) -> None:
         self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
         self._live = md.ViewState()
+        self._opened: md.ViewState | None = None
         self._waiting: list[md.Arrived] = []
         self.client: Source | None = None
 
     @property
     def live(self) -> md.ViewState:
         """The state after all that has come."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._live = reducer.take_all(self._live, waiting)
+        self._take_waiting()
         return self._live
+
+    @property
+    def opened(self) -> md.ViewState | None:
+        """The run that was opened beside the one that is followed: as it stands if it is live, else as recorded."""
+        self._take_waiting()
+        return self._opened
+
+    async def snapshot_of(self, run: str) -> m.Snapshot:
+        """Raises TrainctlError."""
+        if self.client is None:
+            raise UnreachableError("no agent to ask")
+        return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
+
+    async def reopen(self) -> None:
+        """Take the run shown beside the one that is followed from the agent anew. Raises TrainctlError."""
+        opened = self.opened
+        if opened is not None and opened.run is not None:
+            snapshot = await self.snapshot_of(opened.run.run)
+            if self.opened is not None and self.opened.run is not None and self.opened.run.run == opened.run.run:
+                self.show_beside(snapshot)
+
+    def show_beside(self, snapshot: m.Snapshot | None) -> None:
+        """Show the snapshot's run beside the one that is followed; None: no other run."""
+        self._take_waiting()
+        opened = reducer.apply(md.ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
+        self._opened = opened
+
+    def _take_waiting(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._live = reducer.take_all(self._live, waiting)
+        if self._opened is not None and self._opened.active:
+            run = self._opened.run.run if self._opened.run is not None else ""
+            own = [item for item in waiting if not isinstance(item[1], m.Snapshot) and _concerns(item[1], run)]
+            self._opened = reducer.take_all(self._opened, own)
 
     async def keep_up(self) -> None:
         """Follows the agents, and begins again whenever the client gives up; it ends by being cancelled."""
@@ -81,7 +116,7 @@ class LiveFeed:
         else:
             self._told(message)
             if len(self._waiting) >= MOST_WAITING:
-                self.live  # noqa: B018  takes them in
+                self._take_waiting()
 
     async def refine(self) -> None:
         """Fetches the last steps one by one where the state has them only in buckets."""
@@ -91,5 +126,11 @@ class LiveFeed:
             return
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
-            history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
+            metrics = tuple(dict.fromkeys((*_HISTORY_METRICS, run.rate_metric)))
+            history = await self.client.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
             self._live = reducer.apply_history(self.live, run.run, history)
+
+
+def _concerns(message: md.Incoming, run: str) -> bool:
+    """Whether a message is about a run, or about none."""
+    return getattr(message, "run", "") in ("", run)

@@ -72,14 +72,14 @@ class Row:
 
     @property
     def gpu(self) -> m.GpuReading | None:
-        """The rank's device where the host reads it: by the index in `cuda:1`, else the only one."""
-        gpus = self.host.gpus if self.host else ()
-        device = self.view.device or ""
-        if not gpus or device.startswith("cpu"):
-            return None
-        digits = device.partition("cuda:")[2][:1]
-        index = int(digits) if digits.isdigit() else 0
-        return gpus[index] if index < len(gpus) else None
+        """The rank's device where the host reads it."""
+        return self.host.gpu_of(self.view.device) if self.host is not None else None
+
+    def value_of(self, metric: m.Metric) -> float | None:
+        """A metric of its last step, or of its machine's newest reading."""
+        if metric.scope == "host":
+            return metric.of_machine(self.host, self.gpu)
+        return metric.of(self.step) if self.step is not None else None
 
 
 def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Row]:
@@ -161,8 +161,8 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 
 
 def fleet_rate(state: ViewState) -> float | None:
-    """Tokens per second of the run lately, by the present plan as soon as it has done a step."""
-    rates = state.lately("tokens_per_second")
+    """The run's rate lately, by the present plan as soon as it has done a step; in its `rate_unit`."""
+    rates = state.lately(state.run.rate_metric if state.run is not None else "tokens_per_second")
     return s.typical(s.tail(rates, state.plan_step), _OWN_RATE_STEPS) or s.typical(rates, _OWN_RATE_STEPS)
 
 

@@ -1,7 +1,8 @@
 """The three tables that `/` filters and `o` sorts: the fields of the fleet, of events and of runs."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from trainctl.protocol import messages as m
@@ -65,14 +66,35 @@ def _celsius(row: Row) -> float | None:
 
 _KINDS: dict[m.MetricStyle, Kinds] = {
     "seconds": Kinds.SECONDS, "bytes": Kinds.BYTES, "percent": Kinds.PERCENT, "watts": Kinds.WATTS,
-    "celsius": Kinds.CELSIUS,
+    "celsius": Kinds.CELSIUS, "megabytes": Kinds.BYTES,
 }  # fmt: skip
+_SHORTER = frozenset({
+    "cpu_percent", "disk_free_bytes", "temperature_celsius", "gpu_utilization_percent", "gpu_clock_mhz",
+    "gpu_power_watts", "gpu_temperature_celsius",
+})  # fmt: skip
+"""Metrics of a machine that have a field by a shorter name."""
+
+
+def _metric_field(metric: m.Metric) -> FilterField[Row]:
+    kind = _KINDS.get(metric.style, Kinds.COUNT)
+    return FilterField(metric.name, metric.help.rstrip("."), lambda row: row.value_of(metric), kind, is_metric=True)
+
+
 _OF_METRICS = tuple(
-    FilterField(metric.name, metric.help.rstrip("."), _of_step(metric.of), _KINDS.get(metric.style, Kinds.COUNT))
+    _metric_field(metric)
     for metric in m.METRICS.values()
-    if metric.scope == "rank" and m.is_by_name(metric.name)
+    if metric.scope != "run" and m.is_by_name(metric.name) and metric.name not in _SHORTER
 )
 """Of the metrics that have no field by a shorter name."""
+
+
+@functools.lru_cache(8)
+def fleet(own: tuple[str, ...]) -> Table[Row]:
+    """The fleet's table with the metrics that the run brings, by name, as fields."""
+    brought = (m.metric_of(name) for name in own)
+    more = [FilterField(one.name, one.help, _of_step(one.of), Kinds.COUNT) for one in brought]
+    return replace(FLEET, fields=(*FLEET.fields, *more))
+
 
 FLEET: Table[Row] = Table(
     "fleet",

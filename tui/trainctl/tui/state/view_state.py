@@ -122,9 +122,15 @@ class ViewState:
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """The metrics that the run brings beside those of the table, by name."""
+        """The metrics of ranks that the run brings beside those of the table, by name."""
         brought = {name for seen in self.ranks.values() for name in seen.value.values}
         return tuple(sorted(brought - m.METRICS.keys()))
+
+    @property
+    def own_run_metrics(self) -> tuple[str, ...]:
+        """The same of those that it has as a whole."""
+        values = self.last_step.value.values if self.last_step is not None else {}
+        return tuple(sorted(values.keys() - m.METRICS.keys()))
 
     def lately(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric's last steps at the finest resolution there is."""

@@ -61,6 +61,11 @@ def learning_rate(value: float | None) -> str:
     return f"{digits}e{int(exponent)}"
 
 
+def short_unit(unit: str) -> str:
+    """The unit of a rate where there is little room: tok/s, pairs/s."""
+    return "tok/s" if unit == "tokens/s" else unit
+
+
 def figure(value: float | None, spec: str) -> str:
     """A value in a format of its own, such as `{:.0f} W`."""
     return NA if value is None else spec.format(value)
@@ -87,9 +92,11 @@ def used_of(used: float | None, cap: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A step's length: 3.06 s, 41 ms, 75 s."""
+    """A step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
     if value is None or not math.isfinite(value):
         return NA
+    if 0 < value <= 0.0005:
+        return f"{1000 * value:.2g} ms"
     if value < 0.0995:
         return f"{1000 * value:.0f} ms"
     return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.5 else f"{value:.0f} s"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.run_rates import run_rates
 
 EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
@@ -13,9 +14,16 @@ RUN_METRICS = tuple(metric for metric in m.METRICS.values() if metric.scope == "
 """Of `train/`, a value a step, beside what the plan was and the number of the generation that committed it."""
 RANK_METRICS = {
     metric.name: metric.name.removeprefix("rank_").removeprefix("own_")
-    for metric in m.METRICS.values() if metric.scope == "rank"
+    for metric in m.METRICS.values() if metric.scope != "run"
 }  # fmt: skip
-"""Of a rank's part, and its name in a mirror, below that of the node."""
+"""Of a rank's part and its machine, and its name in a mirror, below that of the node."""
+
+RATES = {
+    "average_per_second": "Tokens a second since the run began, or pairs where the loss is divided by those.",
+    "seconds_per_epoch": "What an epoch takes at the step's rate.",
+    "epochs_left": "Epochs until the run's last step.",
+}
+"""Of `train/`, what a step says of the whole run."""
 
 
 class Part(NamedTuple):
@@ -43,12 +51,15 @@ class Text(NamedTuple):
     text: str  # a line each
 
 
-def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str]) -> Point:
-    """A step with its ranks' parts, each under its prefix; a part without one is left out."""
+def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str], view: m.RunView | None) -> Point:
+    """A step with its ranks' parts, each under its prefix; a part without one is left out. `view`: of its run."""
     own: dict[str, float | None] = {
         **step.values, **{metric.name: metric.of(step) for metric in RUN_METRICS}
     }  # fmt: skip
     own |= {"tokens_total": step.tokens_total, "global_batch": step.global_batch, "generation": step.generation.n}
+    if view is not None:
+        rates = run_rates(view, step)
+        own |= {name: getattr(rates, name) for name in RATES}
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:
         if part.rank in prefixes:

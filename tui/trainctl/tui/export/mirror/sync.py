@@ -48,10 +48,11 @@ class Mirror:
         self.place = place.without_later_texts() if target.forgets else place
         self._source, self._target, self._keep, self._stop, self._clock = source, target, keep, stop, clock
         self.has_ended = False
+        self._view: m.RunView | None = None
 
     def catch_up(self, *, whole: bool) -> str | None:
         """Mirror what is new; the run's state, if it is known. `whole`: also a last step that isn't settled."""
-        view = self._source.view()
+        view = self._view = self._source.view()
         ended = view is not None and view.state not in m.ACTIVE_RUN_STATES
         self._go_back()
         more = True
@@ -100,7 +101,7 @@ class Mirror:
         parts = self._source.parts(steps[0].step, steps[-1].step)
         by_step = {step: tuple(found) for step, found in groupby(parts, key=lambda part: part.step)}
         for step in steps:
-            point = of_step(step, by_step.get(step.step, ()), by_rank)
+            point = of_step(step, by_step.get(step.step, ()), by_rank, self._view)
             self._target.point(point, self.place.rows, self.place.attempt)
             self.place = self.place.stepped(step.step, step.generation)
 

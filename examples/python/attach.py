@@ -1,0 +1,148 @@
+"""A training loop of its own, shown and recorded by an agent: a bigram model of bytes, trained by plain SGD.
+
+    python attach.py README.md --steps 300
+    python attach.py TEXT --connect tcp://studio:7474
+
+The loop never waits for the agent: what could not be sent is sent with the next steps, and an agent that is away or was
+started again is given what it lacks.
+"""
+
+import argparse
+import collections
+import math
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.errors import RefusedError, TrainctlError
+
+SEND_SECONDS = 0.5
+"""How often steps are sent."""
+MOST_WAITING = 10_000
+"""Steps kept for an agent that is away; the oldest go first."""
+
+
+def main() -> int:
+    """Train, and report to the agent; the exit code."""
+    given = arguments()
+    text = given.text.read_bytes()
+    if len(text) < 2:
+        print(f"attach.py: {given.text} has no two bytes to learn from", file=sys.stderr)
+        return 2
+    model, chance = Bigrams(), random.Random(given.seed)
+    with Reporter(given.connect, given.run, given.text.name, given.steps) as reporter:
+        for number in range(1, given.steps + 1):
+            began = time.perf_counter()
+            places = [chance.randrange(len(text) - 1) for _ in range(given.batch)]
+            loss, norm = model.step([(text[at], text[at + 1]) for at in places], given.learning_rate)
+            seconds = time.perf_counter() - began
+            part = m.GuestPart(
+                rank=0, tokens=given.batch, samples=given.batch, step_seconds=seconds, phases=m.Phases(forward=seconds),
+                values={"own_loss": loss, "user:contexts": len(model.logits)},
+            )  # fmt: skip
+            reporter.add(
+                m.GuestStep(
+                    step=number, committed_at=time.time(), step_seconds=seconds, samples=given.batch,
+                    tokens=given.batch,
+                    weight=given.batch, loss=loss, learning_rate=given.learning_rate, grad_norm=norm, parts=(part,),
+                )
+            )  # fmt: skip
+    print(f"{given.run}: loss {loss:.3f} after {given.steps} steps; {reporter.kept} recorded")
+    return 0
+
+
+class Bigrams:
+    """Logits of the next byte, given the one before."""
+
+    def __init__(self) -> None:
+        self.logits: dict[int, list[float]] = {}
+
+    def step(self, batch: list[tuple[int, int]], rate: float) -> tuple[float, float]:
+        """One step of SGD on pairs (byte, next byte); mean cross-entropy in nats, and the gradient's norm."""
+        gradients: dict[int, list[float]] = collections.defaultdict(lambda: [0.0] * 256)
+        loss = 0.0
+        for before, after in batch:
+            row = self.logits.setdefault(before, [0.0] * 256)
+            highest = max(row)
+            exps = [math.exp(value - highest) for value in row]
+            total = sum(exps)
+            loss += math.log(total) + highest - row[after]
+            gradient = gradients[before]
+            for byte, value in enumerate(exps):
+                gradient[byte] += value / total / len(batch)
+            gradient[after] -= 1 / len(batch)
+        for before, gradient in gradients.items():
+            self.logits[before] = [
+                value - rate * slope for value, slope in zip(self.logits[before], gradient, strict=True)
+            ]  # fmt: skip
+        norm = math.sqrt(sum(slope * slope for gradient in gradients.values() for slope in gradient))
+        return loss / len(batch), norm
+
+
+class Reporter:
+    """Brings steps to an agent as often as SEND_SECONDS; a fault of the agent's costs the loop at most its timeout."""
+
+    def __init__(self, address: str, run: str, name: str, steps: int) -> None:
+        self._client = BlockingClient(address, by="attach.py", timeout_seconds=1.0)
+        self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
+        self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
+        self._sent_monotonic, self._attached = -math.inf, False
+        self._after_step: int | None = 0  # this program begins anew: what an earlier one recorded is retracted
+        self.kept = 0
+
+    def __enter__(self) -> "Reporter":
+        self._client.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._send()
+        try:
+            if self._attached:
+                self._client.end_run(self._run, "failed" if kind else "finished", str(error or ""))
+        except TrainctlError as refused:
+            print(f"attach.py: {refused}", file=sys.stderr)
+        self._client.__exit__(None, None, None)
+
+    def add(self, step: m.GuestStep) -> None:
+        """Take a step that is done."""
+        self._waiting.append(step)
+        if time.monotonic() - self._sent_monotonic >= SEND_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent_monotonic = time.monotonic()
+        try:
+            if not self._attached:
+                rank = m.GuestRank(0, backend="python", device="cpu", pid=os.getpid())
+                kept = self._client.attach_run(
+                    self._run, self._name, (rank,), steps=self._steps, started_at=self._started_at,
+                    after_step=self._after_step,
+                )  # fmt: skip
+                self.kept, self._attached, self._after_step = kept.step, True, None
+            self.kept = self._client.run_steps(self._run, tuple(self._waiting)).step
+        except RefusedError:
+            self._attached = False  # it has given the run up, or another agent answers now
+        except TrainctlError:
+            pass  # it is away
+        while self._waiting and self._waiting[0].step <= self.kept:
+            self._waiting.popleft()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a bigram model, and show it in trainctl.")
+    parser.add_argument("text", type=Path, help="file whose bytes are learned")
+    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="id of the run")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64, help="pairs of bytes in a step")
+    parser.add_argument("--learning-rate", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

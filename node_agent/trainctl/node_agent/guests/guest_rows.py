@@ -1,0 +1,79 @@
+"""What an attached run's program says, as the messages that clients and the record know; pure."""
+
+import msgspec
+
+from trainctl.protocol import messages as m
+
+FIRST_GENERATION = m.Generation(1, 1)
+"""Of an attached run; n grows each time that its program goes back to an earlier step."""
+
+
+def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Generation, step: int) -> m.RunView:
+    """The run as its program describes it. No verb is taken: the loop is the program's own."""
+    ranks = tuple(
+        m.RankView(
+            rank=rank.rank, node=rank.node or node, state="run", since_at=request.started_at, share=None,
+            micro_batch=rank.micro_batch, backend=rank.backend, device=rank.device, pid=rank.pid,
+        )
+        for rank in sorted(request.ranks, key=lambda rank: rank.rank)
+    )  # fmt: skip
+    return m.RunView(
+        run=request.run, name=request.name, state="running", lead=node, engine="", generation=generation, step=step,
+        steps=request.steps, plan_version=0, global_batch=None, samples=None, cursor=None, learning_rate=None,
+        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind,
+        weight_unit=request.weight_unit, loss_unit=request.loss_unit,
+    )  # fmt: skip
+
+
+def committed(
+    view: m.RunView, made: m.GuestStep, before: m.StepCommitted | None
+) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
+    """A step and its ranks' parts; `before` is the newest step that is recorded."""
+    nodes = {rank.rank: rank.node for rank in view.ranks}
+    step = m.StepCommitted(
+        run=view.run, generation=view.generation, step=made.step, committed_at=made.committed_at, loss=made.loss,
+        weight=made.weight, samples=made.samples, learning_rate=made.learning_rate, grad_norm=made.grad_norm,
+        cursor=None, global_batch=made.global_batch, plan_version=0, step_seconds=made.step_seconds,
+        tokens=made.tokens, tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
+        weight_total=((before.weight_total if before else None) or 0.0) + (made.weight or 0.0),
+        seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds, values=made.values,
+    )  # fmt: skip
+    parts = tuple(
+        m.RankStep(
+            run=view.run, generation=view.generation, step=made.step, rank=part.rank,
+            node=nodes.get(part.rank, view.lead), tokens=part.tokens, samples=part.samples,
+            micro_batch=part.micro_batch, replays=0, step_seconds=part.step_seconds, phases=part.phases,
+            weight=part.weight, values=part.values,
+        )
+        for part in made.parts
+    )  # fmt: skip
+    return step, parts
+
+
+def after_step(view: m.RunView, made: m.GuestStep) -> m.RunView:
+    """The view once a step is recorded."""
+    return msgspec.structs.replace(
+        view, step=made.step, learning_rate=made.learning_rate, global_batch=made.global_batch
+    )
+
+
+def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:
+    """The view of a run whose program has said nothing for `seconds`."""
+    why = f"its program has said nothing for {seconds:.0f} s"
+    ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
+    return msgspec.structs.replace(view, ranks=tuple(ranks))
+
+
+def heard(view: m.RunView, at: float) -> m.RunView:
+    """The view of a run whose program is heard again; itself if it was not silent."""
+    if all(rank.state == "run" for rank in view.ranks):
+        return view
+    ranks = (msgspec.structs.replace(rank, state="run", since_at=at, why="") for rank in view.ranks)
+    return msgspec.structs.replace(view, ranks=tuple(ranks))
+
+
+def ended(view: m.RunView, state: m.RunState, reason: str, at: float) -> m.RunView:
+    """The view of a run that is over."""
+    rank_state: m.RankState = "failed" if state == "failed" else "done"
+    ranks = (msgspec.structs.replace(rank, state=rank_state, since_at=at, why="") for rank in view.ranks)
+    return msgspec.structs.replace(view, state=state, reason=reason, ranks=tuple(ranks))

@@ -1,0 +1,246 @@
+"""The runs of other programs that are live on this agent: each attaches, brings its steps, and ends or falls silent.
+
+Their number does not depend on the hosted run, nor does that on them.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.guests import guest_rows
+from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
+from trainctl.node_agent.records.keys import VIEW_KEY
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths, runs_directory
+from trainctl.protocol.record.reader import RecordReader
+
+MOST_GUESTS = 16
+"""Runs of other programs that may be live on one agent."""
+MOST_OWN_METRICS = 64
+"""Names of metrics beyond the table that one run may bring; values of further ones are left out."""
+SILENT_SECONDS = 30.0
+"""After so long without a word from its program, a run's ranks count as lost."""
+GIVE_UP_SECONDS = 600.0
+"""After so long the run has failed; its program may attach it again."""
+
+
+class NotAttachedError(InvalidInputError):
+    """A program sent steps of a run that is not live here."""
+
+
+class GuestRun:
+    """One live run: its record, open for writing, and its newest step."""
+
+    def __init__(self, paths: RunPaths, view: m.RunView | None, clock: Callable[[], float]) -> None:
+        """`view` is None if the record has it. Raises InvalidInputError if the record cannot be used."""
+        self.paths, self._clock = paths, clock
+        self.recorder = RunDb(paths, resumable=False)
+        state = self.recorder.last_state()
+        self.last_step = state.step
+        self.parts: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
+        kept = self.recorder.meta(VIEW_KEY)
+        if view is None and kept is None:
+            self.recorder.close()
+            raise InvalidInputError("run", f"{paths.record} does not say what run it is of: attach the run again")
+        self.view = view or msgspec.json.decode(kept or "", type=m.RunView)
+        self.heard_monotonic = clock()
+        with RecordReader(paths) as reader:
+            self._own_metrics = {*reader.own_metrics()}
+
+    @property
+    def step(self) -> int:
+        """The newest step that is recorded, 0 if there is none."""
+        return self.last_step.step if self.last_step is not None else 0
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since its program was last heard."""
+        return self._clock() - self.heard_monotonic
+
+    def keep(self, view: m.RunView) -> None:
+        """The view as it is now, also for the next agent of this node."""
+        self.view = view
+        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(view).decode(), own=True)
+
+    def take(self, made: m.GuestStep) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
+        """Record a step; it is journaled when this returns, as far as the disk takes it."""
+        step, parts = guest_rows.committed(self.view, self._within_limits(made), self.last_step)
+        self.recorder.commit(step, parts, step.committed_at)
+        self.last_step = step
+        self.parts |= {part.rank: part for part in parts}
+        self.view = guest_rows.after_step(self.view, made)
+        return step, parts
+
+    def retract_after(self, step: int) -> None:
+        """Mark the steps above `step`, and count the next ones in a new generation."""
+        generation = self.view.generation.next()
+        self.recorder.retract_after(step)
+        self.last_step = self.recorder.last_state().step
+        self.parts = {}
+        self.view = msgspec.structs.replace(self.view, generation=generation, step=self.step)
+
+    def event(self, happened: d.Happened) -> m.Event:
+        """Keep what happened."""
+        fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
+        return self.recorder.event(time.time(), **fields, generation=self.view.generation)
+
+    def _within_limits(self, made: m.GuestStep) -> m.GuestStep:
+        """The step with its first MOST_OWN_METRICS own metrics."""
+        parts = tuple(msgspec.structs.replace(part, values=self._known(part.values)) for part in made.parts)
+        return msgspec.structs.replace(made, values=self._known(made.values), parts=parts)
+
+    def _known(self, values: m.Values) -> m.Values:
+        own = values.keys() - m.METRICS.keys()
+        if own <= self._own_metrics:
+            return values
+        for name in sorted(own - self._own_metrics)[: MOST_OWN_METRICS - len(self._own_metrics)]:
+            self._own_metrics.add(name)
+        return {name: value for name, value in values.items() if name in m.METRICS or name in self._own_metrics}
+
+
+class GuestRuns:
+    """Takes the requests of attached runs' programs; all else about such runs is read from here."""
+
+    def __init__(
+        self, node: str, directory: Path, db: AgentDb, publisher: Publisher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._node, self._db, self._publisher, self._clock = node, db, publisher, clock
+        self._runs_directory = runs_directory(directory)
+        self._live: dict[str, GuestRun] = {}
+
+    @property
+    def live(self) -> tuple[GuestRun, ...]:
+        """Oldest first."""
+        return tuple(self._live.values())
+
+    def find(self, run: str | None) -> GuestRun | None:
+        """A live run by its id; for None the newest."""
+        return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)
+
+    def take(self, request: m.GuestRequest) -> m.RunKept:
+        """Carry out a request. Raises InvalidInputError or RefusedError, and then nothing has changed."""
+        match request:
+            case m.AttachRun():
+                guest = self._attach(request)
+            case m.RunSteps():
+                guest = self._steps(request)
+            case m.EndRun():
+                guest = self._get(request.run)
+                self._end(guest, request.state, request.reason)
+        return m.RunKept(rid=request.rid, run=request.run, step=guest.step, directory=str(guest.paths.directory))
+
+    def take_up(self, known: KnownRun) -> None:
+        """Go on with a run that was live when the last agent of this node ended."""
+        try:
+            self._live[known.run] = GuestRun(RunPaths(known.directory), None, self._clock)
+        except InvalidInputError as error:
+            self._db.set_run_state(known.run, "failed", str(error))
+
+    def watch(self) -> None:
+        """Notice programs that are silent, and write what the disk refused; call it a few times a second."""
+        for guest in self.live:
+            guest.recorder.retry()
+            seconds = guest.silent_seconds
+            if seconds > GIVE_UP_SECONDS:
+                self._end(guest, "failed", f"its program has said nothing for {seconds:.0f} s")
+            elif seconds > SILENT_SECONDS and any(rank.state == "run" for rank in guest.view.ranks):
+                self._show(guest, guest_rows.silent(guest.view, seconds, time.time()))
+
+    def close(self) -> None:
+        """Let the records go; the runs stay live for the next agent of this node."""
+        for guest in self.live:
+            guest.keep(guest.view)
+            guest.recorder.close()
+
+    def _get(self, run: str) -> GuestRun:
+        guest = self._live.get(run)
+        if guest is None:
+            raise NotAttachedError("run", f"no attached run {run!r} is live on {self._node}: attach it first")
+        guest.heard_monotonic = self._clock()
+        heard = guest_rows.heard(guest.view, time.time())
+        if heard is not guest.view:
+            self._show(guest, heard)
+        return guest
+
+    def _attach(self, request: m.AttachRun) -> GuestRun:
+        if len({rank.rank for rank in request.ranks}) < len(request.ranks):
+            raise InvalidInputError("ranks", "two ranks have the same number")
+        guest = self._live.get(request.run)
+        if guest is None:
+            guest = self._open(request)
+        guest.heard_monotonic = self._clock()
+        if request.after_step is not None and request.after_step < guest.step:
+            guest.retract_after(request.after_step)
+        directory = str(guest.paths.directory)
+        self._show(
+            guest, guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
+        )  # fmt: skip
+        return guest
+
+    def _open(self, request: m.AttachRun) -> GuestRun:
+        known = self._db.known_run(request.run)
+        if known is not None and known.kind == "hosted":
+            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: take another id")
+        if len(self._live) >= MOST_GUESTS:
+            raise RefusedError(f"{MOST_GUESTS} attached runs are live on {self._node}: end one first")
+        paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)
+        paths.directory.mkdir(parents=True, exist_ok=True)
+        generation = guest_rows.FIRST_GENERATION
+        guest = GuestRun(
+            paths, guest_rows.view_of(request, self._node, str(paths.directory), generation, 0), self._clock
+        )
+        kept = guest.recorder.last_state().generation
+        if kept is not None:
+            guest.view = msgspec.structs.replace(guest.view, generation=kept)
+        if known is None:
+            try:
+                self._db.add_run(
+                    request.run, request.name, paths.directory, request.started_at, "running", request.kind
+                )  # fmt: skip
+            except RefusedError:
+                guest.recorder.close()
+                raise
+        else:
+            self._db.set_run_state(request.run, "running")
+        self._live[request.run] = guest
+        again = "again " if known is not None else ""
+        self._note(guest, e.Notice(f"attached {again}by its own program"), "info")
+        return guest
+
+    def _steps(self, request: m.RunSteps) -> GuestRun:
+        guest = self._get(request.run)
+        for made in request.steps:
+            if made.step > guest.step:
+                step, parts = guest.take(made)
+                self._publisher.publish(step)
+                for part in parts:
+                    self._publisher.publish(part)
+        return guest
+
+    def _end(self, guest: GuestRun, state: m.RunState, reason: str) -> None:
+        severity: m.Severity = "error" if state == "failed" else "good"
+        self._note(guest, e.RunStateChanged(guest.view.state, state, reason, guest.step), severity)
+        self._show(guest, guest_rows.ended(guest.view, state, reason, time.time()))
+        self._db.set_run_state(guest.view.run, state, reason)
+        del self._live[guest.view.run]
+        guest.recorder.close()
+
+    def _show(self, guest: GuestRun, view: m.RunView) -> None:
+        guest.keep(view)
+        self._publisher.publish(view)
+
+    def _note(self, guest: GuestRun, data: e.AnyEvent, severity: m.Severity) -> None:
+        self.note(guest, d.Happened(data, severity, guest.view.name, guest.step))
+
+    def note(self, guest: GuestRun, happened: d.Happened) -> None:
+        """Keep and publish an event of a live run."""
+        self._publisher.publish(guest.event(happened))

@@ -1,0 +1,143 @@
+"""Attached runs without a socket: silence, limits, and what the record of one says."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from trainctl.node_agent.guests import guest_runs
+from trainctl.node_agent.guests.guest_runs import GuestRuns, NotAttachedError
+from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+
+class Life:
+    """One agent's part for attached runs, with a clock that the test sets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 100.0
+        self.published: list[m.Live] = []
+        self.open()
+
+    def open(self) -> None:
+        self.db = AgentDb(self.folder / "agent.db")
+        self.context = zmq.Context()
+        publisher = Publisher(self.context.socket(zmq.XPUB), "boot", [self.published.append])
+        self.guests = GuestRuns("box", self.folder, self.db, publisher, lambda: self.now)
+
+    def close(self) -> None:
+        self.guests.close()
+        self.db.close()
+        self.context.destroy(linger=0)
+
+    def attach(self, run: str = "a", ranks: int = 2, after_step: int | None = None) -> m.RunKept:
+        made = tuple(m.GuestRank(rank) for rank in range(ranks))
+        return self.guests.take(
+            m.AttachRun(rid="r", run=run, name="mine", started_at=1.0, ranks=made, after_step=after_step)
+        )
+
+    def steps(self, *steps: m.GuestStep, run: str = "a") -> m.RunKept:
+        return self.guests.take(m.RunSteps(rid="r", run=run, steps=steps))
+
+    def state(self, run: str = "a") -> tuple[str, str]:
+        known = self.db.known_run(run)
+        assert known is not None
+        return known.state, known.reason
+
+    def shown(self) -> list[tuple[str, str, str]]:
+        """Run state, first rank's state and why, at each view published."""
+        views = [message for message in self.published if isinstance(message, m.RunView)]
+        return [(view.state, view.ranks[0].state, view.ranks[0].why) for view in views]
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path)
+    yield made
+    made.close()
+
+
+def step(number: int, *parts: m.GuestPart, **fields: object) -> m.GuestStep:
+    return m.GuestStep(step=number, committed_at=1.0 + number, step_seconds=1.0, parts=parts, **fields)  # type: ignore[arg-type]
+
+
+def test_silence_loses_the_ranks_then_the_run_and_a_word_brings_them_back(life: Life) -> None:
+    life.attach()
+    life.now += guest_runs.SILENT_SECONDS
+    life.guests.watch()
+    assert life.shown() == [("running", "run", "")]
+    life.now += 1
+    life.guests.watch()
+    life.guests.watch()
+    assert life.shown()[1:] == [("running", "lost", "its program has said nothing for 31 s")]
+    life.steps()
+    assert life.shown()[2:] == [("running", "run", "")]
+    life.now += guest_runs.GIVE_UP_SECONDS + 1
+    life.guests.watch()
+    assert life.state() == ("failed", "its program has said nothing for 601 s")
+    assert life.shown()[-1] == ("failed", "failed", "") and life.guests.live == ()
+    with pytest.raises(NotAttachedError):
+        life.steps(step(1))
+    assert life.attach().step == 0 and life.state() == ("running", "")
+
+
+def test_the_next_agent_goes_on_with_it(life: Life) -> None:
+    life.attach()
+    life.steps(*(step(number, m.GuestPart(1, 3.0)) for number in range(1, 4)))
+    life.close()
+    life.open()
+    (known,) = life.db.runs()
+    assert (known.kind, known.state) == ("guest", "running")
+    life.guests.take_up(known)
+    (guest,) = life.guests.live
+    assert (guest.step, guest.view.name, [*guest.parts]) == (3, "mine", [1])
+    assert life.steps(step(3), step(4)).step == 4
+
+
+def test_a_record_that_was_moved_away_fails_the_run_and_not_the_agent(life: Life) -> None:
+    life.attach()
+    life.close()
+    paths = RunPaths(life.folder / "runs" / "a")
+    paths.record.write_bytes(b"not a database, for sure")
+    for file in paths.directory.glob("record.db-*"):
+        file.unlink()
+    life.open()
+    life.guests.take_up(life.db.runs()[0])
+    assert life.state()[0] == "failed" and "record" in life.state()[1]
+
+
+def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
+    for number in range(guest_runs.MOST_GUESTS):
+        life.attach(f"run-{number}")
+    with pytest.raises(RefusedError, match="end one first"):
+        life.attach("one-more")
+    assert life.db.known_run("one-more") is None and not (life.folder / "runs" / "one-more").exists()
+    many = {f"user:m{number}": float(number) for number in range(guest_runs.MOST_OWN_METRICS + 20)}
+    life.steps(step(1, m.GuestPart(0, values={**many, "own_loss": 1.0})), run="run-0")
+    with RecordReader(RunPaths(life.folder / "runs" / "run-0")) as reader:
+        assert len(reader.own_metrics()) == guest_runs.MOST_OWN_METRICS
+        (part,) = reader.rank_steps(1)
+    assert part.values["own_loss"] == 1.0
+
+
+def test_a_run_of_two_equal_ranks_is_refused_whole(life: Life) -> None:
+    with pytest.raises(InvalidInputError, match="same number"):
+        life.guests.take(
+            m.AttachRun(rid="r", run="a", name="x", started_at=1.0, ranks=(m.GuestRank(1), m.GuestRank(1)))
+        )
+    assert life.db.runs() == () and life.guests.live == ()
+
+
+def test_a_loss_that_is_no_number_or_not_known_is_kept_as_that(life: Life) -> None:
+    life.attach()
+    life.steps(step(1, loss=math.nan), step(2), step(3, loss=1.5, weight=2.0), step(3, loss=9.9))
+    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
+        losses = [kept.loss for kept in reader.steps(0, 10)[0]]
+    assert losses[0] is not None and math.isnan(losses[0])
+    assert losses[1:] == [None, 1.5]

@@ -1,0 +1,23 @@
+"""How fast a run is, as pieces of one line: for wide heads, Runs and `trainctl status`."""
+
+from trainctl.protocol import messages as m
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.styled_line import Line, Piece, clean, line
+
+
+def pieces(rates: m.RunRates) -> list[Line]:
+    """The most important first."""
+    average, unit = f.compact(rates.average_per_second), clean(rates.unit)
+    return [
+        line(Piece("average ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
+        line(_few(rates.steps_per_second), Piece(" steps/s", "label")),
+        line(_few(rates.samples_per_second), Piece(" samples/s", "label")),
+        line(f.seconds(rates.seconds_per_sample), Piece(" a sample", "label")),
+        line(f.duration(rates.seconds_per_epoch), Piece(" an epoch", "label")),
+        line(f.figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
+    ]
+
+
+def _few(value: float | None) -> str:
+    """Two decimals below ten."""
+    return f.figure(value, "{:.2f}") if value is None or value < 9.995 else f.compact(value)
