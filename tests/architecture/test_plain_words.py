@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import user_strings
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("benchmarks", "docs", "examples", "node_agent", "protocol", "tests", "tools", "trainer", "tui")
 KINDS = (".py", ".md", ".toml", ".mjs")
@@ -17,6 +19,26 @@ PLAINER = {
     r"gone on with": "continued",
 }
 """Each with what to write instead."""
+PLAINER_TEXT = {
+    r"told|tells": "reported, said, known",
+    r"conduct(s|ed|ing)?": "lead",
+    r"(take|takes|taken|took) up": "resume",
+    r"gets? on with": "makes no progress",
+    r"so already": "already set",
+    r"by now": "already, or nothing",
+    r"as (they|it) counts?": "effective",
+    r"for certain": "certainly",
+    r"in the place of": "instead of",
+    r"anew": "again",
+    r"nobody": "no one, or say it of the thing",
+    r"can be had|be had": "is available",
+    r"what is (so|not so)": "say what",
+    r"further words": "extra arguments",
+    r"sees? to": "handle",
+    r"comes? to be": "becomes",
+    r"is to be": "must be",
+}
+"""The same for texts that the program's users read."""
 ODD = re.compile(rf"\b({'|'.join(PLAINER)})\b".replace(" ", r"\s+"), re.IGNORECASE)
 QUOTED = ("tests/golden/", "tests/architecture/test_plain_words.py")
 """What 0.1.0 wrote stays as it was."""
@@ -33,6 +55,12 @@ def odd_words(text: str) -> list[str]:
     """Each with its line; they are found across the end of a line too."""
     joined = re.sub(r"\s*\n\s*(#\s)?", lambda gap: " " * len(gap[0]), text)
     return [f"{text.count(chr(10), 0, found.start()) + 1}: {found[0]}" for found in ODD.finditer(joined)]
+
+
+def test_what_users_read_is_in_plain_words() -> None:
+    odd = re.compile(rf"\b({'|'.join(PLAINER_TEXT)})\b", re.IGNORECASE)
+    found = [text for text in user_strings.all_texts() if odd.search(text.words)]
+    assert [f"{text.file}:{text.line}: {text.words}" for text in found] == [], f"write {PLAINER_TEXT}"
 
 
 @pytest.mark.parametrize("text", ["he mended it", "# be it", "for want\n    # of memory", "It tells of a step"])
