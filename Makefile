@@ -50,6 +50,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/terminal_cost.py
 	$(BIN)/python benchmarks/own_metrics.py
+	$(BIN)/python benchmarks/attached_metrics.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,132 @@
+"""docs/pictures/overview.svg: the full screen in a few scenes of a real demo run, as one SVG that moves by itself.
+
+`python -m tools.moving_picture [FILE]` starts `trainctl demo`, which trains on this machine, moves samples, kills a
+trainer, and draws what the screen shows; it takes about two minutes.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.screenshot import svg
+from trainctl.tui.state.source import ClusterSource
+
+SIZE: Final = (110, 30)
+"""Columns and lines of the screen that is drawn."""
+SCENE_SECONDS: Final = 2.5
+"""How long each scene is shown."""
+PATIENCE_SECONDS: Final = 300.0
+"""How long a scene may be waited for."""
+
+
+class Scene(NamedTuple):
+    """What is pressed, and what the screen waits for before it is drawn."""
+
+    keys: Sequence[str]
+    until: Callable[[TrainctlApp], bool]
+    does: Callable[[TrainctlApp], None] = lambda _: None
+
+
+def _step(app: TrainctlApp) -> int:
+    return app.live.run.step if app.live.run is not None else 0
+
+
+def _states(app: TrainctlApp) -> set[m.RankState]:
+    return {rank.state for rank in app.live.run.ranks} if app.live.run is not None else set()
+
+
+def _kill_a_trainer(app: TrainctlApp) -> None:
+    """That of rank 1, which is this user's own process."""
+    ranks = app.live.run.ranks if app.live.run is not None else ()
+    pid = next((rank.pid for rank in ranks if rank.rank == 1), None)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+SCENES: Final = (
+    Scene((), lambda app: _step(app) >= 40),
+    Scene(("s",), lambda app: True),
+    Scene(("right", "right", "right", "right"), lambda app: True),
+    Scene(
+        ("enter",),
+        lambda app: any(event.verb == "rebalance" and event.outcome == "applied" for event in app.live.events),
+    ),
+    Scene(("escape",), lambda app: _step(app) >= 90),
+    Scene((), lambda app: bool(_states(app) & {"lost", "rejoining"}), _kill_a_trainer),
+    Scene((), lambda app: _states(app) == {"run"}),
+    Scene((), lambda app: _step(app) >= 150),
+    Scene(("3",), lambda app: True),
+)
+"""A run that learns, a split that is moved and applied, a trainer that is killed and comes back, and the charts."""
+
+
+async def _until(pilot: Pilot[int], true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not true():
+            await pilot.pause(0.05)
+
+
+async def scenes(address: str) -> list[str]:
+    """Each scene as an SVG document."""
+    app = TrainctlApp(lambda: ClusterSource(address, by="anna"), address=address)
+    drawn = []
+    async with app.run_test(size=SIZE) as pilot:
+        for scene in SCENES:
+            scene.does(app)
+            await pilot.press(*scene.keys)
+            await _until(pilot, lambda scene=scene: scene.until(app))  # type: ignore[misc]
+            await pilot.pause(1.0)
+            drawn.append(svg(app))
+    return drawn
+
+
+def moving(pictures: Sequence[str], seconds: float = SCENE_SECONDS) -> str:
+    """One SVG that shows each picture for `seconds`, again and again. Their names are apart already: each is made from
+    what is in it."""
+    box = re.search(r'viewBox="([^"]*)"', pictures[0])
+    if box is None:
+        raise ValueError("no picture of a screen")
+    whole, share = seconds * len(pictures), 100 / len(pictures)
+    style = f"""
+.scene {{ visibility: hidden; animation: scene {whole:g}s step-end infinite; }}
+@keyframes scene {{ 0% {{ visibility: visible; }} {share:.3f}% {{ visibility: hidden; }} }}"""
+    delays = (
+        f".scene-{index} {{ animation-delay: {seconds * index - whole:g}s; }}" for index in range(len(pictures))
+    )  # fmt: skip
+    scenes = (
+        f'<g class="scene scene-{index}">{picture.strip()}</g>' for index, picture in enumerate(pictures)
+    )  # fmt: skip
+    head = f'<svg viewBox="{box[1]}" xmlns="http://www.w3.org/2000/svg">'
+    return "\n".join([head, f"<style>{style}", *delays, "</style>", *scenes, "</svg>", ""])
+
+
+def main() -> int:
+    file = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures/overview.svg")
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", "demo", "--headless", "--steps", "2000"]
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+        [*command, "--folder", folder], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as demo:  # fmt: skip
+        assert demo.stderr is not None
+        try:
+            said = next(found for line in demo.stderr if (found := re.search(r" at (tcp://[\d.:]+), in ", line)))
+            file.write_text(moving(asyncio.run(scenes(said[1]))), "utf-8")
+        finally:
+            demo.send_signal(signal.SIGINT)
+            demo.wait()
+    print(f"wrote {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
