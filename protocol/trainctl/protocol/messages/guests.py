@@ -27,8 +27,8 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a step."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: with those that have no loss, without padding
-    weight: Annotated[float, Meta(ge=0)] | None = None  # of its samples
+    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: those without a loss count, padding doesn't
+    weight: Annotated[float, Meta(ge=0)] | None = None  # weight of its samples
     samples: Count = 0
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0

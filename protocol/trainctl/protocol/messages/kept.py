@@ -54,14 +54,14 @@ class KeptDrifts(Message, tag="kept-drifts", frozen=True):
     step: Count
     at: float
     ranks: tuple[int, ...]
-    drifts: tuple[float, ...]  # relative, in parallel
+    drifts: tuple[float, ...]  # relative, in the order of `ranks`
 
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
     """What comes after a step, and after an event, doesn't stand: others made it, or nobody that is left."""
 
     after_step: Count
-    after_event: Count | None = None  # None: all events stand
+    after_event: Count | None = None  # the last event that stays; None: all stay
 
 
 class KeptCommand(Message, tag="kept-command", frozen=True):
@@ -85,7 +85,7 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
     after: str | None = None
     ended_at: float | None = None
     plan_version: Count | None = None
-    undoes: str | None = None  # what it takes back
+    undoes: str | None = None  # the command, or the number of the event, that it undoes
 
 
 Kept = (

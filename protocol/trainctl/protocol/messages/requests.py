@@ -20,14 +20,14 @@ class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unkno
     """State and history at a resolution; the first half of an attach."""
 
     columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
-    run: str | None = None  # None: the active run (of several the hosted one), or else the newest
+    run: str | None = None  # None: the active run (the hosted one if there are several), else the newest
 
 
 class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
     """Series of one run between two steps, from the record."""
 
     run: Name
-    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of `METRICS`
+    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of metrics
     first_step: Count = 0
     last_step: Count | None = None
     columns: Annotated[int, Meta(ge=1, le=2000)] = 120
@@ -51,7 +51,7 @@ class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_f
     run: str | None = None
     after_id: Count = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 200
-    newest: bool = False  # the last `limit` instead of the first
+    newest: bool = False  # the last `limit` events instead of the first
 
 
 class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
@@ -75,15 +75,15 @@ class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=
 
     run: str | None = None
     rank: Count = 0
-    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # negative: from the end
+    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # where to begin; negative: from the end
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 
 class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
     """Says that somebody is attached, or only asks who is; said every 5 s, and forgotten after 20."""
 
-    viewer: Annotated[str, Meta(max_length=64)] = ""  # one's own id for as long as one is attached; empty: only asks
-    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    viewer: Annotated[str, Meta(max_length=64)] = ""  # the client's own id while it is attached; empty: it only asks
+    by: Annotated[str, Meta(max_length=64)] = ""  # who it is, as the client says
     read_only: bool = False
     leaving: bool = False
 
@@ -111,13 +111,13 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUID
     verb: Name
     args: dict[str, Any] = msgspec.field(default_factory=dict)
-    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    by: Annotated[str, Meta(max_length=64)] = ""  # who it is, as the client says
     node: str | None = None
     run: str | None = None
-    if_plan: Count | None = None  # refused if the plan version has moved on
+    if_plan: Count | None = None  # refused if this is no longer the plan version; None: any
     issued_at: float = 0.0
-    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # from receipt
-    undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # a command, or an event's number
+    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # counted from receipt
+    undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # the command, or event's number, it undoes
 
 
 GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -127,22 +127,22 @@ class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=Tr
     """A program that trains a run by itself has it shown and recorded, beside the hosted run. Asked for again it says
     what has changed."""
 
-    run: GuestId  # an id that the program makes up and keeps: under it the run is continued
+    run: GuestId  # an id that the program chooses and keeps: the run continues under it
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     started_at: float  # Unix seconds
     ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
     kind: Literal["guest", "exec"] = "guest"
-    steps: Count | None = None  # total
-    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # of what the loss is divided by
+    steps: Count | None = None  # steps in all
+    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # what the loss is divided by
     loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
-    after_step: Count | None = None  # the run goes on after this step: those above it in the record are retracted
+    after_step: Count | None = None  # continue after this step: later ones in the record are retracted
 
 
 class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
     """Steps of an attached run, in order. Those that are recorded already change nothing."""
 
     run: GuestId
-    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # none: the program only says that it lives
+    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: the program only shows that it is alive
 
 
 class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
