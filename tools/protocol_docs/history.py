@@ -46,10 +46,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         2,
         "2026-11-23",
         "Tokens are all that were processed, those without a loss too; weight is what the loss is divided by. In"
-        " version 1 both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
-        " own_tokens are new. RunSummary.rates says how fast a run is;"
-        " RunView.weight_unit and loss_unit are the units of its weight and its loss. Ready.compute and RankView.compute"
-        " say with which precision and kernels a rank computes.",
+        " version 1 both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight,"
+        " Report.tokens and own_tokens are new. RunSummary.rates says how fast a run is; RunView.weight_unit and"
+        " loss_unit are the units of its weight and its loss. Ready.compute and RankView.compute say with which"
+        " precision and kernels a rank computes.",
     ),
 )
 """(version, date, what it added), oldest first."""
