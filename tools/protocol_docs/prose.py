@@ -107,8 +107,8 @@ CONVERSATIONS = """
 ## Requests, replies, commands
 
 Each request carries a `rid` that the client chooses, and each reply brings it back. Replies may come in another order
-than the requests. An agent answers within 5 s; for the verbs `start-run` and `promote` it asks other nodes, which takes
-up to 20 s. A request that only asks may be sent again at any time. A request that can't be answered gets a
+than the requests. An agent answers within 5 s; for the verbs `start-run` and `promote` it asks other nodes, and answers
+within 20 s. A request that only asks may be sent again at any time. A request that can't be answered gets a
 [Refusal](#refusal); its `rid` is empty if none could be read.
 
 | code of a refusal | meaning |

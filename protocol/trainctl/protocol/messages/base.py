@@ -31,7 +31,7 @@ FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expire
 
 
 class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_only=False):
-    """One formation of the group. Compares as (term, n); everything between ranks and agents carries it."""
+    """One formation of the group of ranks. Generations compare as (term, n)."""
 
     term: Count  # grows only with a new lead
     n: Count  # grows with each fence, failed formation and resume

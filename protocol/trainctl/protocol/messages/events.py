@@ -28,7 +28,7 @@ class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class SharesChanged(EventData, tag="shares-changed", frozen=True):
-    """Samples of the global batch were dealt anew, by a command or because a node left or came."""
+    """Shares changed, by a command or because a node left or came."""
 
     category: ClassVar[Category] = "rank"
     before: dict[str, Count]  # samples by node, in the order of ranks; 0: it took no part
@@ -41,7 +41,7 @@ class SharesChanged(EventData, tag="shares-changed", frozen=True):
 
 
 class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):
-    """Ranks take a share in pieces of another size."""
+    """Micro-batches of ranks changed."""
 
     category: ClassVar[Category] = "rank"
     before: Pairs  # samples, each with the rank's node
@@ -50,7 +50,7 @@ class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):
 
 
 class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
-    """The learning rate is another from a step on."""
+    """The learning rate changed, from a step on."""
 
     before: float  # the rate until that step
     after: float  # the rate from that step on
@@ -60,7 +60,7 @@ class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
 
 
 class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
-    """A step takes another number of samples."""
+    """The global batch changed."""
 
     before: Count  # samples
     after: Count  # samples
@@ -69,7 +69,7 @@ class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
 
 
 class LeadChanged(EventData, tag="lead-changed", frozen=True):
-    """Another node's agent conducts the run."""
+    """Another node leads the run."""
 
     category: ClassVar[Category] = "agent"
     before: str  # the node that led it
@@ -78,7 +78,7 @@ class LeadChanged(EventData, tag="lead-changed", frozen=True):
 
 
 class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
-    """The run pauses, goes on, stops, ends or goes back to a checkpoint."""
+    """The run pauses, continues, stops, ends or goes back to a checkpoint."""
 
     before: str  # its state before; empty: not known
     after: str  # its state, or `going back` (to a checkpoint), or `resumed` (from one)
@@ -87,7 +87,7 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
 
 
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
-    """A node that took no part is out for another reason."""
+    """A node that took no part has another reason to be out."""
 
     category: ClassVar[Category] = "rank"
     node: str  # the node
@@ -116,7 +116,7 @@ class PolicyAdvised(EventData, tag="policy-advised", frozen=True):
 
 
 class CommandApplied(EventData, tag="command-applied", frozen=True):
-    """A command that changed nothing which has a kind of its own."""
+    """A command took effect that has no event of its own kind."""
 
     category: ClassVar[Category] = "command"
     node: str = ""  # the node it was for; empty: the run
@@ -143,7 +143,7 @@ class NoteWritten(EventData, tag="note", frozen=True):
 
 
 class GenerationFormed(EventData, tag="generation-formed", frozen=True):
-    """Ranks have joined into a group that makes steps together."""
+    """Ranks have formed a group that makes steps together."""
 
     generation: Generation  # the new one
     count: Count  # number of its ranks
@@ -162,26 +162,26 @@ class GenerationLeft(EventData, tag="generation-left", frozen=True):
 
 
 class StepSkipped(EventData, tag="step-skipped", frozen=True):
-    """A step left the parameters as they were."""
+    """A step did not update the parameters."""
 
     step: Count
     reason: str  # nan or overflow
 
 
 class StepRetracted(EventData, tag="step-retracted", frozen=True):
-    """Only ranks that are lost had made the step: it is made again."""
+    """A step that only lost ranks had made is retracted, and made again."""
 
     step: Count
 
 
 class StepsStopped(EventData, tag="steps-stopped", frozen=True):
-    """Too few nodes are in reach for the run to make steps, or enough again."""
+    """Too few nodes are in reach for the run to make steps, or enough are again."""
 
     lacking: str  # what is missing; empty: nothing is missing now
 
 
 class StateShared(EventData, tag="state-shared", frozen=True):
-    """All ranks were given one rank's parameters; how far theirs had been from those."""
+    """All ranks received one rank's parameters."""
 
     source: str  # the node that they came from
     drift: float  # the largest difference, relative
@@ -218,7 +218,7 @@ class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
 
 
 class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
-    """A node has no copy of a step's state."""
+    """A node could not write a copy of a step's state."""
 
     category: ClassVar[Category] = "checkpoint"
     node: str  # the node
@@ -229,7 +229,7 @@ class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
 
 
 class RankChanged(EventData, tag="rank-changed", frozen=True):
-    """A trainer was started again, hangs, was given up, or keeps the others waiting."""
+    """A trainer was restarted, hangs, was given up, or keeps the others waiting."""
 
     category: ClassVar[Category] = "rank"
     ranks: tuple[str, ...]  # each a node, or node:rank
@@ -240,14 +240,14 @@ class RankChanged(EventData, tag="rank-changed", frozen=True):
 
 
 class SharesUnmeasured(EventData, tag="shares-unmeasured", frozen=True):
-    """First shares stay even, for the rate of some node could not be measured."""
+    """First shares stay even, because some node's rate could not be measured."""
 
     category: ClassVar[Category] = "rank"
     nodes: tuple[str, ...]  # nodes without a measured rate
 
 
 class NodeState(EventData, tag="node-state", frozen=True):
-    """What became of another node's agent, as the lead's sees it."""
+    """The state of another node's agent changed, as the lead sees it."""
 
     category: ClassVar[Category] = "agent"
     node: str  # the node, or node and rank
@@ -259,7 +259,7 @@ class NodeState(EventData, tag="node-state", frozen=True):
 
 
 class AlertRaised(EventData, tag="alert-raised", frozen=True):
-    """Something wants a person's attention."""
+    """An alert was raised: something needs a person's attention."""
 
     category: ClassVar[Category] = "alert"
     id: str  # the alert's
@@ -278,7 +278,7 @@ class AlertCleared(EventData, tag="alert-cleared", frozen=True):
 
 
 class AlertFailed(EventData, tag="alert-failed", frozen=True):
-    """An alert that goes on after the run's end, or a hook that could not be called."""
+    """An alert is still open at the run's end, or a hook could not be called."""
 
     category: ClassVar[Category] = "alert"
     text: str  # for a person, on one line
@@ -286,14 +286,14 @@ class AlertFailed(EventData, tag="alert-failed", frozen=True):
 
 
 class RecordState(EventData, tag="record-state", frozen=True):
-    """The disk refuses the run's record, or takes it again."""
+    """The run's record can't be written, or can again."""
 
     category: ClassVar[Category] = "record"
     problem: str  # what is wrong; empty: nothing any more
 
 
 class Notice(EventData, tag="notice", frozen=True):
-    """What has no kind of its own; also what a record of protocol 1 tells in words that are not known."""
+    """An event without a kind of its own, also from a record of protocol 1 whose text is not known."""
 
     text: str  # for a person, on one line
     of: Category = "run"  # the group in which it is shown

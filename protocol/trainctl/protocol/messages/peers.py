@@ -22,7 +22,7 @@ class HostedRank(msgspec.Struct, frozen=True):
 
 
 class PeerHello(Message, tag="peer-hello", frozen=True):
-    """Begins a conversation, named by `link`: both sides number what they send from 1, and a gap ends it."""
+    """Begins a conversation, named by `link`. Both sides number what they send from 1; a gap ends the conversation."""
 
     link: Name
     lead: str  # name of the lead's node
@@ -53,7 +53,7 @@ class PeerRelay(Message, tag="peer-relay", frozen=True):
 
 
 class PeerEnd(Message, tag="peer-end", frozen=True):
-    """The run is over, or the rank is not wanted: end its trainer if it still lives."""
+    """The run has ended, or the rank is not wanted: end its trainer if it still lives."""
 
     link: Name
     seq: Count
@@ -64,7 +64,7 @@ class PeerEnd(Message, tag="peer-end", frozen=True):
 
 
 class PeerTrainer(Message, tag="peer-trainer", frozen=True):
-    """Start the trainer of a rank again, if none lives, or kill it, for it hangs."""
+    """Restart the trainer of a rank if none lives, or kill it because it hangs."""
 
     link: Name
     seq: Count
@@ -74,7 +74,7 @@ class PeerTrainer(Message, tag="peer-trainer", frozen=True):
 
 
 class PeerKeep(Message, tag="peer-keep", frozen=True):
-    """What the lead has kept of the run: a follower keeps it too, so that it could conduct the run itself."""
+    """What the lead has recorded of the run. The follower records it too, so that it could lead the run itself."""
 
     link: Name
     seq: Count
@@ -83,10 +83,10 @@ class PeerKeep(Message, tag="peer-keep", frozen=True):
 
 
 class PeerClaim(Message, tag="peer-claim", frozen=True):
-    """Whoever says this is to conduct the run in the term told; answered by PeerConsent.
+    """The sender will lead the run in this term, if it gets consent; answered by PeerConsent.
 
-    An agent that conducts it hands it over; any other consents to one claimant a term. In term 0 it only asks: nobody
-    consents, and the refusal tells how it stands there.
+    The lead hands the run over; any other agent consents to one claimant per term. A claim in term 0 only asks: the
+    answer is always a refusal, and says what is known there.
     """
 
     link: Name
@@ -110,7 +110,7 @@ ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | P
 
 
 class PeerWelcome(Message, tag="peer-welcome", frozen=True):
-    """Answer to PeerHello: the conversation stands."""
+    """Answer to PeerHello: the conversation has begun."""
 
     link: Name
     node: str
@@ -147,7 +147,7 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):
-    """What a trainer said."""
+    """Passes on what a trainer sent."""
 
     link: Name
     seq: Count
@@ -179,7 +179,7 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):
-    """The conversation is not known here, or this agent follows another lead."""
+    """The agent doesn't know the conversation, follows another lead, or can't obey."""
 
     link: Name
     code: Literal["unknown-link", "older-term", "busy", "not-authorised"]

@@ -30,7 +30,7 @@ class Reply(Message, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """One agent."""
+    """The agent that answers."""
 
     node: str
     boot: str
@@ -41,7 +41,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class PeerView(msgspec.Struct, frozen=True):
-    """Another node of the cluster as this one's agent sees it."""
+    """Another node of the cluster, as this agent sees it."""
 
     node: str
     address: str
@@ -53,7 +53,7 @@ class PeerView(msgspec.Struct, frozen=True):
 
 
 class RunRates(msgspec.Struct, frozen=True):
-    """How fast a run is, and how long it still takes; None is not known."""
+    """How fast a run is, and how long it still takes; None: not known."""
 
     unit: str  # unit of the average: tokens/s, or pairs/s if the loss is divided by pairs
     average_per_second: float | None = None  # since the run began, pauses excluded
@@ -66,7 +66,7 @@ class RunRates(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One line of `trainctl ls`."""
+    """One run in a list."""
 
     run: Name
     name: str
@@ -85,7 +85,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
-    """All a screen needs to open; live messages at or below `seq` are already in it."""
+    """All that a screen needs to open. It includes live messages up to `seq`."""
 
     boot: str
     seq: Count
@@ -109,7 +109,7 @@ class History(Reply, tag="history", frozen=True):
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):
-    """`complete` is False when some are no longer kept: attach again."""
+    """`complete` is False when some messages are no longer kept: attach again."""
 
     complete: bool
     messages: tuple[Live, ...]
@@ -157,7 +157,7 @@ class LogPart(Reply, tag="log-part", frozen=True):
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """Somebody who is attached."""
+    """A client that is attached."""
 
     by: str
     since_at: float
@@ -165,7 +165,7 @@ class Viewer(msgspec.Struct, frozen=True):
 
 
 class Viewers(Reply, tag="viewers", frozen=True):
-    """Those attached but for who asked, oldest first."""
+    """The attached clients without the one that asked, oldest first."""
 
     viewers: tuple[Viewer, ...]
 
@@ -179,7 +179,7 @@ class InterfaceFacts(msgspec.Struct, frozen=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True):
-    """Who may open a file or folder."""
+    """Permissions of a file or folder."""
 
     path: str
     mode: Count  # permission bits, as chmod takes them
@@ -187,7 +187,7 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(Reply, tag="facts", frozen=True):
-    """A node's machine and installation as its agent finds them; None where that can't be told."""
+    """A node's machine and installation as its agent finds them; None: not known."""
 
     node: str
     received_at: float  # when the request arrived, by that machine's clock
@@ -214,7 +214,7 @@ class Facts(Reply, tag="facts", frozen=True):
 
 
 class Digests(Reply, tag="digests", frozen=True):
-    """SHA-256 of files, over name, size and content."""
+    """SHA-256 digests of files, each over name, size and content."""
 
     digest: str  # of all files together; empty: see `problem`
     files: tuple[FileDigest, ...] = ()  # at most 64; the last stands for the rest
@@ -222,7 +222,7 @@ class Digests(Reply, tag="digests", frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Something that was refused for lack of a right, as often as `count` says."""
+    """Something that was refused for lack of a right, `count` times."""
 
     first_at: float
     last_at: float
@@ -241,7 +241,7 @@ class Audit(Reply, tag="audit", frozen=True):
 
 
 class RunKept(Reply, tag="run-kept", frozen=True):
-    """How far an attached run is recorded; the program sends the steps after that, again if need be."""
+    """How far an attached run is recorded. The program sends the steps after that, again if necessary."""
 
     run: str
     step: Count  # newest recorded step; 0: none
@@ -263,7 +263,7 @@ class CommandReply(Reply, tag="command-reply", frozen=True):
 
 
 class Refusal(Reply, tag="refusal", frozen=True):
-    """The request was understood, and the answer is no."""
+    """The agent refuses a request."""
 
     code: Literal[
         "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"

@@ -17,14 +17,14 @@ class Request(Message, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
-    """State and history at a resolution; the first half of an attach."""
+    """Asks for the state, and the history at some resolution; the first half of an attach."""
 
     columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
     run: str | None = None  # None: the active run (the hosted one if there are several), else the newest
 
 
 class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
-    """Series of one run between two steps, from the record."""
+    """Asks for series of one run between two steps, from the record."""
 
     run: Name
     metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of metrics
@@ -34,7 +34,7 @@ class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown
 
 
 class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=True):
-    """Live messages that were missed."""
+    """Asks for live messages that were missed."""
 
     boot: Name
     first_seq: Count
@@ -42,11 +42,11 @@ class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=
 
 
 class RunsRequest(Request, tag="runs-request", frozen=True, forbid_unknown_fields=True):
-    """The runs this agent knows."""
+    """Asks for the runs that the agent knows."""
 
 
 class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_fields=True):
-    """A page of a run's events, oldest first."""
+    """Asks for a page of a run's events, oldest first."""
 
     run: str | None = None
     after_id: Count = 0
@@ -55,7 +55,7 @@ class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_f
 
 
 class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
-    """A page of committed steps, oldest first."""
+    """Asks for a page of committed steps, oldest first."""
 
     run: str | None = None
     after_step: Count = 0
@@ -63,7 +63,7 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
 
 
 class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
-    """A page of readings of a run's machines, as they came: of all of them from the run's lead, else of the node's."""
+    """Asks for a page of readings of machines, oldest first: all of the run's from its lead, else the node's own."""
 
     run: str | None = None
     after_row: Count = 0  # `last_row` of the page before
@@ -71,7 +71,7 @@ class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fie
 
 
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
-    """Part of a trainer's log file."""
+    """Asks for part of a trainer's log file."""
 
     run: str | None = None
     rank: Count = 0
@@ -80,7 +80,7 @@ class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=
 
 
 class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
-    """Says that somebody is attached, or only asks who is; said every 5 s, and forgotten after 20."""
+    """Says that a client is attached, or only asks who is. Sent every 5 s; forgotten after 20 s."""
 
     viewer: Annotated[str, Meta(max_length=64)] = ""  # the client's own id while it is attached; empty: it only asks
     by: Annotated[str, Meta(max_length=64)] = ""  # who it is, as the client says
@@ -89,24 +89,24 @@ class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_f
 
 
 class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fields=True):
-    """What a node's machine and installation are like, for `trainctl doctor`."""
+    """Asks for facts of a node's machine and installation, for `trainctl doctor`."""
 
 
 class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
-    """Digests of a model's folder or of data on the node; they are read there, which takes as long as the disk does."""
+    """Asks for digests of a model's folder or of data. The node reads all of it, as fast as its disk allows."""
 
     what: Literal["model", "data"]
     path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
 
 
 class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
-    """Who was refused what, newest first; for operators."""
+    """Asks for the refusals, newest first; for operators."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
-    """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
+    """Asks for a change. The same id again gives the same outcome; `rid` only addresses the reply."""
 
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUID
     verb: Name
@@ -124,8 +124,8 @@ GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=True):
-    """A program that trains a run by itself has it shown and recorded, beside the hosted run. Asked for again it says
-    what has changed."""
+    """Has the run of a program that trains by itself shown and recorded, beside the hosted run. Sent again, it updates
+    the run."""
 
     run: GuestId  # an id that the program chooses and keeps: the run continues under it
     name: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -139,14 +139,14 @@ class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=Tr
 
 
 class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
-    """Steps of an attached run, in order. Those that are recorded already change nothing."""
+    """Steps of an attached run, in order. Steps that are already recorded change nothing."""
 
     run: GuestId
     steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: the program only shows that it is alive
 
 
 class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
-    """An attached run is over."""
+    """Ends an attached run."""
 
     run: GuestId
     state: Literal["finished", "stopped", "failed"] = "finished"

@@ -36,7 +36,7 @@ TOKENS = "tokens"
 
 
 class RankView(msgspec.Struct, frozen=True):
-    """One rank as the lead knows it. `share` and `micro_batch` are None where a guest did not give them."""
+    """One rank as the lead knows it. `share` and `micro_batch` are None if a guest did not give them."""
 
     rank: Count
     node: str
@@ -52,15 +52,15 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class PolicyView(msgspec.Struct, frozen=True):
-    """What a policy does by itself in this run."""
+    """A policy of the run and its mode."""
 
     name: str
     mode: PolicyMode
 
 
 class RunView(Message, tag="run-view", frozen=True):
-    """One run as its lead knows it; published whenever it changes other than by a committed step. Only of a guest may
-    `steps`, `global_batch`, `cursor` and `learning_rate` be None: it did not give them."""
+    """One run as its lead knows it; published at each change except a committed step. `steps`, `global_batch`, `cursor`
+    and `learning_rate` are None only for a guest that did not give them."""
 
     run: Name
     name: str
@@ -122,7 +122,7 @@ class RunView(Message, tag="run-view", frozen=True):
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):
-    """The run has committed a step. What a guest did not give of it is None."""
+    """The run has committed a step. Values that a guest did not give are None."""
 
     run: Name
     generation: Generation
@@ -173,7 +173,7 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
-    """One rank's part of a committed step; `micro_batch` is None where a guest did not give it."""
+    """One rank's part of a committed step; `micro_batch` is None if a guest did not give it."""
 
     run: Name
     generation: Generation
@@ -218,7 +218,7 @@ SCRIPTED_DEVICE = "scripted"
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """One device; what could not be read is None, never zero."""
+    """Readings of one device; None: could not be read."""
 
     name: str
     utilization_percent: float | None = None
@@ -240,7 +240,7 @@ class ProcessReading(msgspec.Struct, frozen=True):
 
 
 class HostReading(Message, tag="host-reading", frozen=True):
-    """The machine's own state, at 1 Hz."""
+    """Readings of the machine, at 1 Hz; None: could not be read."""
 
     node: str
     read_at: float
@@ -270,7 +270,7 @@ class HostReading(Message, tag="host-reading", frozen=True):
 
 
 class Event(Message, tag="event", frozen=True):
-    """Something that happened; kept in the record."""
+    """Something that happened; it is recorded."""
 
     id: Count  # number of the event; grows within a run's record
     at: float
@@ -317,7 +317,7 @@ class Event(Message, tag="event", frozen=True):
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
-    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message is noticed."""
+    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message shows."""
 
     node: str
     at: float
@@ -344,7 +344,7 @@ class AlertView(msgspec.Struct, frozen=True):
 
 
 class MuteView(msgspec.Struct, frozen=True):
-    """A kind of alert that is still kept but calls nobody."""
+    """A kind of alert that is muted: recorded, but no hook is called."""
 
     kind: AlertKind
     node: str | None  # None: any node

@@ -40,7 +40,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
 
 
 class Offer(Message, tag="offer", frozen=True):
-    """Open endpoints for a generation that is about to be formed and answer Offered."""
+    """Open endpoints for a generation that will be formed, and answer Offered."""
 
     run: Name
     generation: Generation
@@ -48,9 +48,9 @@ class Offer(Message, tag="offer", frozen=True):
 
 
 class Form(Message, tag="form", frozen=True):
-    """Join a generation: forget any older one, be levelled if behind, and answer Formed (or GroupFailed).
+    """Join a generation: forget any older one, receive the state if behind, and answer Formed (or GroupFailed).
 
-    A rank that isn't in `ranks` leaves the group and waits. All lists run parallel to `ranks`.
+    A rank that isn't in `ranks` leaves the group and waits. All lists are in the order of `ranks`.
     """
 
     run: Name
@@ -67,7 +67,7 @@ class Form(Message, tag="form", frozen=True):
 
 
 class Fence(Message, tag="fence", frozen=True):
-    """Leave the generation before this one at once and answer Fenced."""
+    """Leave the generation before this one at once, and answer Fenced."""
 
     run: Name
     generation: Generation
@@ -112,7 +112,7 @@ class FileDigest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """How a rank computes, as its backend has resolved it."""
+    """How a rank computes, as its backend chose it."""
 
     dtype: str  # of forward and backward: float32, bfloat16
     tf32: bool | None = None  # whether products of float32 matrices may be rounded to TF32; None: the device has none
@@ -146,7 +146,7 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Alive(Message, tag="alive", frozen=True):
-    """Sent at 1 Hz from the control thread, also while the main thread computes."""
+    """The trainer is alive. Sent at 1 Hz, also while it computes."""
 
     run: Name
     rank: Count
@@ -158,7 +158,7 @@ class Alive(Message, tag="alive", frozen=True):
 
 
 class Soon(Message, tag="soon", frozen=True):
-    """Gradients of this plan are accumulated: the rank is about to need the next plan."""
+    """The rank has accumulated the gradients of this plan, and will soon need the next one."""
 
     run: Name
     rank: Count
@@ -204,7 +204,7 @@ class Report(Message, tag="report", frozen=True):
 
 
 class Probed(Report, tag="probed", kw_only=True, frozen=True):
-    """The report of a `probe` plan: what the rank's model says of the first training samples, for comparison."""
+    """The report of a `probe` plan: log-probabilities of the first training samples, for comparison between ranks."""
 
     family: str  # model_type in the model's config.json
     tokens_digest: str  # SHA-256 of the tokens
@@ -215,7 +215,7 @@ class Probed(Report, tag="probed", kw_only=True, frozen=True):
 
 
 class Fenced(Message, tag="fenced", frozen=True):
-    """The answer to Fence: nothing is committed or added under an older generation from here on."""
+    """The answer to Fence: from here on, the rank commits and adds nothing under an older generation."""
 
     run: Name
     rank: Count
@@ -227,7 +227,7 @@ class Fenced(Message, tag="fenced", frozen=True):
 
 
 class Offered(Message, tag="offered", frozen=True):
-    """Endpoints opened for a generation."""
+    """The answer to Offer: the endpoints that the rank opened."""
 
     run: Name
     rank: Count
@@ -236,7 +236,7 @@ class Offered(Message, tag="offered", frozen=True):
 
 
 class Formed(Message, tag="formed", frozen=True):
-    """The rank has joined the generation, and stands at its step."""
+    """The answer to Form: the rank has joined the generation, and has the state of its step."""
 
     run: Name
     rank: Count
@@ -246,7 +246,7 @@ class Formed(Message, tag="formed", frozen=True):
 
 
 class GroupFailed(Message, tag="group-failed", frozen=True):
-    """Joining, levelling or reducing failed; the rank holds what it held and waits for a fence."""
+    """Joining, state transfer or reducing failed. The rank keeps its gradients and waits for a fence."""
 
     run: Name
     rank: Count
@@ -255,7 +255,7 @@ class GroupFailed(Message, tag="group-failed", frozen=True):
 
 
 class TrainerFailed(Message, tag="trainer-failed", frozen=True):
-    """The trainer cannot go on; it exits after this."""
+    """The trainer cannot continue; it exits after this."""
 
     run: Name
     rank: Count
