@@ -303,8 +303,8 @@ def _verb(verb: verbs.Verb) -> str:
     info = shape.type_info(verb.args)
     assert isinstance(info, shape.StructType)
     rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {told.unit or '—'} | {_default(field)} | {told.meaning} |"
-        for field, told in zip(info.fields, arguments_of(verb), strict=True)
+        f"| `{field.encode_name}` | {words(field.type)} | {about.unit or '—'} | {_default(field)} | {about.meaning} |"
+        for field, about in zip(info.fields, arguments_of(verb), strict=True)
     ]
     table = ["| argument | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |", *rows]
     return "\n\n".join([said, *(["\n".join(table)] if rows else [])])

@@ -36,8 +36,9 @@ in the numbers look like lost messages.
 | SUB | RCVHWM 10000, TCP_KEEPALIVE, no heartbeats |
 | PUB | SNDHWM 1000 |
 
-IMMEDIATE keeps an old request from an agent that starts an hour later. A SUB has no heartbeats because libzmq 4.3.5
-aborts the program if more than RCVHWM messages wait for longer than a heartbeat's answer may take.
+With IMMEDIATE, an agent that starts an hour later doesn't get an old request. A SUB has no heartbeats because libzmq
+4.3.5 aborts the program if more than RCVHWM messages wait for longer than a heartbeat's answer may take.
+
 An agent disconnects a subscriber that sends more than 32 messages over one connection, or one message of more than
 64 bytes, because ZeroMQ keeps every topic in memory.
 """
@@ -91,8 +92,8 @@ UTF-8 `str`. Numbers are msgpack integers and 64-bit floats; an integer may stan
 arrays; their tables say so. An absent optional field has its default. Null is written, not left out.
 
 In a message from a client, unknown fields, unknown arguments, NaN and infinities are refused. In every other message
-the receiver ignores unknown fields, and a float may be NaN. Fields named `*_at` are Unix seconds. Every other duration
-is in seconds by a monotonic clock.
+the receiver ignores unknown fields, and a float may be NaN. Fields named `*_at` are Unix seconds. Every duration is in
+seconds, by a monotonic clock.
 """
 
 LIMITS = """

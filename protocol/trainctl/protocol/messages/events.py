@@ -62,8 +62,8 @@ class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
 class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
     """The global batch changed."""
 
-    before: Count  # samples
-    after: Count  # samples
+    before: Count  # samples per step
+    after: Count  # samples per step
     schedule: Literal["set", "scale"]  # set: the learning rate stays; scale: it is scaled by the same factor
     cause: str = ""  # why, if no person asked for it
 
@@ -262,8 +262,8 @@ class AlertRaised(EventData, tag="alert-raised", frozen=True):
     """An alert was raised: something needs a person's attention."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # the alert's
-    node: str  # empty: the run as a whole
+    id: str  # id of the alert
+    node: str  # the node it is about; empty: the whole run
     text: str  # what is wrong
 
 
@@ -271,9 +271,9 @@ class AlertCleared(EventData, tag="alert-cleared", frozen=True):
     """An alert's cause is gone."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # the alert's
-    node: str  # empty: the run as a whole
-    alert: str  # its kind
+    id: str  # id of the alert
+    node: str  # the node it is about; empty: the whole run
+    alert: str  # kind of the alert
     seconds: float | None = None  # how long it was open
 
 
@@ -282,7 +282,7 @@ class AlertFailed(EventData, tag="alert-failed", frozen=True):
 
     category: ClassVar[Category] = "alert"
     text: str  # for a person, on one line
-    id: str = ""  # the alert's; empty: a hook failed
+    id: str = ""  # id of the alert; empty: a hook failed
 
 
 class RecordState(EventData, tag="record-state", frozen=True):

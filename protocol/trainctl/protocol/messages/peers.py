@@ -116,7 +116,7 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
     node: str
     boot: str
     live_address: str  # where it publishes
-    version: str  # of the program
+    version: str  # version of the program
     generation: Generation | None = None  # newest that it has seen
     ranks: tuple[HostedRank, ...] = ()
 
@@ -186,7 +186,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     text: str
     run: str | None = None  # older-term: the run that the lead named
     state: RunState | None = None  # state of that run as known here; None: not known
-    reason: str = ""  # of that state
+    reason: str = ""  # why it is in that state
 
 
 FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal

@@ -236,7 +236,7 @@ class ProcessReading(msgspec.Struct, frozen=True):
     role: str  # agent, keeper, trainer, reducer, standby, helper
     rank: Count | None = None
     cpu_percent: float | None = None  # of one processor, since the last reading
-    memory_bytes: Count | None = None  # resident
+    memory_bytes: Count | None = None  # resident memory
 
 
 class HostReading(Message, tag="host-reading", frozen=True):
