@@ -22,8 +22,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = "#/$defs/{name}"
 DESCRIPTION = (
     "Every message, as the map in a frame's msgpack; docs/protocol.md and docs/protocol-agents.md say how they are "
-    "used. Bytes are base64 text here. JSON has no form for a float that isn't finite: the golden vectors have null instead, "
-    "and msgpack carries the float itself. Generated from the message types; don't edit it."
+    "used. Bytes are base64 text here. JSON has no form for a float that isn't finite: the golden vectors have null "
+    "instead, and msgpack carries the float itself. Generated from the message types; don't edit it."
 )
 Schema = dict[str, Any]
 
