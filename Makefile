@@ -34,8 +34,10 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.protocol_docs.docs --check docs/protocol.md
+	$(BIN)/python -m tools.protocol_docs.agents_page --check docs/protocol-agents.md
 	$(BIN)/python -m tools.protocol_docs.schema --check docs/protocol.schema.json
 	$(BIN)/python -m tools.keys_page --check docs/keys.md
+	$(BIN)/python -m tools.pictures --check
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Who speaks with whom, the message types that each conversation takes, and how its frames are decoded."""
+"""Who talks to whom: the message types of each conversation, and how its frames are decoded."""
 
 import typing
 from typing import Any
@@ -16,7 +16,7 @@ UNIONS: dict[str, Any] = {
     "follower to lead": m.FromPeer,
     "kept by followers": m.Kept,
 }
-"""The seven conversations and the types each takes, and what followers keep of a run."""
+"""The seven conversations with their message types, and what followers keep of a run."""
 
 DECODERS: dict[str, Any] = {
     "client to agent": codec.decode_control,
@@ -28,8 +28,8 @@ DECODERS: dict[str, Any] = {
     "follower to lead": codec.decode_peer,
     "kept by followers": codec.decode_kept,
 }
-"""The function by which the program reads each conversation's frames: an agent has one socket for its clients and for
-the lead's agent."""
+"""The function that reads each conversation's frames. An agent has one socket for its clients and for the lead's
+agent."""
 
 
 def types_of(conversation: str) -> tuple[type[m.Message], ...]:

@@ -1,4 +1,4 @@
-"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes docs/protocol.md from the message types themselves.
+"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes docs/protocol.md, the page for clients.
 
 Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source,
 and that of a verb's argument from its declaration.
@@ -11,6 +11,7 @@ import io
 import re
 import sys
 import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,31 +31,52 @@ from trainctl.protocol.wire import codec
 DEFAULT_PATH = Path("docs/protocol.md")
 SOURCES = (base, trainer, telemetry, events, guests, requests, peers, kept, replies)
 """Where messages and their parts are written, in the order of the page."""
+CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
+"""The conversations that a client takes part in; the others are on the page of agents."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 
 
 def page() -> str:
-    """The whole page."""
-    comments = field_comments(*SOURCES)
-    parts = [
+    """The page for clients."""
+    return joined(
         prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
         prose.SOCKETS,
         prose.KEYS,
         prose.ENCODING,
         _limits(),
         prose.CONVERSATIONS,
-        prose.LEADS,
         prose.ATTACHING,
-        "## Messages\n\n" + prose.MESSAGES + "\n\n" + "\n\n".join(_conversation(talk, comments) for talk in UNIONS),
-        "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in part_types()),
+        messages(CLIENT_TALKS, client_parts()),
         _metrics(),
         _verbs(),
-        _bytes(),
+        shown_bytes(prose.BYTES, prose.SHOWN),
         _history(),
-    ]
+    )
+
+
+def joined(*parts: str) -> str:
+    """The parts of a page, an empty line between each and the next."""
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def anchors(text: str) -> set[str]:
+    """Where links into a page can lead: its headings, as GitHub names them."""
+    heads = (line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    return {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+def messages(talks: Iterable[str], parts: Iterable[type[msgspec.Struct]]) -> str:
+    """The messages of some conversations and the parts that they are made of, a table for each."""
+    comments = field_comments(*SOURCES)
+    return joined(
+        "## Messages",
+        prose.MESSAGES,
+        *(_conversation(talk, comments) for talk in talks),
+        "## Parts of messages",
+        *(_type(kind, comments) for kind in parts),
+    )
 
 
 # ---------------------------------------------------------------- what the source says
@@ -91,8 +113,8 @@ def _lines(field: ast.AnnAssign) -> range:
 
 def comment(kind: type, name: str, comments: Comments) -> str:
     """What the comment beside a field says, even that of a type above it."""
-    told = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
-    return plain(next((text for text in told if text), "") or meanings.of(kind, name))
+    said = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
+    return plain(next((text for text in said if text), "") or meanings.of(kind, name))
 
 
 def purpose(kind: type) -> str:
@@ -108,6 +130,12 @@ def plain(text: str) -> str:
 def portable(pattern: str) -> str:
     """A pattern whose end is written as other languages do."""
     return pattern.replace(r"\Z", "$")
+
+
+def client_parts() -> list[type[msgspec.Struct]]:
+    """The parts of what clients send and receive."""
+    _, named = msgspec.json.schema_components([UNIONS[talk] for talk in CLIENT_TALKS])
+    return [kind for kind in part_types() if kind.__name__ in named]
 
 
 def part_types() -> list[type[msgspec.Struct]]:
@@ -275,16 +303,17 @@ def _verb(verb: verbs.Verb) -> str:
     info = shape.type_info(verb.args)
     assert isinstance(info, shape.StructType)
     rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {told.unit or '—'} | {_default(field)} | {told.meaning} |"
-        for field, told in zip(info.fields, arguments_of(verb), strict=True)
+        f"| `{field.encode_name}` | {words(field.type)} | {about.unit or '—'} | {_default(field)} | {about.meaning} |"
+        for field, about in zip(info.fields, arguments_of(verb), strict=True)
     ]
     table = ["| argument | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |", *rows]
     return "\n\n".join([said, *(["\n".join(table)] if rows else [])])
 
 
-def _bytes() -> str:
-    parts = ["## Bytes\n\n" + prose.BYTES]
-    for talk, name in prose.SHOWN:
+def shown_bytes(head: str, vectors: Iterable[tuple[str, str]]) -> str:
+    """Some vectors, each as JSON and as the bytes of its frame."""
+    parts = ["## Bytes\n\n" + head.strip()]
+    for talk, name in vectors:
         vector = examples.vector(talk, name)
         text = msgspec.json.format(msgspec.json.encode(vector["message"]), indent=2).decode()
         frame = str(vector["frame"])
@@ -295,7 +324,7 @@ def _bytes() -> str:
 
 def _history() -> str:
     rows = [f"| {number} | {date} | {what} |" for number, date, what in HISTORY]
-    return "\n".join(["## Versions", "", "| version | since | what it added |", "| ---: | --- | --- |", *rows])
+    return "\n".join(["## Versions", "", "| version | since | what is new |", "| ---: | --- | --- |", *rows])
 
 
 def main() -> int:

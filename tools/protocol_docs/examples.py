@@ -1,4 +1,4 @@
-"""Examples of every message: the golden byte vectors in tests/golden/wire and the bytes in docs/protocol.md.
+"""Examples of every message: the golden byte vectors in tests/golden/wire and the bytes in docs/protocol*.md.
 
 `python -m tools.protocol_docs.examples FOLDER` writes the vectors. A version's vectors change only when its version
 does.

@@ -1,4 +1,4 @@
-"""What the commands that write a file from the code have in common: write it, or only check that it is up to date."""
+"""What the commands that generate a file share: write it, or only check that it is up to date."""
 
 import argparse
 import sys

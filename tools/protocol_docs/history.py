@@ -13,22 +13,22 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (
         1,
         "2026-11-22",
-        "Another node takes a run up again: start-run takes a node and old_lead_is_off, PeerClaim.resume and term 0,"
+        "Another node resumes a run: start-run takes a node and old_lead_is_off, PeerClaim.resume and term 0,"
         " PeerConsent.takes_part; RunSummary.stale.",
     ),
-    (1, "2026-11-22", "HostReading: the size of its disk, and the energy that its devices have drawn."),
+    (1, "2026-11-22", "HostReading: the disk's size, and the energy that the devices have drawn."),
     (1, "2026-11-23", "Plans of kind probe, and Probed, their report: ranks are compared before their first step."),
     (
         2,
         "2026-11-23",
         "Events are data: Event.data is one of a closed union of kinds; kind, text, before and after are gone from the"
-        " wire. Command.undoes and Event.undoes say what a command takes back.",
+        " wire. Command.undoes and Event.undoes say what a command undoes.",
     ),
     (
         2,
         "2026-11-23",
-        "Runs that other programs train: RunView.kind and RunSummary.kind, and RunView.verbs, which says why a run does"
-        " not take a verb. What such a run does not say is null: steps, global_batch, cursor, learning_rate, share,"
+        "Runs that other programs train: RunView.kind and RunSummary.kind, and RunView.verbs, which says why a run"
+        " refuses a verb. What such a run does not report is null: steps, global_batch, cursor, learning_rate, share,"
         " micro_batch, loss, grad_norm and weight. Several runs can be live on an agent: Snapshot.runs.",
     ),
     (
@@ -45,11 +45,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (
         2,
         "2026-11-23",
-        "Tokens are those processed, with those that have no loss; weight is what the loss is divided by. In version 1"
-        " both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
-        " own_tokens are new. RunSummary.rates says how fast a run is,"
-        " RunView.weight_unit and loss_unit what its weight and its loss are in. Ready.compute and RankView.compute"
-        " say in what precision and by which kernels a rank computes.",
+        "Tokens are all that were processed, those without a loss too; weight is what the loss is divided by. In"
+        " version 1 both were weight. StepCommitted.tokens, weight_total and seconds_total, RankStep.weight,"
+        " Report.tokens and own_tokens are new. RunSummary.rates says how fast a run is; RunView.weight_unit and"
+        " loss_unit are the units of its weight and its loss. Ready.compute and RankView.compute say with which"
+        " precision and kernels a rank computes.",
     ),
 )
 """(version, date, what it added), oldest first."""

@@ -1,13 +1,12 @@
 """Wire vectors: every message has some, they decode, and their bytes don't change while the version doesn't."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tools.protocol_docs import conversations, docs, examples
+from tools.protocol_docs import conversations, examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -90,48 +89,3 @@ def test_written_vectors_are_those_kept(tmp_path: Path) -> None:
     assert {file.name: file.read_text("utf-8") for file in tmp_path.iterdir()} == {
         file.name: file.read_text("utf-8") for file in WIRE.iterdir()
     }
-
-
-# ---------------------------------------------------------------- docs/protocol.md
-
-
-def test_page_is_up_to_date() -> None:
-    kept = (ROOT / "docs" / "protocol.md").read_text("utf-8")
-    assert kept == docs.page(), "write it again with python -m tools.protocol_docs.docs"
-
-
-def test_page_names_every_type_field_verb_and_version() -> None:
-    page = docs.page()
-    for talk in conversations.UNIONS:
-        for kind in conversations.types_of(talk):
-            assert f"#### {kind.__name__}\n\n`type` is `{conversations.tag_of(kind)}`" in page
-            for field in msgspec.structs.fields(kind):
-                assert field.name == "v" or f"| `{field.encode_name}` |" in page
-    for verb in verbs.VERBS:
-        assert f"### {verb}\n" in page
-
-
-def test_links_of_the_page_lead_somewhere() -> None:
-    page = docs.page()
-    anchors = {
-        re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower().replace(" ", "-")
-        for line in page.splitlines()
-        if line.startswith("#")
-    }
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors
-
-
-def test_comments_beside_fields_reach_the_page() -> None:
-    comments = docs.field_comments(*docs.SOURCES)
-    assert comments["StepCommitted"]["loss"] == "weighted mean, nats per unit of weight"
-    assert "| weighted mean, nats per unit of weight |" in docs.page()
-
-
-def test_check_tells_an_old_page_from_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "protocol.md"
-    for arguments, status in ((["--check"], 1), ([], 0), (["--check"], 0)):
-        monkeypatch.setattr("sys.argv", ["docs", *arguments, str(page)])
-        assert docs.main() == status
-    page.write_text(page.read_text("utf-8") + "by hand\n", "utf-8")
-    monkeypatch.setattr("sys.argv", ["docs", "--check", str(page)])
-    assert docs.main() == 1

@@ -31,10 +31,10 @@ FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expire
 
 
 class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_only=False):
-    """One formation of the group. Compares as (term, n); everything between ranks and agents carries it."""
+    """One formation of the group of ranks. Generations compare as (term, n)."""
 
-    term: Count  # grows by promotion or handover only
-    n: Count  # grows at every fence, failed formation and resume
+    term: Count  # grows only with a new lead
+    n: Count  # grows with each fence, failed formation and resume
 
     def next(self) -> "Generation":
         return Generation(self.term, self.n + 1)

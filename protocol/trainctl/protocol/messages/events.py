@@ -28,66 +28,66 @@ class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class SharesChanged(EventData, tag="shares-changed", frozen=True):
-    """Samples of the global batch were dealt anew, by a command or because a node left or came."""
+    """Shares changed, by a command or because a node left or came."""
 
     category: ClassVar[Category] = "rank"
-    before: dict[str, Count]  # by node, in the order of ranks; 0: it took no part
-    after: dict[str, Count]  # the same once it was done
-    cause: str = ""  # why, where no command asked for it
-    node: str = ""  # the one drained or admitted
-    lost: str = ""  # the rank that was lost, as people name it: a node, or node:rank
-    refused: bool = False  # whether the lost one failed its probe
-    returned: str = ""  # the rank that takes part again by itself
+    before: dict[str, Count]  # samples by node, in the order of ranks; 0: it took no part
+    after: dict[str, Count]  # the same afterwards
+    cause: str = ""  # why, if no command asked for it
+    node: str = ""  # the node that was drained or admitted
+    lost: str = ""  # the rank that was lost: a node, or node:rank
+    refused: bool = False  # whether the lost rank failed its probe
+    returned: str = ""  # the rank that came back by itself
 
 
 class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):
-    """Ranks take a share in pieces of another size."""
+    """Micro-batches of ranks changed."""
 
     category: ClassVar[Category] = "rank"
-    before: Pairs  # by the rank's node
-    after: Pairs  # the same once it was done
-    cause: str = ""  # why, where no command asked for it
+    before: Pairs  # samples, each with the rank's node
+    after: Pairs  # the same afterwards
+    cause: str = ""  # why, if no command asked for it
 
 
 class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
-    """The learning rate is another from a step on."""
+    """The learning rate changed, from a step on."""
 
-    before: float  # at the step it was set at
-    after: float  # from that step on
-    schedule: Literal["set", "scale"]  # constant from here on; or the rest of the schedule scaled by the same factor
-    was_constant: bool = False  # whether it was set to stay as it is before
-    cause: str = ""  # why, where no person asked for it
+    before: float  # the rate until that step
+    after: float  # the rate from that step on
+    schedule: Literal["set", "scale"]  # set: constant from here on; scale: the rest of the schedule is scaled
+    was_constant: bool = False  # whether it was constant before
+    cause: str = ""  # why, if no person asked for it
 
 
 class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
-    """A step takes another number of samples."""
+    """The global batch changed."""
 
-    before: Count  # samples
-    after: Count  # samples
-    schedule: Literal["set", "scale"]  # the learning rate stays as it is; or is scaled by the same factor
-    cause: str = ""  # why, where no person asked for it
+    before: Count  # samples per step
+    after: Count  # samples per step
+    schedule: Literal["set", "scale"]  # set: the learning rate stays; scale: it is scaled by the same factor
+    cause: str = ""  # why, if no person asked for it
 
 
 class LeadChanged(EventData, tag="lead-changed", frozen=True):
-    """Another node's agent conducts the run."""
+    """Another node leads the run."""
 
     category: ClassVar[Category] = "agent"
-    before: str  # the node that conducted it
-    after: str  # the node that conducts it from here on
-    term: Count = 0  # 0: not known yet
+    before: str  # the node that led it
+    after: str  # the node that leads it from here on
+    term: Count = 0  # the new term; 0: not known yet
 
 
 class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
-    """The run pauses, goes on, stops, ends or goes back to a checkpoint."""
+    """The run pauses, continues, stops, ends or goes back to a checkpoint."""
 
-    before: str  # empty: not said
-    after: str  # a run's state, or "going back" (to a checkpoint) or "resumed" (from one)
-    reason: str = ""  # why, if there is more to say
-    step: Count | None = None  # the last one committed, of a run that is over
+    before: str  # its state before; empty: not known
+    after: str  # its state, or `going back` (to a checkpoint), or `resumed` (from one)
+    reason: str = ""  # why, if there is a reason
+    step: Count | None = None  # last committed step of a run that has ended
 
 
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
-    """A node that took no part is out for another reason."""
+    """A node that took no part has another reason to be out."""
 
     category: ClassVar[Category] = "rank"
     node: str  # the node
@@ -101,25 +101,25 @@ class PolicyModeChanged(EventData, tag="policy-mode-changed", frozen=True):
     name: str  # the policy
     before: PolicyMode
     after: PolicyMode
-    cause: str = ""  # why, where no command asked for it
+    cause: str = ""  # why, if no command asked for it
 
 
 class PolicyAdvised(EventData, tag="policy-advised", frozen=True):
     """What a policy would do if it were on."""
 
     name: str  # the policy
-    command: str  # that would do it, as a person types it
-    reason: str  # with the figures it rests on
+    command: str  # the command that would do it, as a person types it
+    reason: str  # why, with figures
 
 
 # ---------------------------------------------------------------- commands
 
 
 class CommandApplied(EventData, tag="command-applied", frozen=True):
-    """A command that changed nothing which has a kind of its own."""
+    """A command took effect that has no event of its own kind."""
 
     category: ClassVar[Category] = "command"
-    node: str = ""  # that it was for; empty: the run
+    node: str = ""  # the node it was for; empty: the run
     result: str = ""  # what it did, in a few words
 
 
@@ -129,7 +129,7 @@ class CommandFailed(EventData, tag="command-failed", frozen=True):
     category: ClassVar[Category] = "command"
     reason: str  # why, on one line
     field: str = ""  # the argument at fault
-    node: str = ""  # that it was for; empty: the run
+    node: str = ""  # the node it was for; empty: the run
 
 
 class NoteWritten(EventData, tag="note", frozen=True):
@@ -143,14 +143,14 @@ class NoteWritten(EventData, tag="note", frozen=True):
 
 
 class GenerationFormed(EventData, tag="generation-formed", frozen=True):
-    """Ranks have joined into a group that makes steps together."""
+    """Ranks have formed a group that makes steps together."""
 
     generation: Generation  # the new one
-    count: Count  # of its ranks
-    ranks: tuple[Count, ...] = ()  # empty: a record of protocol 1 doesn't say which
-    engine: str = "none"  # of its collective: none, gloo or ring
-    behind: tuple[str, ...] = ()  # nodes whose ranks were given another's state
-    source: str = ""  # the node that had it
+    count: Count  # number of its ranks
+    ranks: tuple[Count, ...] = ()  # their numbers; empty: not known, in a record of version 1
+    engine: str = "none"  # what sums the gradients: none, gloo or ring
+    behind: tuple[str, ...] = ()  # nodes whose ranks received another rank's state
+    source: str = ""  # the node that the state came from
     waited_seconds: float | None = None  # since the generation before it was left
 
 
@@ -162,42 +162,42 @@ class GenerationLeft(EventData, tag="generation-left", frozen=True):
 
 
 class StepSkipped(EventData, tag="step-skipped", frozen=True):
-    """A step left the parameters as they were."""
+    """A step did not update the parameters."""
 
     step: Count
     reason: str  # nan or overflow
 
 
 class StepRetracted(EventData, tag="step-retracted", frozen=True):
-    """Only ranks that are lost had made the step: it is made again."""
+    """A step that only lost ranks had made is retracted, and made again."""
 
     step: Count
 
 
 class StepsStopped(EventData, tag="steps-stopped", frozen=True):
-    """Too few nodes are in reach for the run to make steps, or enough again."""
+    """Too few nodes are in reach for the run to make steps, or enough are again."""
 
-    lacking: str  # what is missing; empty: nothing any more
+    lacking: str  # what is missing; empty: nothing is missing now
 
 
 class StateShared(EventData, tag="state-shared", frozen=True):
-    """All ranks were given one rank's parameters; how far theirs had been from those."""
+    """All ranks received one rank's parameters."""
 
-    source: str  # node
+    source: str  # the node that they came from
     drift: float  # the largest difference, relative
-    rank: str = ""  # where that was, as people name it
+    rank: str = ""  # the rank with that difference: a node, or node:rank
 
 
 class ProbePassed(EventData, tag="probe-passed", frozen=True):
     """Two ranks gave the probe's tokens the same log-probabilities."""
 
     category: ClassVar[Category] = "probe"
-    rank: str  # as people name it: a node, or node and rank
-    other: str  # the one it was compared with
-    difference: float  # of a token's log-probability, the largest
-    tolerance: float  # the most that they may differ by
-    tokens: Count  # that were compared
-    seconds: float  # that it took
+    rank: str  # a node, or node and rank
+    other: str  # the rank it was compared with
+    difference: float  # largest difference of a token's log-probability
+    tolerance: float  # largest difference allowed
+    tokens: Count  # tokens compared
+    seconds: float  # how long it took
 
 
 class Evaluated(EventData, tag="evaluated", frozen=True):
@@ -205,7 +205,7 @@ class Evaluated(EventData, tag="evaluated", frozen=True):
 
     category: ClassVar[Category] = "evaluation"
     loss: float  # nats per unit of weight
-    seconds: float | None = None  # that it took; null: not known
+    seconds: float | None = None  # how long it took; None: not known
 
 
 class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
@@ -213,12 +213,12 @@ class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
 
     category: ClassVar[Category] = "checkpoint"
     step: Count  # whose state it is
-    size_bytes: Count | None = None  # of all its files; null: not known
-    loop_seconds: float | None = None  # for which training stood still
+    size_bytes: Count | None = None  # size of all its files; None: not known
+    loop_seconds: float | None = None  # how long training stood still for it
 
 
 class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
-    """A node has no copy of a step's state."""
+    """A node could not write a copy of a step's state."""
 
     category: ClassVar[Category] = "checkpoint"
     node: str  # the node
@@ -229,10 +229,10 @@ class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
 
 
 class RankChanged(EventData, tag="rank-changed", frozen=True):
-    """A trainer was started again, hangs, was given up, or keeps the others waiting."""
+    """A trainer was restarted, hangs, was given up, or keeps the others waiting."""
 
     category: ClassVar[Category] = "rank"
-    ranks: tuple[str, ...]  # as people name them: a node, or node:rank
+    ranks: tuple[str, ...]  # each a node, or node:rank
     state: Literal[
         "restarted", "failed", "hung", "slow", "waited-for", "not-admitted", "ended", "out-of-memory"
     ]  # what became of them
@@ -240,14 +240,14 @@ class RankChanged(EventData, tag="rank-changed", frozen=True):
 
 
 class SharesUnmeasured(EventData, tag="shares-unmeasured", frozen=True):
-    """First shares stay even, for the rate of some node could not be measured."""
+    """First shares stay even, because some node's rate could not be measured."""
 
     category: ClassVar[Category] = "rank"
-    nodes: tuple[str, ...]  # those without a rate
+    nodes: tuple[str, ...]  # nodes without a measured rate
 
 
 class NodeState(EventData, tag="node-state", frozen=True):
-    """What became of another node's agent, as the lead's sees it."""
+    """The state of another node's agent changed, as the lead sees it."""
 
     category: ClassVar[Category] = "agent"
     node: str  # the node, or node and rank
@@ -259,11 +259,11 @@ class NodeState(EventData, tag="node-state", frozen=True):
 
 
 class AlertRaised(EventData, tag="alert-raised", frozen=True):
-    """Something wants a person's attention."""
+    """An alert was raised: something needs a person's attention."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # the alert's
-    node: str  # empty: the run as a whole
+    id: str  # id of the alert
+    node: str  # the node it is about; empty: the whole run
     text: str  # what is wrong
 
 
@@ -271,32 +271,32 @@ class AlertCleared(EventData, tag="alert-cleared", frozen=True):
     """An alert's cause is gone."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # the alert's
-    node: str  # empty: the run as a whole
-    alert: str  # its kind
-    seconds: float | None = None  # for how long it was open
+    id: str  # id of the alert
+    node: str  # the node it is about; empty: the whole run
+    alert: str  # kind of the alert
+    seconds: float | None = None  # how long it was open
 
 
 class AlertFailed(EventData, tag="alert-failed", frozen=True):
-    """An alert that goes on after the run's end, or a hook that could not be called."""
+    """An alert is still open at the run's end, or a hook could not be called."""
 
     category: ClassVar[Category] = "alert"
     text: str  # for a person, on one line
-    id: str = ""  # the alert's; empty: a hook failed
+    id: str = ""  # id of the alert; empty: a hook failed
 
 
 class RecordState(EventData, tag="record-state", frozen=True):
-    """The disk refuses the run's record, or takes it again."""
+    """The run's record can't be written, or can again."""
 
     category: ClassVar[Category] = "record"
-    problem: str  # empty: there is none any more
+    problem: str  # what is wrong; empty: nothing any more
 
 
 class Notice(EventData, tag="notice", frozen=True):
-    """What has no kind of its own; also what a record of protocol 1 tells in words that are not known."""
+    """An event without a kind of its own, also from a record of protocol 1 whose text is not known."""
 
     text: str  # for a person, on one line
-    of: Category = "run"  # the group that it is shown in
+    of: Category = "run"  # the group in which it is shown
 
 
 AnyEvent = (

@@ -13,7 +13,7 @@ MOST_GUEST_RANKS = 256
 
 
 class GuestRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank of such a run."""
+    """One rank of an attached run."""
 
     rank: Count
     node: Annotated[str, Meta(max_length=64)] = ""  # where it runs; empty: the agent's node
@@ -24,11 +24,11 @@ class GuestRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank's part of a step."""
+    """One rank's part of a step of an attached run."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: with those that have no loss, without padding
-    weight: Annotated[float, Meta(ge=0)] | None = None  # of its samples
+    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: those without a loss count, padding doesn't
+    weight: Annotated[float, Meta(ge=0)] | None = None  # weight of its samples
     samples: Count = 0
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
@@ -37,7 +37,7 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step that is done; what the program does not know of it is None. Losses and metrics may be NaN."""
+    """One step of an attached run. Values that the program does not know are None. Losses and metrics may be NaN."""
 
     step: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
     committed_at: float  # Unix seconds

@@ -8,7 +8,7 @@ from trainctl.protocol.messages.trainer import StepPlan
 
 
 class KeptPlan(Message, tag="kept-plan", frozen=True):
-    """A plan that the node's own rank has no work in."""
+    """A plan without work for the node's own rank."""
 
     plan: StepPlan
 
@@ -20,7 +20,7 @@ class KeptStep(Message, tag="kept-step", frozen=True):
 
 
 class KeptPart(Message, tag="kept-part", frozen=True):
-    """A rank's part of a step that was kept before it."""
+    """A rank's part of the committed step before it."""
 
     part: RankStep
 
@@ -49,23 +49,23 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
 
 
 class KeptDrifts(Message, tag="kept-drifts", frozen=True):
-    """By how much each rank's parameters differed from those it was given."""
+    """How far each rank's parameters were from those it received at a `sync`."""
 
     step: Count
     at: float
     ranks: tuple[int, ...]
-    drifts: tuple[float, ...]  # relative, in parallel
+    drifts: tuple[float, ...]  # relative, in the order of `ranks`
 
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
-    """What comes after a step, and after an event, doesn't stand: others made it, or nobody that is left."""
+    """Steps after a step, and events after an event, are retracted: another lead or only lost ranks made them."""
 
     after_step: Count
-    after_event: Count | None = None  # None: all events stand
+    after_event: Count | None = None  # the last event that stays; None: all stay
 
 
 class KeptCommand(Message, tag="kept-command", frozen=True):
-    """A command as the lead has it in its journal."""
+    """A command as it is in the lead's journal."""
 
     id: Name
     digest: str
@@ -85,7 +85,7 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
     after: str | None = None
     ended_at: float | None = None
     plan_version: Count | None = None
-    undoes: str | None = None  # what it takes back
+    undoes: str | None = None  # the command, or the number of the event, that it undoes
 
 
 Kept = (

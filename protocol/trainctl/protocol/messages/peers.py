@@ -14,21 +14,21 @@ class HostedRank(msgspec.Struct, frozen=True):
 
     run: Name
     rank: Count
-    pid: Count | None  # None: starting, or gone
+    pid: Count | None  # None: it is starting, or has ended
     step: Count = 0  # newest committed step in its node's record
-    generation: Generation | None = None  # that step's
-    event: Count = 0  # id of the newest event there
-    seq: Count = 0  # of the newest plan there
+    generation: Generation | None = None  # generation of that step
+    event: Count = 0  # id of the newest event in that record
+    seq: Count = 0  # number of the newest plan in that record
 
 
 class PeerHello(Message, tag="peer-hello", frozen=True):
-    """Begins a conversation, named by `link`: both sides number what they send from 1, and a gap ends it."""
+    """Begins a conversation, named by `link`. Both sides number what they send from 1; a gap ends the conversation."""
 
     link: Name
-    lead: str  # node
+    lead: str  # name of the lead's node
     address: str  # where the lead takes requests
-    generation: Generation | None = None  # highest that the lead knows; a follower that knows a higher term refuses
-    run: str | None = None  # the run it conducts
+    generation: Generation | None = None  # newest that the lead knows; a follower that knows a newer term refuses
+    run: str | None = None  # the run that it leads
 
 
 class PeerHost(Message, tag="peer-host", frozen=True):
@@ -40,7 +40,7 @@ class PeerHost(Message, tag="peer-host", frozen=True):
     rank: Count
     config: dict[str, Any]  # the run file as parsed
     generation: Generation
-    resume_step: Count | None = None  # the rank begins with this node's checkpoint of that step
+    resume_step: Count | None = None  # step of the checkpoint on this node that the rank begins with; None: none
 
 
 class PeerRelay(Message, tag="peer-relay", frozen=True):
@@ -53,7 +53,7 @@ class PeerRelay(Message, tag="peer-relay", frozen=True):
 
 
 class PeerEnd(Message, tag="peer-end", frozen=True):
-    """The run is over, or the rank is not wanted: end its trainer if it still lives."""
+    """The run has ended, or the rank is not wanted: end its trainer if it still lives."""
 
     link: Name
     seq: Count
@@ -64,7 +64,7 @@ class PeerEnd(Message, tag="peer-end", frozen=True):
 
 
 class PeerTrainer(Message, tag="peer-trainer", frozen=True):
-    """Start the trainer of a rank again, if none lives, or kill it, for it hangs."""
+    """Restart the trainer of a rank if none lives, or kill it because it hangs."""
 
     link: Name
     seq: Count
@@ -74,19 +74,19 @@ class PeerTrainer(Message, tag="peer-trainer", frozen=True):
 
 
 class PeerKeep(Message, tag="peer-keep", frozen=True):
-    """What the lead has kept of the run: a follower keeps it too, so that it could conduct the run itself."""
+    """What the lead has recorded of the run. The follower records it too, so that it could lead the run itself."""
 
     link: Name
     seq: Count
     run: Name
-    items: tuple[bytes, ...]  # each a message of `Kept` in msgpack, in the order in which the lead kept them
+    items: tuple[bytes, ...]  # each the msgpack of a message kept by followers, in the lead's order
 
 
 class PeerClaim(Message, tag="peer-claim", frozen=True):
-    """Whoever says this is to conduct the run in the term told; answered by PeerConsent.
+    """The sender will lead the run in this term, if it gets consent; answered by PeerConsent.
 
-    An agent that conducts it hands it over; any other consents to one claimant a term. In term 0 it only asks: nobody
-    consents, and the refusal tells how it stands there.
+    The lead hands the run over; any other agent consents to one claimant per term. A claim in term 0 only asks: the
+    answer is always a refusal, and says what is known there.
     """
 
     link: Name
@@ -94,30 +94,30 @@ class PeerClaim(Message, tag="peer-claim", frozen=True):
     run: Name
     term: Count
     hosted: HostedRank  # how far the claimant's record goes
-    resume: bool = False  # the run has ended and is to be taken up again: refused by whoever takes part in it
+    resume: bool = False  # resume a run that has ended: a node that takes part in it refuses
 
 
 class PeerPing(Message, tag="peer-ping", frozen=True):
     """Sent at 1 Hz; answered by PeerBeat."""
 
     link: Name
-    seq: Count  # last number sent, so that a lost message is noticed
-    sent_monotonic: float = 0.0  # by the sender's clock: the answer has it again
-    round_trip_seconds: float | None = None  # of the last ping that was answered in this conversation
+    seq: Count  # last number sent, so that a lost message shows
+    sent_monotonic: float = 0.0  # by the sender's clock; the answer repeats it
+    round_trip_seconds: float | None = None  # of the last answered ping of this conversation
 
 
 ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
 
 
 class PeerWelcome(Message, tag="peer-welcome", frozen=True):
-    """Answer to PeerHello: the conversation stands."""
+    """Answer to PeerHello: the conversation has begun."""
 
     link: Name
     node: str
     boot: str
     live_address: str  # where it publishes
-    version: str  # of the program
-    generation: Generation | None = None  # highest it has seen
+    version: str  # version of the program
+    generation: Generation | None = None  # newest that it has seen
     ranks: tuple[HostedRank, ...] = ()
 
 
@@ -128,9 +128,9 @@ class PeerHosted(Message, tag="peer-hosted", frozen=True):
     seq: Count
     run: Name
     rank: Count
-    field: str = ""  # what is wrong, empty if the trainer was started
+    field: str = ""  # what is at fault; empty: the trainer was started
     problem: str = ""
-    hosted: HostedRank | None = None  # as far as that node's record goes
+    hosted: HostedRank | None = None  # how far that node's record goes
 
 
 class PeerConsent(Message, tag="peer-consent", frozen=True):
@@ -139,20 +139,20 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
     link: Name
     seq: Count
     run: Name
-    term: Count  # the claimed one; of a refusal, the highest that a claimant was told or that was seen
-    refusal: str = ""  # why not, empty if so
-    hosted: HostedRank | None = None  # how far this node's record goes, if it has one of the run
-    items: tuple[bytes, ...] = ()  # what it has beyond the claimant's, as in PeerKeep
-    takes_part: bool = False  # of a refusal: this node takes part in an active run
+    term: Count  # the claimed one; in a refusal, the newest that was seen or promised
+    refusal: str = ""  # why not; empty: it consents
+    hosted: HostedRank | None = None  # how far this node's record of the run goes; None: it has none
+    items: tuple[bytes, ...] = ()  # what its record has beyond the claimant's, as in PeerKeep
+    takes_part: bool = False  # in a refusal: this node takes part in an active run
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):
-    """What a trainer said."""
+    """Passes on what a trainer sent."""
 
     link: Name
     seq: Count
     answer: FromTrainer
-    returned: bool = False  # it speaks over a new connection
+    returned: bool = False  # the trainer speaks over a new connection
 
 
 class PeerExit(Message, tag="peer-exit", frozen=True):
@@ -164,7 +164,7 @@ class PeerExit(Message, tag="peer-exit", frozen=True):
     rank: Count
     clean: bool
     why: str
-    memory: str = ""  # what says that it ran out of memory; empty: nothing does
+    memory: str = ""  # what shows that it ran out of memory; empty: nothing does
 
 
 class PeerBeat(Message, tag="peer-beat", frozen=True):
@@ -174,19 +174,19 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     seq: Count  # last number sent
     ranks: tuple[HostedRank, ...] = ()
     loop_lag_seconds: float = 0.0
-    host: HostReading | None = None  # its machine's newest
+    host: HostReading | None = None  # the newest reading of its machine
     sent_monotonic: float = 0.0  # as in the ping
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):
-    """The conversation is not known here, or this agent follows another lead."""
+    """The agent doesn't know the conversation, follows another lead, or can't obey."""
 
     link: Name
     code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
-    run: str | None = None  # older-term: the one that the lead said it conducts
-    state: RunState | None = None  # that run's, as it is known here; None: not known
-    reason: str = ""  # of that state
+    run: str | None = None  # older-term: the run that the lead named
+    state: RunState | None = None  # state of that run as known here; None: not known
+    reason: str = ""  # why it is in that state
 
 
 FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal

@@ -14,7 +14,7 @@ class Series(msgspec.Struct, frozen=True):
     """One metric in buckets of `bucket_steps` steps; the lists run in parallel."""
 
     metric: Name
-    rank: Count | None  # None: of the run
+    rank: Count | None  # None: the whole run
     bucket_steps: Annotated[int, Meta(ge=1)]
     steps: tuple[int, ...]  # first step of each bucket; a bucket without a step is absent
     minimum: tuple[float, ...]
@@ -30,18 +30,18 @@ class Reply(Message, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """One agent."""
+    """The agent that answers."""
 
     node: str
     boot: str
     address: str
     live_address: str  # where it publishes
     host: HostReading | None
-    version: str  # of the program
+    version: str  # version of the program
 
 
 class PeerView(msgspec.Struct, frozen=True):
-    """Another node of the cluster as this one's agent sees it."""
+    """Another node of the cluster, as this agent sees it."""
 
     node: str
     address: str
@@ -49,43 +49,43 @@ class PeerView(msgspec.Struct, frozen=True):
     state: Literal["connected", "silent", "unknown"]
     since_at: float
     why: str = ""
-    key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
+    key: str | None = None  # public key of its agent, Z85; None: none, or not known
 
 
 class RunRates(msgspec.Struct, frozen=True):
-    """How fast a run is, and how long it still takes; None is not known."""
+    """How fast a run is, and how long it still takes; None: not known."""
 
-    unit: str  # of the average: "tokens/s", or "pairs/s" where the loss is divided by pairs
+    unit: str  # unit of the average: tokens/s, or pairs/s if the loss is divided by pairs
     average_per_second: float | None = None  # since the run began, pauses excluded
     steps_per_second: float | None = None
     samples_per_second: float | None = None
     seconds_per_sample: float | None = None
     seconds_per_epoch: float | None = None
-    epochs_left: float | None = None  # until the last step
-    seconds_left: float | None = None  # until the last step, while the run is under way
+    epochs_left: float | None = None  # until the run's last step
+    seconds_left: float | None = None  # until the run's last step; None: not known, or the run has ended
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One line of `trainctl ls`."""
+    """One run in a list."""
 
     run: Name
     name: str
     state: RunState
     step: Count
-    steps: Count | None  # total; None: not known
+    steps: Count | None  # steps in all; None: not known
     last_loss: float | None
     started_at: float
     directory: str
-    lead: str = ""  # node that conducts it, or did last
-    nodes: tuple[str, ...] = ()  # of its ranks
+    lead: str = ""  # node that leads it, or did last
+    nodes: tuple[str, ...] = ()  # nodes of its ranks
     last_step_at: float | None = None  # when the last step was committed
-    stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
+    stale: bool = False  # its lead is out of reach: this is how it was before that node led it
     kind: RunKind = "hosted"
-    rates: RunRates | None = None  # by its last step
+    rates: RunRates | None = None  # how fast it is, by its last step
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
-    """All a screen needs to open; live messages at or below `seq` are already in it."""
+    """All that a screen needs to open. It includes live messages up to `seq`."""
 
     boot: str
     seq: Count
@@ -94,58 +94,70 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     run: RunView | None
     last_step: StepCommitted | None
     rank_steps: tuple[RankStep, ...]
-    events: tuple[Event, ...]  # newest 100, oldest first
+    events: tuple[Event, ...]  # the newest 100, oldest first
     series: tuple[Series, ...]
     peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
-    alerts: Alerts | None = None  # open ones; None: of a run that was named and isn't active
-    runs: tuple[RunSummary, ...] = ()  # all that are live on this agent, the hosted one first
+    alerts: Alerts | None = None  # open alerts; None: the run asked for is not active
+    runs: tuple[RunSummary, ...] = ()  # all live runs of this agent, the hosted one first
 
 
 class History(Reply, tag="history", frozen=True):
+    """Series of a run."""
+
     series: tuple[Series, ...]
-    own_metrics: tuple[str, ...] = ()  # all that the run brought and `METRICS` doesn't have, by name
+    own_metrics: tuple[str, ...] = ()  # names of the metrics that the run brought
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):
-    """`complete` is False when some are no longer kept: attach again."""
+    """`complete` is False when some messages are no longer kept: attach again."""
 
     complete: bool
     messages: tuple[Live, ...]
 
 
 class Runs(Reply, tag="runs", frozen=True):
+    """The runs that the agent knows."""
+
     runs: tuple[RunSummary, ...]  # newest first
 
 
 class Events(Reply, tag="events", frozen=True):
+    """A page of a run's events."""
+
     run: str | None
     events: tuple[Event, ...]
     more: bool
 
 
 class Steps(Reply, tag="steps", frozen=True):
+    """A page of a run's committed steps."""
+
     run: str | None
     steps: tuple[StepCommitted, ...]
     more: bool
 
 
 class Hosts(Reply, tag="hosts", frozen=True):
+    """A page of readings of a run's machines."""
+
     run: str | None
-    readings: tuple[HostReading, ...]  # those of this program's version, one every 10 s and node, for a week
-    last_row: Count  # of the last one looked at
+    readings: tuple[HostReading, ...]  # one per node and 10 s; kept for a week
+    last_row: Count  # row of the last one looked at: ask again with it as `after_row`
     more: bool
 
 
 class LogPart(Reply, tag="log-part", frozen=True):
+    """Part of a trainer's log file."""
+
     run: str | None
     rank: Count
-    offset_bytes: Count  # of the first byte of text
-    size_bytes: Count  # of the whole file
+    offset_bytes: Count  # place of the first byte of `text`
+    size_bytes: Count  # size of the whole file
     text: str
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """Somebody who is attached."""
+    """A client that is attached."""
 
     by: str
     since_at: float
@@ -153,7 +165,7 @@ class Viewer(msgspec.Struct, frozen=True):
 
 
 class Viewers(Reply, tag="viewers", frozen=True):
-    """Those attached but for who asked, oldest first."""
+    """The attached clients without the one that asked, oldest first."""
 
     viewers: tuple[Viewer, ...]
 
@@ -163,32 +175,32 @@ class InterfaceFacts(msgspec.Struct, frozen=True):
 
     name: str
     is_up: bool
-    addresses: tuple[str, ...]  # IPv4 with the prefix's length: 192.168.1.5/24
+    addresses: tuple[str, ...]  # IPv4 with prefix length: 192.168.1.5/24
 
 
 class FileFacts(msgspec.Struct, frozen=True):
-    """Who may open a file or folder."""
+    """Permissions of a file or folder."""
 
     path: str
     mode: Count  # permission bits, as chmod takes them
-    is_own: bool  # it belongs to the agent's user
+    is_own: bool  # whether it belongs to the agent's user
 
 
 class Facts(Reply, tag="facts", frozen=True):
-    """A node's machine and installation as its agent finds them; None where that can't be told."""
+    """A node's machine and installation as its agent finds them; None: not known."""
 
     node: str
-    received_at: float  # when the request was, by that machine's clock
-    at: float  # when this was sent
-    version: str  # of the program
+    received_at: float  # when the request arrived, by that machine's clock
+    at: float  # when this was sent, by the same clock
+    version: str  # version of the program
     python: str
-    system: str  # "Linux", "Darwin"
+    system: str  # Linux, Darwin
     release: str
-    machine: str  # "arm64"
-    libraries: dict[str, str]  # name -> version of those that matter and are installed
-    environment: dict[str, str]  # of the agent, which trainers inherit: the variables that matter and are set
+    machine: str  # arm64, x86_64
+    libraries: dict[str, str]  # versions of the installed libraries that matter, by name
+    environment: dict[str, str]  # the agent's variables that matter; trainers inherit them
     keys_folder: str
-    key_files: tuple[FileFacts, ...]  # the folder and what is in it; none if there is none
+    key_files: tuple[FileFacts, ...]  # the folder and its files; empty: there is none
     state_folder: str  # where runs are kept
     disk_free_bytes: Count | None
     disk_total_bytes: Count | None
@@ -202,36 +214,38 @@ class Facts(Reply, tag="facts", frozen=True):
 
 
 class Digests(Reply, tag="digests", frozen=True):
-    """SHA-256 of files, over name, size and content."""
+    """SHA-256 digests of files, each over name, size and content."""
 
-    digest: str  # of all together; empty if there is a problem
-    files: tuple[FileDigest, ...] = ()  # at most 64: the last stands for the rest
-    problem: str = ""  # why there is none
+    digest: str  # of all files together; empty: see `problem`
+    files: tuple[FileDigest, ...] = ()  # at most 64; the last stands for the rest
+    problem: str = ""  # why there is no digest
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Something that was refused for lack of a right, as often as `count` says."""
+    """Something that was refused for lack of a right, `count` times."""
 
     first_at: float
     last_at: float
     count: Count
-    name: str  # of the key; empty: it has none here
-    key: str  # Z85; empty: none was shown
-    what: str  # "command pause", "snapshot-request", "connect"
+    name: str  # name of the key; empty: it has none here
+    key: str  # public key, Z85; empty: none was shown
+    what: str  # what was asked: command pause, snapshot-request, connect
     why: str
-    address: str = ""  # IP address that it came from, as far as it is known
+    address: str = ""  # IP address that it came from; empty: not known
 
 
 class Audit(Reply, tag="audit", frozen=True):
+    """What was refused for lack of a right."""
+
     refused: tuple[Refused, ...]  # newest first
 
 
 class RunKept(Reply, tag="run-kept", frozen=True):
-    """How far an attached run is recorded; the program sends the steps after that, again if need be."""
+    """How far an attached run is recorded. The program sends the steps after that, again if necessary."""
 
     run: str
-    step: Count  # the newest recorded; 0: none
-    directory: str  # where the agent keeps the run
+    step: Count  # newest recorded step; 0: none
+    directory: str  # folder in which the agent keeps the run
 
 
 class CommandReply(Reply, tag="command-reply", frozen=True):
@@ -249,14 +263,14 @@ class CommandReply(Reply, tag="command-reply", frozen=True):
 
 
 class Refusal(Reply, tag="refusal", frozen=True):
-    """The request was understood, and the answer is no."""
+    """The agent refuses a request."""
 
     code: Literal[
         "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"
     ]
     text: str
-    lead: str | None = None  # not-lead: the address of the agent that conducts
-    lead_key: str | None = None  # not-lead: that agent's public key, Z85
+    lead: str | None = None  # not-lead: address of the lead's agent
+    lead_key: str | None = None  # not-lead: public key of the lead's agent, Z85
 
 
 AgentReply = (

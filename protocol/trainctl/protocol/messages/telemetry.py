@@ -36,15 +36,15 @@ TOKENS = "tokens"
 
 
 class RankView(msgspec.Struct, frozen=True):
-    """One rank as the lead knows it. `share` and `micro_batch` are None where a guest did not give them."""
+    """One rank as the lead knows it. `share` and `micro_batch` are None if a guest did not give them."""
 
     rank: Count
     node: str
-    state: RankState  # late: slow at its part; hung: silent, or gets on with nothing; draining: out when that is done
-    since_at: float  # when it came to this state
-    share: Count | None  # samples of the global batch
+    state: RankState  # late: slow; hung: silent, or makes no progress; draining: leaves after this step
+    since_at: float  # Unix seconds, when it entered this state
+    share: Count | None  # samples of each global batch that it works through
     micro_batch: Count | None
-    why: str = ""  # of a state that is not "run"
+    why: str = ""  # reason for a state other than run
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
@@ -52,27 +52,27 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class PolicyView(msgspec.Struct, frozen=True):
-    """What a policy does by itself in this run."""
+    """A policy of the run and its mode."""
 
     name: str
     mode: PolicyMode
 
 
 class RunView(Message, tag="run-view", frozen=True):
-    """One run as its lead knows it; published whenever it changes other than by a committed step. Only of a guest may
-    `steps`, `global_batch`, `cursor` and `learning_rate` be None: it did not give them."""
+    """One run as its lead knows it; published at each change except a committed step. `steps`, `global_batch`, `cursor`
+    and `learning_rate` are None only for a guest that did not give them."""
 
     run: Name
     name: str
     state: RunState
-    lead: str  # node
+    lead: str  # name of the node that leads it
     engine: str
     generation: Generation
-    step: Count  # last committed
-    steps: Count | None  # total
+    step: Count  # number of the last committed step
+    steps: Count | None  # steps in all
     plan_version: Count
     global_batch: Count | None
-    samples: Count | None  # N of one epoch, None until a trainer is ready
+    samples: Count | None  # of one epoch; None: no trainer is ready yet
     cursor: Count | None
     learning_rate: float | None
     started_at: float
@@ -80,13 +80,13 @@ class RunView(Message, tag="run-view", frozen=True):
     directory: str
     eval_loss: float | None = None
     eval_step: Count | None = None
-    reason: str = ""  # of a failed or stopped run
-    mixed: bool = False  # whether its live ranks are of unlike backends
-    recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
-    kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
-    verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
-    policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't conduct the run
-    weight_unit: str = TOKENS  # of what the loss is divided by, as the objective has it: "tokens", "pairs"
+    reason: str = ""  # why it failed or stopped
+    mixed: bool = False  # whether its live ranks have different backends
+    recording: bool = False  # whether it is played from a recording, without trainers; it takes no commands
+    kind: RunKind = "hosted"  # hosted: this program's trainers; guest: a loop that attached itself; exec: a command
+    verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it is refused; empty: it is taken). Others: taken if hosted
+    policies: tuple[PolicyView, ...] = ()  # empty: not known, as on a node that doesn't lead the run
+    weight_unit: str = TOKENS  # unit of the weight, what the loss is divided by: tokens, pairs
     loss_unit: str = "nats per token"
     boot: str = ""
     seq: Count = 0
@@ -122,27 +122,27 @@ class RunView(Message, tag="run-view", frozen=True):
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):
-    """The run has committed a step. What a guest did not give of it is None."""
+    """The run has committed a step. Values that a guest did not give are None."""
 
     run: Name
     generation: Generation
     step: Count
     committed_at: float
     loss: float | None  # weighted mean, nats per unit of weight
-    weight: float | None  # what its loss is divided by, in the run's `weight_unit`
+    weight: float | None  # what the loss is divided by, in the run's `weight_unit`
     samples: Count
     learning_rate: float | None
     grad_norm: float | None  # before clipping
     cursor: Count | None  # first position after the step
     global_batch: Count | None
     plan_version: Count
-    step_seconds: float  # from the commit before it, pauses excluded
+    step_seconds: float  # since the commit before it, pauses excluded
     tokens_total: float  # processed since the run began
-    tokens: Count | None = None  # processed by all ranks: with those that have no loss, without padding
+    tokens: Count | None = None  # processed by all ranks: those without a loss count, padding doesn't
     weight_total: float | None = None  # since the run began
     seconds_total: float | None = None  # of all steps since the run began, pauses excluded
     skipped: str | None = None
-    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
+    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
     boot: str = ""
     seq: Count = 0
 
@@ -173,21 +173,21 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
-    """One rank's part of a committed step; `micro_batch` is None where a guest did not give it."""
+    """One rank's part of a committed step; `micro_batch` is None if a guest did not give it."""
 
     run: Name
     generation: Generation
     step: Count
     rank: Count
     node: str
-    tokens: float  # processed: with those that have no loss, without padding
+    tokens: float  # processed: those without a loss count, padding doesn't
     samples: Count
     micro_batch: Count | None
     replays: Count
     step_seconds: float
     phases: Phases
-    weight: float | None = None  # of its share
-    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
+    weight: float | None = None  # weight of its share; None: not known
+    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
     boot: str = ""
     seq: Count = 0
 
@@ -218,7 +218,7 @@ SCRIPTED_DEVICE = "scripted"
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """One device; what could not be read is None, never zero."""
+    """Readings of one device; None: could not be read."""
 
     name: str
     utilization_percent: float | None = None
@@ -233,30 +233,30 @@ class ProcessReading(msgspec.Struct, frozen=True):
     """One of this program's processes on a node."""
 
     pid: Count
-    role: str  # "agent", "keeper", "trainer", "reducer", "standby", "helper"
+    role: str  # agent, keeper, trainer, reducer, standby, helper
     rank: Count | None = None
-    cpu_percent: float | None = None  # of one processor, since the reading before
-    memory_bytes: Count | None = None  # resident
+    cpu_percent: float | None = None  # of one processor, since the last reading
+    memory_bytes: Count | None = None  # resident memory
 
 
 class HostReading(Message, tag="host-reading", frozen=True):
-    """The machine's own state, at 1 Hz."""
+    """Readings of the machine, at 1 Hz; None: could not be read."""
 
     node: str
     read_at: float
     cpu_percent: float | None
     memory_used_bytes: Count | None
     memory_total_bytes: Count | None
-    disk_free_bytes: Count | None  # of the disk that holds the runs
+    disk_free_bytes: Count | None  # free space on the disk that holds the runs
     disk_total_bytes: Count | None = None
     load_1min: float | None = None
     temperature_celsius: float | None = None
     gpus: tuple[GpuReading, ...] = ()
-    processes: tuple[ProcessReading, ...] = ()  # as published; the record keeps none
-    energy_joules: float | None = None  # drawn by its devices for the run since then; None: no power was read
-    energy_since_at: float | None = None  # when the run began here; None: there was none yet
-    energy_gap_seconds: float = 0.0  # of the time since, in which no power was read
-    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
+    processes: tuple[ProcessReading, ...] = ()  # this program's processes; not recorded
+    energy_joules: float | None = None  # drawn by its devices since `energy_since_at`; None: no power was read
+    energy_since_at: float | None = None  # when the run began on this node; None: no run yet
+    energy_gap_seconds: float = 0.0  # time since then in which no power was read
+    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
     boot: str = ""
     seq: Count = 0
 
@@ -270,20 +270,20 @@ class HostReading(Message, tag="host-reading", frozen=True):
 
 
 class Event(Message, tag="event", frozen=True):
-    """Something that happened; kept in the record."""
+    """Something that happened; it is recorded."""
 
-    id: Count  # grows within a run's record
+    id: Count  # number of the event; grows within a run's record
     at: float
     severity: Severity
-    by: str  # who or what caused it: a user name, "auto", "auto:" and the name of a policy, a node
+    by: str  # who or what caused it: a user, `auto`, `auto:` and a policy's name, a node
     data: AnyEvent  # what happened
     run: str = ""
     step: Count | None = None
     generation: Generation | None = None
-    command: str | None = None  # its id
-    verb: str | None = None  # the command's; of what happened by itself, the one that would have done it
+    command: str | None = None  # id of the command that caused it; None: none did
+    verb: str | None = None  # verb of that command, or of the command that would do the same
     outcome: CommandState | None = None
-    undoes: str | None = None  # the command, or the number of the event, that this one takes back
+    undoes: str | None = None  # the command, or the number of the event, that this one undoes
     boot: str = ""
     seq: Count = 0
 
@@ -317,11 +317,11 @@ class Event(Message, tag="event", frozen=True):
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
-    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message is noticed."""
+    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message shows."""
 
     node: str
     at: float
-    step_age_seconds: float | None  # since the last commit of a running run
+    step_age_seconds: float | None  # since the last commit of a running run; None: no run is running
     loop_lag_seconds: float  # how late the agent's event loop ran its last timer
     boot: str = ""
     seq: Count = 0
@@ -330,24 +330,24 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
 class AlertView(msgspec.Struct, frozen=True):
     """An alert that has been raised and not cleared."""
 
-    id: Name  # kind, node and rank: "disk:studio", "memory:studio:0"; the same when it is raised again
+    id: Name  # kind, node and rank: disk:studio, memory:studio:0; the same if it is raised again
     kind: AlertKind
     severity: AlertSeverity
-    text: str  # what is wrong and what is known of its cause, without the node
+    text: str  # what is wrong, and the cause if it is known
     raised_at: float
     node: str = ""  # empty: the run as a whole
     rank: Count | None = None
-    step: Count | None = None  # last committed when it was raised
-    facts: tuple[str, ...] = ()  # phases and readings at hand then, a line each
+    step: Count | None = None  # last committed step when it was raised
+    facts: tuple[str, ...] = ()  # phases and readings at that time, one per line
     acknowledged_by: str | None = None
-    muted: bool = False  # by a mute of its kind
+    muted: bool = False  # whether a mute of its kind is in effect
 
 
 class MuteView(msgspec.Struct, frozen=True):
-    """A kind of alert that is still kept but calls nobody."""
+    """A kind of alert that is muted: recorded, but no hook is called."""
 
     kind: AlertKind
-    node: str | None  # None: on any node
+    node: str | None  # None: any node
     until_at: float
     by: str
 
@@ -355,7 +355,7 @@ class MuteView(msgspec.Struct, frozen=True):
 class Alerts(Message, tag="alerts", frozen=True):
     """All open alerts of an agent, oldest first; published whenever one is raised, cleared, acknowledged or muted."""
 
-    node: str  # whose agent raised them
+    node: str  # the node whose agent raised them
     alerts: tuple[AlertView, ...] = ()
     mutes: tuple[MuteView, ...] = ()
     boot: str = ""

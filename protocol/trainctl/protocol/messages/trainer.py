@@ -27,20 +27,20 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     generation: Generation
     seq: Count  # place in the run's journal of plans
     kind: PlanKind
-    step: Count  # train: the step it commits, from 1; otherwise the last committed step
+    step: Count  # train: the step it commits, from 1; else the last committed step
     plan_version: Count  # grows with each edit of shares, micro-batches, G, learning-rate rule or ranks
     cursor: Count  # first position of the step's global batch
     global_batch: Annotated[int, Meta(ge=1)]  # G, samples
     work: tuple[RankWork, ...]
     learning_rate: float
-    divisor: Annotated[float, Meta(gt=0)]  # D: the constant each loss sum is divided by before backward
-    finishes: Generation | None = None  # the generation whose half-done batch this completes
+    divisor: Annotated[float, Meta(gt=0)]  # D: each loss sum is divided by this constant before backward
+    finishes: Generation | None = None  # the generation whose unfinished batch this plan completes
     writers: tuple[int, ...] = ()  # checkpoint: the ranks that write
     commands: tuple[str, ...] = ()  # ids of the commands that take effect with it
 
 
 class Offer(Message, tag="offer", frozen=True):
-    """Open endpoints for a generation that is about to be formed and answer Offered."""
+    """Open endpoints for a generation that will be formed, and answer Offered."""
 
     run: Name
     generation: Generation
@@ -48,9 +48,9 @@ class Offer(Message, tag="offer", frozen=True):
 
 
 class Form(Message, tag="form", frozen=True):
-    """Join a generation: forget any older one, be levelled if behind, and answer Formed (or GroupFailed).
+    """Join a generation: forget any older one, receive the state if behind, and answer Formed (or GroupFailed).
 
-    A rank that isn't in `ranks` leaves the group and waits. All lists run parallel to `ranks`.
+    A rank that isn't in `ranks` leaves the group and waits. All lists are in the order of `ranks`.
     """
 
     run: Name
@@ -58,16 +58,16 @@ class Form(Message, tag="form", frozen=True):
     engine: Literal["none", "gloo", "ring"]
     ranks: tuple[int, ...]  # live ranks, ascending; a rank's index here is its place in the engine
     endpoints: tuple[tuple[str, ...], ...] = ()  # host:port of each rank's offer; none for engine "none"
-    layout_digest: str = ""  # what every rank's parameters must be laid out as
-    step: Count = 0  # last committed step of the generation's start
+    layout_digest: str = ""  # the layout that every rank's parameters must have
+    step: Count = 0  # last committed step when the generation begins
     cursor: Count = 0  # first position after it
-    source: Count | None = None  # the rank whose state those behind are given; None: nobody is behind
-    behind: tuple[int, ...] = ()  # ranks that are given it
-    deadline_seconds: float = 30.0  # for joining and levelling; then the reducer is ended and the answer GroupFailed
+    source: Count | None = None  # the rank that gives its state to those behind; None: none is behind
+    behind: tuple[int, ...] = ()  # ranks that receive that state
+    deadline_seconds: float = 30.0  # for joining and transfer; then the reducer is ended and the answer is GroupFailed
 
 
 class Fence(Message, tag="fence", frozen=True):
-    """Leave the generation before this one at once and answer Fenced."""
+    """Leave the generation before this one at once, and answer Fenced."""
 
     run: Name
     generation: Generation
@@ -112,12 +112,12 @@ class FileDigest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """How a rank computes, as its backend has resolved it."""
+    """How a rank computes, as its backend chose it."""
 
-    dtype: str  # of forward and backward: "float32", "bfloat16"
+    dtype: str  # of forward and backward: float32, bfloat16
     tf32: bool | None = None  # whether products of float32 matrices may be rounded to TF32; None: the device has none
     compile: str = "off"  # the mode of the model's compiler
-    attention: str = ""  # its kernel: "sdpa", "eager", "mx.fast"; empty: not known
+    attention: str = ""  # its kernel: sdpa, eager, mx.fast; empty: not known
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -127,7 +127,7 @@ class Ready(Message, tag="ready", frozen=True):
     rank: Count
     pid: Count
     backend: Literal["torch", "mlx"]
-    device: str  # "cpu", "cuda:0 NVIDIA H200", "gpu Apple M2 Ultra"
+    device: str  # cpu, cuda:0 NVIDIA H200, gpu Apple M2 Ultra
     parameters: Count  # trainable scalars
     samples: Count  # N: samples of one epoch
     held_out: Count  # samples kept for evaluation
@@ -138,27 +138,27 @@ class Ready(Message, tag="ready", frozen=True):
     last_step: Count  # last committed step in its parameters
     cursor: Count  # first position after that step
     memory_cap_bytes: Count | None = None
-    system: str = ""  # "Linux", "Darwin": builds of gloo on unlike systems can't join one group
-    engines: tuple[Engine, ...] = ()  # what its reducer can load
+    system: str = ""  # Linux, Darwin: gloo cannot join different systems in one group
+    engines: tuple[Engine, ...] = ()  # engines that its reducer can load
     model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
     data_files: tuple[FileDigest, ...] = ()  # at most 64
     compute: Compute | None = None
 
 
 class Alive(Message, tag="alive", frozen=True):
-    """Sent at 1 Hz from the control thread, also while the main thread computes."""
+    """The trainer is alive. Sent at 1 Hz, also while it computes."""
 
     run: Name
     rank: Count
     generation: Generation | None
     step: Count  # the step in progress
     phase: str
-    progress: Count | None = None  # grows when the main thread gets on: a phase, a micro-batch
-    ready: Ready | None = None  # repeated so that an agent that restarted learns it
+    progress: Count | None = None  # grows with each phase and micro-batch of the main thread
+    ready: Ready | None = None  # repeated, so that a restarted agent has it
 
 
 class Soon(Message, tag="soon", frozen=True):
-    """Gradients of this plan are accumulated: the rank is about to need the next plan."""
+    """The rank has accumulated the gradients of this plan, and will soon need the next one."""
 
     run: Name
     rank: Count
@@ -172,7 +172,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     path: str
     step: Count
     size_bytes: Count
-    loop_seconds: float  # what the training loop paid for it
+    loop_seconds: float  # for which the training loop stood still
 
 
 class Report(Message, tag="report", frozen=True):
@@ -188,65 +188,65 @@ class Report(Message, tag="report", frozen=True):
     weight: float  # global weight of the batch: what its loss is divided by
     own_weight: float  # this rank's part of it
     own_samples: Count
-    tokens: Count = 0  # of the batch, processed by all ranks: with those that have no loss, without padding
+    tokens: Count = 0  # processed by all ranks: those without a loss count, padding doesn't
     own_tokens: Count = 0  # this rank's part of them
     grad_norm: float = 0.0  # before clipping
-    skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
+    skipped: str | None = None  # why parameters were not updated: nan, overflow; None: they were updated
     micro_batch: Count = 0  # in use at the end of the step
     replays: Count = 0  # micro-batches run again after an out-of-memory error
     phases: Phases = Phases()
-    step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
+    step_seconds: float = 0.0  # from the plan's start to its end, the wait for it included
     finished_at: float = 0.0
-    values: Values = msgspec.field(default_factory=dict)  # metrics by name, of those that have no field
+    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
     checkpoint: CheckpointInfo | None = None
     drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
     samples_per_second: float | None = None  # measure: of forward and backward alone
 
 
 class Probed(Report, tag="probed", kw_only=True, frozen=True):
-    """The report of a `probe` plan: what the rank's model says of the first training samples, for comparison."""
+    """The report of a `probe` plan: log-probabilities of the first training samples, for comparison between ranks."""
 
     family: str  # model_type in the model's config.json
     tokens_digest: str  # SHA-256 of the tokens
     lengths: tuple[Count, ...]  # targets of each sample
-    log_probabilities: bytes  # natural, of each target, one sample after another: float32, little endian
-    weight_norms: bytes  # of each trainable parameter, ascending by name, the first 4,096: float32, little endian
+    log_probabilities: bytes  # natural logarithms, one for each target, sample by sample: float32, little endian
+    weight_norms: bytes  # of the first 4,096 trainable parameters by name: float32, little endian
     tf32: bool = False  # whether products of float32 matrices may be rounded to TF32
 
 
 class Fenced(Message, tag="fenced", frozen=True):
-    """The answer to Fence: nothing is committed or added under an older generation from here on."""
+    """The answer to Fence: from here on, the rank commits and adds nothing under an older generation."""
 
     run: Name
     rank: Count
     generation: Generation  # the one fenced to
     last_step: Count  # last committed step
-    held_from: Generation | None = None  # the generation of the batch the accumulators belong to
-    held: tuple[Range, ...] = ()  # positions whose gradients they hold, of step last_step + 1
-    reports: tuple[Report, ...] = ()  # the newest ones, oldest first: the agent may have missed them
+    held_from: Generation | None = None  # the generation of the batch that its accumulators belong to
+    held: tuple[Range, ...] = ()  # positions whose gradients the accumulators hold, of step last_step + 1
+    reports: tuple[Report, ...] = ()  # the newest, oldest first, since the agent may have missed them
 
 
 class Offered(Message, tag="offered", frozen=True):
-    """Endpoints opened for a generation."""
+    """The answer to Offer: the endpoints that the rank opened."""
 
     run: Name
     rank: Count
     generation: Generation
-    endpoints: tuple[str, ...]  # host:port: gloo one, of its bound store socket; ring as many as links per peer
+    endpoints: tuple[str, ...]  # host:port; gloo: one, its store's; ring: one for each link to a peer
 
 
 class Formed(Message, tag="formed", frozen=True):
-    """The rank has joined the generation, and stands at its step."""
+    """The answer to Form: the rank has joined the generation, and has the state of its step."""
 
     run: Name
     rank: Count
     generation: Generation
     join_seconds: float = 0.0  # until the engine had connected all ranks
-    level_seconds: float = 0.0  # spent on giving state to the ranks behind
+    level_seconds: float = 0.0  # spent on transferring state to the ranks behind
 
 
 class GroupFailed(Message, tag="group-failed", frozen=True):
-    """Joining, levelling or reducing failed; the rank holds what it held and waits for a fence."""
+    """Joining, state transfer or reducing failed. The rank keeps its gradients and waits for a fence."""
 
     run: Name
     rank: Count
@@ -255,7 +255,7 @@ class GroupFailed(Message, tag="group-failed", frozen=True):
 
 
 class TrainerFailed(Message, tag="trainer-failed", frozen=True):
-    """The trainer cannot go on; it exits after this."""
+    """The trainer cannot continue; it exits after this."""
 
     run: Name
     rank: Count

@@ -71,7 +71,7 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StartRun(Args, frozen=True):
-    """Exactly one of the first two is given. The node, if one is named, is the one that is to conduct the run."""
+    """Give exactly one of the first two arguments. The `node`, if given, will lead the run."""
 
     config: Annotated[dict[str, Any] | None, _about("a run file as parsed", typed="config=@")] = None
     resume: Annotated[str | None, _about("the id of a run to take up again")] = None
