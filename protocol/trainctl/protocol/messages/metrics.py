@@ -86,7 +86,8 @@ _RUN = (
     ),
     Metric(
         "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
-        "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END", short="smp/s",
+        "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END",
+        short="smp/s",
     ),
     Metric(
         "steps_per_second", "steps/s", "run", "steps/s", "One over the time of the step.", "number",
