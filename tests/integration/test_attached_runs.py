@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.integration.conftest import NODE, AgentProcess
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
@@ -15,7 +16,7 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import RefusedError, TrainctlError
 from trainctl.protocol.record.reader import RecordReader
 
 RUN = "mine-1"
@@ -122,6 +123,18 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: AgentProcess)
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
         client.end_run(RUN)
     assert recorded(agent) == list(range(1, 13))
+
+
+def test_times_that_are_no_numbers_are_refused_and_metrics_may_be(agent: AgentProcess) -> None:
+    with agent.client() as client:
+        client.attach_run(RUN, "ppo", RANKS)
+        for wrong in ({"committed_at": math.nan}, {"step_seconds": math.inf}):
+            with pytest.raises(TrainctlError, match="finite"):
+                client.run_steps(RUN, [msgspec.structs.replace(steps(1, 1)[0], **wrong)])
+        odd = msgspec.structs.replace(steps(1, 1)[0], values={"user:kl": math.inf})
+        assert client.run_steps(RUN, [odd]).step == 1
+        client.end_run(RUN)
+    assert recorded(agent) == [1]
 
 
 def test_it_lives_beside_the_hosted_run(live: AgentProcess) -> None:

@@ -141,7 +141,7 @@ class Agent:
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
-        self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher)
+        self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher.publish)
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests)
         self._follower = Follower(
             context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
@@ -222,14 +222,12 @@ class Agent:
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
     async def _take_up_run(self) -> None:
-        """Go on with the run that was active when the last agent of this node ended."""
-        for known in self._db.runs():
-            if known.state not in m.ACTIVE_RUN_STATES:
-                continue
-            if known.kind != "hosted":
+        """Go on with the runs that were active when the last agent of this node ended: one hosted, any of others."""
+        for known in reversed(self._db.runs()):
+            if known.state in m.ACTIVE_RUN_STATES and known.kind != "hosted":
                 self._guests.take_up(known)
-                continue
-            if self._is_busy:
+        for known in self._db.runs():
+            if known.state not in m.ACTIVE_RUN_STATES or known.kind != "hosted" or self._is_busy:
                 continue
             followed = self._db.followed(known.run)
             if followed is None:
@@ -323,6 +321,7 @@ class Agent:
         self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
         self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading
+        self._guests.read(reading)
         if self._lead.session is not None:
             self._lead.session.read(reading)
         elif self._follower.followed is not None:

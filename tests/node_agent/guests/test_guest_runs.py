@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq
 
 from trainctl.node_agent.guests import guest_runs
 from trainctl.node_agent.guests.guest_runs import GuestRuns, NotAttachedError
 from trainctl.node_agent.records.agent_db import AgentDb
-from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -27,14 +25,11 @@ class Life:
 
     def open(self) -> None:
         self.db = AgentDb(self.folder / "agent.db")
-        self.context = zmq.Context()
-        publisher = Publisher(self.context.socket(zmq.XPUB), "boot", [self.published.append])
-        self.guests = GuestRuns("box", self.folder, self.db, publisher, lambda: self.now)
+        self.guests = GuestRuns("box", self.folder, self.db, self.published.append, lambda: self.now)
 
     def close(self) -> None:
         self.guests.close()
         self.db.close()
-        self.context.destroy(linger=0)
 
     def attach(self, run: str = "a", ranks: int = 2, after_step: int | None = None) -> m.RunKept:
         made = tuple(m.GuestRank(rank) for rank in range(ranks))
@@ -141,3 +136,63 @@ def test_a_loss_that_is_no_number_or_not_known_is_kept_as_that(life: Life) -> No
         losses = [kept.loss for kept in reader.steps(0, 10)[0]]
     assert losses[0] is not None and math.isnan(losses[0])
     assert losses[1:] == [None, 1.5]
+
+
+def test_after_a_retraction_no_step_falls_on_a_retracted_row(life: Life) -> None:
+    life.attach()
+    life.steps(*(step(number, loss=9.0) for number in range(1, 11)))
+    life.attach(after_step=5)
+    life.guests.take(m.EndRun(rid="r", run="a", state="failed", reason="out of memory"))
+    assert life.attach().step == 5
+    assert life.steps(*(step(number, loss=1.0) for number in range(6, 9))).step == 8
+    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
+        assert [kept.loss for kept in reader.steps(0, 20)[0]] == [9.0] * 5 + [1.0] * 3
+
+
+def test_an_end_is_said_once_with_its_reason_however_often_it_is_asked_for(life: Life) -> None:
+    life.attach()
+    life.steps(step(1))
+    end = m.EndRun(rid="r", run="a", state="failed", reason="CUDA out of memory")
+    assert life.guests.take(end).step == life.guests.take(end).step == 1
+    events = [message for message in life.published if isinstance(message, m.Event)]
+    assert [(event.text, event.severity) for event in events][1:] == [("failed at step 1: CUDA out of memory", "error")]
+
+
+def test_an_evaluation_comes_with_a_step_and_other_names_with_fields_are_refused(life: Life) -> None:
+    life.attach()
+    life.steps(step(1), step(2, values={"eval_loss": 3.5, "user:reward": 1.0}))
+    assert life.guests.live[0].view.eval_loss == 3.5 and life.guests.live[0].view.eval_step == 2
+    for wrong in (step(3, values={"loss": 1.0}), step(3, m.GuestPart(0, values={"eval_loss": 1.0}))):
+        with pytest.raises(InvalidInputError, match="leave it out"):
+            life.steps(step(4), wrong)
+    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
+        assert [(one.step, one.loss) for one in reader.evaluations()] == [(2, 3.5)]
+        assert len(reader.steps(0, 10)[0]) == 2
+
+
+def test_readings_of_the_machine_belong_to_the_step_made_meanwhile(life: Life) -> None:
+    life.attach(ranks=1)
+    for at, percent in ((1.2, 10.0), (1.8, 30.0), (2.5, 90.0)):
+        life.guests.read(
+            m.HostReading(
+                node="box", read_at=at, cpu_percent=percent, memory_used_bytes=None, memory_total_bytes=None,
+                disk_free_bytes=None,
+            )
+        )  # fmt: skip
+    life.steps(*(step(number, m.GuestPart(0)) for number in (1, 2, 3)))
+    parts = [message.values for message in life.published if isinstance(message, m.RankStep)]
+    assert [values.get("cpu_percent") for values in parts] == [20.0, 90.0, None]
+
+
+def test_fewer_ranks_leave_no_old_part_behind(life: Life) -> None:
+    life.attach(ranks=2)
+    life.steps(step(1, m.GuestPart(0), m.GuestPart(1)))
+    life.attach(ranks=1)
+    assert [*life.guests.live[0].parts] == [0]
+
+
+def test_the_newest_guest_is_found_also_by_the_next_agent(life: Life) -> None:
+    for run in ("a", "b"):
+        life.attach(run)
+    found = life.guests.find(None)
+    assert found is not None and found.view.run == "b"

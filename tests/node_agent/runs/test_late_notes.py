@@ -9,6 +9,7 @@ import pytest
 from tests.node_agent.support.records import FIRST, part, plan, rows, step
 from tests.node_agent.support.simulation import durable
 
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, FollowedRun, JournaledCommand, digest_of
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
@@ -31,7 +32,9 @@ class Idle:
 class World:
     def __init__(self, folder: Path, db: AgentDb) -> None:
         self.db, self.published, self.idle = db, list[m.Event](), Idle()
-        self.late_notes = LateNotes("studio", db, self.published.append, self.idle)
+        self.late_notes = LateNotes(
+            "studio", db, self.published.append, self.idle, GuestRuns("studio", folder, db, lambda _: None)
+        )
         self.paths = RunPaths(folder / "run-1")
         self.paths.directory.mkdir()
         db.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
@@ -95,7 +98,11 @@ async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written
 
     unused: Any = None
     journal = CommandJournal(
-        world.db, answer, world.idle, Handlers(unused, unused, unused, world.late_notes.note, unused)
+        world.db,
+        answer,
+        world.idle,
+        Handlers(unused, unused, unused, world.late_notes.note, unused),
+        GuestRuns("studio", world.paths.directory, world.db, lambda _: None),
     )
     world.late_notes.note(world.asked())
     await journal.fail_open()

@@ -16,6 +16,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
@@ -117,11 +118,14 @@ class JournaledAgent:
         for rank in self.ranks.values():
             rank.load()
 
+    def _guests(self) -> GuestRuns:
+        return GuestRuns("a", self.paths.directory.parent, self.db, lambda _: None)
+
     def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
         self.db = AgentDb(self._ledger_path)
         if add:
             self.db.add_run(RUN, RUN, self.paths.directory, 0.0)
-        self.journal = CommandJournal(self.db, self._answer, self, self._handlers())
+        self.journal = CommandJournal(self.db, self._answer, self, self._handlers(), self._guests())
         if opening is None:
             open_ids = frozenset(row.id for row in self.db.open_commands())
             opening = restore.surviving_run(self.paths, open_ids)

@@ -1,9 +1,14 @@
 """What an attached run's program says, as the messages that clients and the record know; pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
 
+EVAL_LOSS = "eval_loss"
+"""The metric of a run that the record has a table for: a loss on held-out samples."""
 FIRST_GENERATION = m.Generation(1, 1)
 """Of an attached run; n grows each time that its program goes back to an earlier step."""
 
@@ -50,11 +55,29 @@ def committed(
     return step, parts
 
 
-def after_step(view: m.RunView, made: m.GuestStep) -> m.RunView:
+def check(steps: Sequence[m.GuestStep]) -> None:
+    """Raises InvalidInputError for a metric by name that has a field or a column of its own."""
+    for step in steps:
+        for values in (step.values, *(part.values for part in step.parts)):
+            for name in values.keys() & m.METRICS.keys():
+                if not (m.is_by_name(name) or name in m.RANK_COLUMNS or (name == EVAL_LOSS and values is step.values)):
+                    problem = f"{name} of step {step.step} has a field of its own, or follows from one"
+                    raise InvalidInputError("values", f"{problem}: leave it out of the values by name")
+
+
+def evaluated(made: m.GuestStep) -> tuple[float | None, m.GuestStep]:
+    """The loss on held-out samples that came with a step, and the step without it."""
+    values = dict(made.values)
+    loss = values.pop(EVAL_LOSS, None)
+    return loss, msgspec.structs.replace(made, values=values) if loss is not None else made
+
+
+def after_step(view: m.RunView, made: m.GuestStep, eval_loss: float | None) -> m.RunView:
     """The view once a step is recorded."""
-    return msgspec.structs.replace(
+    view = msgspec.structs.replace(
         view, step=made.step, learning_rate=made.learning_rate, global_batch=made.global_batch
     )
+    return view if eval_loss is None else msgspec.structs.replace(view, eval_loss=eval_loss, eval_step=made.step)
 
 
 def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:

@@ -4,7 +4,9 @@ Their number does not depend on the hosted run, nor does that on them.
 """
 
 import dataclasses
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,6 @@ from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
@@ -26,6 +27,8 @@ MOST_GUESTS = 16
 """Runs of other programs that may be live on one agent."""
 MOST_OWN_METRICS = 64
 """Names of metrics beyond the table that one run may bring; values of further ones are left out."""
+READINGS_KEPT = 120
+"""Newest readings of the machine, at 1 Hz, that wait for the steps they belong to."""
 SILENT_SECONDS = 30.0
 """After so long without a word from its program, a run's ranks count as lost."""
 GIVE_UP_SECONDS = 600.0
@@ -47,11 +50,20 @@ class GuestRun:
         self.last_step = state.step
         self.parts: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
         kept = self.recorder.meta(VIEW_KEY)
-        if view is None and kept is None:
+        try:
+            known = msgspec.json.decode(kept, type=m.RunView) if kept is not None else None
+        except msgspec.MsgspecError:  # of another version of the program
+            known = None
+        shown = view or known
+        if shown is None:
             self.recorder.close()
             raise InvalidInputError("run", f"{paths.record} does not say what run it is of: attach the run again")
-        self.view = view or msgspec.json.decode(kept or "", type=m.RunView)
+        seen = (self.recorder.highest_generation(), known.generation if known is not None else None)
+        generation = max((one for one in seen if one is not None), default=shown.generation)
+        self.view = msgspec.structs.replace(shown, generation=generation)
         self.heard_monotonic = clock()
+        self._readings: deque[m.HostReading] = deque(maxlen=READINGS_KEPT)
+        self._part_at: dict[int, float] = {}  # rank -> when its newest part was made
         with RecordReader(paths) as reader:
             self._own_metrics = {*reader.own_metrics()}
 
@@ -59,6 +71,11 @@ class GuestRun:
     def step(self) -> int:
         """The newest step that is recorded, 0 if there is none."""
         return self.last_step.step if self.last_step is not None else 0
+
+    @property
+    def kept_step(self) -> int:
+        """The newest step that is on the disk."""
+        return self.recorder.newest()[0] if self.recorder.is_behind else self.step
 
     @property
     def silent_seconds(self) -> float:
@@ -72,20 +89,42 @@ class GuestRun:
 
     def take(self, made: m.GuestStep) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
         """Record a step; it is journaled when this returns, as far as the disk takes it."""
-        step, parts = guest_rows.committed(self.view, self._within_limits(made), self.last_step)
+        loss, made = guest_rows.evaluated(self._within_limits(made))
+        step, parts = guest_rows.committed(self.view, made, self.last_step)
+        parts = tuple(self._with_readings(part, step.committed_at) for part in parts)
         self.recorder.commit(step, parts, step.committed_at)
         self.last_step = step
         self.parts |= {part.rank: part for part in parts}
-        self.view = guest_rows.after_step(self.view, made)
+        self.view = guest_rows.after_step(self.view, made, loss)
+        if loss is not None:
+            self.recorder.evaluation(step.step, step.committed_at, loss, 0.0, 0.0)
         return step, parts
 
+    def read(self, reading: m.HostReading) -> None:
+        """A reading of this machine: it belongs to the step that is made meanwhile."""
+        self._readings.append(reading)
+
+    def _with_readings(self, part: m.RankStep, until: float) -> m.RankStep:
+        """The part with the means of this machine's metrics since the part before; as it is if none was read."""
+        since = self._part_at.get(part.rank, self.view.started_at)
+        self._part_at[part.rank] = until
+        own = next((rank for rank in self.view.ranks if rank.rank == part.rank), None)
+        found: dict[str, list[float]] = {}
+        for reading in self._readings:
+            if reading.node == part.node and since < reading.read_at <= until:
+                for name, value in m.host_values(reading, own.device if own is not None else None).items():
+                    found.setdefault(name, []).append(value)
+        means = {name: statistics.fmean(values) for name, values in found.items()}
+        return msgspec.structs.replace(part, values={**means, **part.values}) if means else part
+
     def retract_after(self, step: int) -> None:
-        """Mark the steps above `step`, and count the next ones in a new generation."""
-        generation = self.view.generation.next()
+        """Mark the steps above `step`, and count the next ones in a new generation, which is kept first: should the
+        agent end in between, no later step falls on a retracted one's row."""
+        self.keep(msgspec.structs.replace(self.view, generation=self.view.generation.next()))
         self.recorder.retract_after(step)
         self.last_step = self.recorder.last_state().step
         self.parts = {}
-        self.view = msgspec.structs.replace(self.view, generation=generation, step=self.step)
+        self.view = msgspec.structs.replace(self.view, step=self.step)
 
     def event(self, happened: d.Happened) -> m.Event:
         """Keep what happened."""
@@ -110,10 +149,10 @@ class GuestRuns:
     """Takes the requests of attached runs' programs; all else about such runs is read from here."""
 
     def __init__(
-        self, node: str, directory: Path, db: AgentDb, publisher: Publisher,
+        self, node: str, directory: Path, db: AgentDb, publish: Callable[[m.Live], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._node, self._db, self._publisher, self._clock = node, db, publisher, clock
+        self._node, self._db, self._publish, self._clock = node, db, publish, clock
         self._runs_directory = runs_directory(directory)
         self._live: dict[str, GuestRun] = {}
 
@@ -127,16 +166,34 @@ class GuestRuns:
         return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)
 
     def take(self, request: m.GuestRequest) -> m.RunKept:
-        """Carry out a request. Raises InvalidInputError or RefusedError, and then nothing has changed."""
+        """Carry out a request. Raises InvalidInputError or RefusedError, and then nothing of it was recorded."""
         match request:
             case m.AttachRun():
                 guest = self._attach(request)
             case m.RunSteps():
                 guest = self._steps(request)
             case m.EndRun():
+                if (again := self._ended(request)) is not None:
+                    return again
                 guest = self._get(request.run)
                 self._end(guest, request.state, request.reason)
-        return m.RunKept(rid=request.rid, run=request.run, step=guest.step, directory=str(guest.paths.directory))
+        directory = str(guest.paths.directory)
+        return m.RunKept(rid=request.rid, run=request.run, step=guest.kept_step, directory=directory)
+
+    def _ended(self, request: m.EndRun) -> m.RunKept | None:
+        """The reply to a request that has been carried out already: its reply was lost."""
+        known = self._db.known_run(request.run)
+        if known is None or request.run in self._live or (known.kind, known.state) != ("guest", request.state):
+            return None
+        with RecordReader(RunPaths(known.directory)) as reader:
+            last = reader.last_step()
+        step = last.step if last is not None else 0
+        return m.RunKept(rid=request.rid, run=request.run, step=step, directory=str(known.directory))
+
+    def read(self, reading: m.HostReading) -> None:
+        """A reading of this machine."""
+        for guest in self.live:
+            guest.read(reading)
 
     def take_up(self, known: KnownRun) -> None:
         """Go on with a run that was live when the last agent of this node ended."""
@@ -180,6 +237,8 @@ class GuestRuns:
         guest.heard_monotonic = self._clock()
         if request.after_step is not None and request.after_step < guest.step:
             guest.retract_after(request.after_step)
+        numbers = {rank.rank for rank in request.ranks}
+        guest.parts = {rank: part for rank, part in guest.parts.items() if rank in numbers}
         directory = str(guest.paths.directory)
         self._show(
             guest, guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
@@ -198,9 +257,6 @@ class GuestRuns:
         guest = GuestRun(
             paths, guest_rows.view_of(request, self._node, str(paths.directory), generation, 0), self._clock
         )
-        kept = guest.recorder.last_state().generation
-        if kept is not None:
-            guest.view = msgspec.structs.replace(guest.view, generation=kept)
         if known is None:
             try:
                 self._db.add_run(
@@ -217,18 +273,21 @@ class GuestRuns:
         return guest
 
     def _steps(self, request: m.RunSteps) -> GuestRun:
+        guest_rows.check(request.steps)
         guest = self._get(request.run)
         for made in request.steps:
             if made.step > guest.step:
                 step, parts = guest.take(made)
-                self._publisher.publish(step)
+                self._publish(step)
                 for part in parts:
-                    self._publisher.publish(part)
+                    self._publish(part)
+                if guest.view.eval_step == step.step:
+                    self._show(guest, guest.view)
         return guest
 
     def _end(self, guest: GuestRun, state: m.RunState, reason: str) -> None:
-        severity: m.Severity = "error" if state == "failed" else "good"
-        self._note(guest, e.RunStateChanged(guest.view.state, state, reason, guest.step), severity)
+        severities: dict[str, m.Severity] = {"finished": "good", "failed": "error"}
+        self._note(guest, e.RunStateChanged("", state, reason, guest.step), severities.get(state, "info"))
         self._show(guest, guest_rows.ended(guest.view, state, reason, time.time()))
         self._db.set_run_state(guest.view.run, state, reason)
         del self._live[guest.view.run]
@@ -236,11 +295,11 @@ class GuestRuns:
 
     def _show(self, guest: GuestRun, view: m.RunView) -> None:
         guest.keep(view)
-        self._publisher.publish(view)
+        self._publish(view)
 
     def _note(self, guest: GuestRun, data: e.AnyEvent, severity: m.Severity) -> None:
         self.note(guest, d.Happened(data, severity, guest.view.name, guest.step))
 
     def note(self, guest: GuestRun, happened: d.Happened) -> None:
         """Keep and publish an event of a live run."""
-        self._publisher.publish(guest.event(happened))
+        self._publish(guest.event(happened))

@@ -208,6 +208,16 @@ class RunDb:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk has refused something that waits in memory."""
+        return bool(self._waiting)
+
+    def highest_generation(self) -> m.Generation | None:
+        """Of all steps that were ever committed, retracted ones too; None before the first."""
+        row = self._connection.execute("SELECT term, n FROM steps ORDER BY term DESC, n DESC LIMIT 1").fetchone()
+        return m.Generation(*row) if row else None
+
     def newest(self) -> tuple[int, m.Generation | None, int, int]:
         """The newest step that stands with its generation, the newest event's id and the newest plan's number; zeros
         for what the record has none of."""

@@ -80,6 +80,8 @@ class CommandJournal:
     async def take(self, identity: bytes, command: m.Command) -> None:
         """One command from one client; of a policy's, whose identity is empty, nobody is told how it ended. The same
         id again gets the outcome that the first one had or will have."""
+        if identity and command.by.startswith("auto"):  # only the program itself goes by that
+            command = msgspec.structs.replace(command, by=f"user {command.by}")
         digest = digest_of(command)
         asker = _Asker(identity, command.rid)
         known = self._db.find(command.id)

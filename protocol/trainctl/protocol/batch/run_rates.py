@@ -27,7 +27,10 @@ def _average(view: m.RunView, last: m.StepCommitted | None) -> float | None:
     """Of all steps that stand, by their own seconds."""
     if last is None:
         return None
-    whole = last.tokens_total if view.rate_metric == "tokens_per_second" else last.weight_total
+    in_tokens = view.rate_metric == "tokens_per_second"
+    if (last.tokens if in_tokens else last.weight) is None:
+        return None  # its steps don't say
+    whole = last.tokens_total if in_tokens else last.weight_total
     return _ratio(whole, last.seconds_total)
 
 

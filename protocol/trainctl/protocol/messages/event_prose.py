@@ -83,7 +83,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.ProbePassed():
             who = f"{data.rank} and {data.other} (tolerance {data.tolerance:g}, {data.tokens} tokens)"
             most = f"a token's log-probability differs by at most {data.difference:.2g}"
-            return f"probe passed: {most} between {who}; took {data.seconds:.2g} s"
+            return f"probe passed: {most} between {who}; took {_seconds(data.seconds)}"
         case e.Evaluated(loss=loss, seconds=seconds):
             took = f", took {seconds:.3g} s" if seconds is not None else ""
             return f"held-out loss {loss:.4f}{took}"
@@ -188,6 +188,11 @@ def _sizes_changed(data: e.MicroBatchChanged) -> str:
     return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
 
 
+def _seconds(value: float) -> str:
+    """A duration with two digits below ten seconds, and whole seconds above."""
+    return f"{value:.2g} s" if value < 10 else f"{value:,.0f} s"
+
+
 def _run_state(data: e.RunStateChanged) -> str:
     if data.before:
         return f"{data.before}{ARROW}{data.after}"
@@ -196,7 +201,7 @@ def _run_state(data: e.RunStateChanged) -> str:
             return f"{data.reason}: going back to the newest checkpoint"
         case "resumed":
             return data.reason
-        case "stopped" if data.reason:
+        case "stopped" if data.reason and data.step is None:
             return f"stopped all the same: {data.reason}"
         case _:
             at = f" at step {data.step:,}" if data.step is not None else ""
@@ -228,7 +233,7 @@ def _formed(data: e.GenerationFormed) -> str:
     said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
     said += f" by {data.engine}" if data.engine != "none" else ""
     said += f"; {', '.join(data.behind)} given the state of {data.source}" if data.source else ""
-    return said + (f"; the ranks waited {data.waited_seconds:.2g} s" if data.waited_seconds is not None else "")
+    return said + (f"; the ranks waited {_seconds(data.waited_seconds)}" if data.waited_seconds is not None else "")
 
 
 def _node(data: e.NodeState) -> str:

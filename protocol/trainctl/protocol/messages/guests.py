@@ -8,8 +8,8 @@ from msgspec import Meta
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Values
 from trainctl.protocol.messages.trainer import Phases
 
-MOST_GUEST_RANKS = 256
-"""Ranks of one such run."""
+MOST_GUEST_RANKS = 64
+"""Ranks of one such run. A step with the metrics of all of them has to fit into one request."""
 
 
 class GuestRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,9 +27,9 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a step of an attached run."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: those without a loss count, padding doesn't
+    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: those without a loss count, padding doesn't; 0: not known
     weight: Annotated[float, Meta(ge=0)] | None = None  # weight of its samples
-    samples: Count = 0
+    samples: Count = 0  # 0: not known
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
     phases: Phases = Phases()
@@ -42,7 +42,7 @@ class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
     committed_at: float  # Unix seconds
     step_seconds: Annotated[float, Meta(ge=0)]  # since the step before, pauses excluded
-    samples: Count = 0
+    samples: Count = 0  # 0: not known
     tokens: Count | None = None  # processed by all ranks
     weight: Annotated[float, Meta(ge=0)] | None = None  # what the loss is divided by, in the run's `weight_unit`
     loss: float | None = None  # mean per unit of weight

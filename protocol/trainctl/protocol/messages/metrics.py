@@ -86,7 +86,8 @@ _RUN = (
     ),
     Metric(
         "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
-        "samples_per_second", "CASE WHEN step_seconds > 0 THEN samples / step_seconds END", short="smp/s",
+        "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END",
+        short="smp/s",
     ),
     Metric(
         "steps_per_second", "steps/s", "run", "steps/s", "One over the time of the step.", "number",
@@ -134,7 +135,7 @@ _RANK = (
     ),
     Metric(
         "own_tokens_per_second", "tokens/s", "rank", "own tok/s", "What the rank would do alone.", "rate",
-        "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 THEN r.tokens / ({_BUSY}) END", "sum", "own",
+        "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 AND r.tokens > 0 THEN r.tokens / ({_BUSY}) END", "sum", "own",
     ),
     *(
         Metric(

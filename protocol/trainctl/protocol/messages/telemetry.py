@@ -148,8 +148,8 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples of the step / its seconds; None if no time passed."""
-        return self.samples / self.step_seconds if self.step_seconds > 0 else None
+        """Samples of the step / its seconds; None if no time passed, or they are not known."""
+        return self.samples / self.step_seconds if self.samples and self.step_seconds > 0 else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -193,9 +193,9 @@ class RankStep(Message, tag="rank-step", frozen=True):
 
     @property
     def own_tokens_per_second(self) -> float | None:
-        """What the rank would do alone: tokens / (data + forward + backward)."""
+        """What the rank would do alone: tokens / (data + forward + backward); None if either is not known."""
         busy_seconds = self.phases.busy
-        return self.tokens / busy_seconds if busy_seconds > 0 else None
+        return self.tokens / busy_seconds if self.tokens and busy_seconds > 0 else None
 
     @property
     def memory_bytes(self) -> float | None:

@@ -23,7 +23,9 @@ BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_arr
 """Limits inside a frame, from a client and elsewhere, as msgpack names them."""
 
 _RUN_STEPS: Final = m.RunSteps.__struct_config__.tag
-"""Of all that clients send, the type that carries metrics, which may be NaN."""
+"""Of all that clients send, the type that carries metrics."""
+_MAY_BE_NAN: Final = frozenset({"loss", "grad_norm", "learning_rate", "values"})
+"""Fields of such a message whose numbers need not be finite."""
 _SHORT_BYTES = 4096
 """What is no longer than this is within all limits but those of an ignored field's, which nobody looks into."""
 _LIVE: Any = msgspec.msgpack.Decoder(m.Live | m.Heartbeat)
@@ -124,8 +126,7 @@ def _peek(frame: bytes, field: str, most_characters: int) -> str:
 def _control(frame: bytes, union: Any) -> Any:
     raw = _unpack(frame, CONTROL_FRAME_BYTES, CONTROL_CAPS)
     _check_depth(raw, 0)
-    if raw.get("type") != _RUN_STEPS:
-        _check_finite(raw)
+    _check_finite(raw, _MAY_BE_NAN if raw.get("type") == _RUN_STEPS else frozenset())
     return _convert(raw, union)
 
 
@@ -166,9 +167,14 @@ def _check_depth(value: Any, depth: int) -> None:
             _check_depth(item, depth + 1)
 
 
-def _check_finite(value: Any) -> None:
+def _check_finite(value: Any, but: frozenset[str] = frozenset()) -> None:
+    """`but`: names of fields, at any depth, that may hold what is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ProtocolError(f"{value} where a finite number is required")
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in items:
-        _check_finite(item)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name not in but:
+                _check_finite(item, but)
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(item, but)
