@@ -1,4 +1,4 @@
-"""`trainctl cluster`: add a machine over SSH, list the nodes and their keys, forget one that was added."""
+"""`trainctl cluster` adds, lists and removes nodes; `trainctl discover` lists the agents that advertise themselves."""
 
 import shlex
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
+from trainctl.tui.commands import targets
 
 app = subcommands()
 group = subgroup("Add, list and remove the nodes of the cluster.")
@@ -124,3 +125,27 @@ def remove(
         output.say(f"removed {added}")
         output.tell(f"running agents know it until they start again; trainctl keys revoke {name} shuts it out at once")
     return 0
+
+
+@app.command()
+def discover(
+    cluster: ClusterFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="How long to listen.")] = 3.0,
+    json: Json = False,
+) -> int:
+    """The agents that advertise themselves (trainctl-agent run --advertise) on this machine's networks.
+
+    Anyone on the network can say anything there: it is a hint where to look. Keys are never taken from it; add a node
+    with `trainctl cluster add`, which fetches its key over SSH.
+    """
+    from trainctl.tui.setup import discovery
+
+    known = targets.cluster_file(cluster)
+    found = discovery.listen(seconds)
+    both = [(one, discovery.standing(one, known.cluster if known is not None else None)) for one in found]
+    rows = [(one.node, one.address, one.version, one.fingerprint or "no key", said) for one, said in both]
+    return output.answer(
+        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "", json=json,
+        none=f"no agent has advertised itself within {seconds:g} s; agents do so with --advertise",
+        found=[one._asdict() | {"standing": said} for one, said in both],
+    )  # fmt: skip

@@ -14,7 +14,7 @@ FILES = {
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
-    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "discover",
+    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "cluster",
     "cluster": "cluster",
 }  # fmt: skip
 """Where each is, in the order of the help."""
