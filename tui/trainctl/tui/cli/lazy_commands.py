@@ -15,7 +15,7 @@ FILES = {
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "cluster",
-    "cluster": "cluster",
+    "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
@@ -49,6 +49,7 @@ SUMMARIES = {
     "init": "Write a cluster.toml and a run.toml to start from.",
     "doctor": "What is wrong with the machines of the cluster, and remedies.",
     "discover": "The agents that advertise themselves on the local network.",
+    "help": "Print a page of the documentation, offline.",
 }
 """The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""
 
