@@ -177,7 +177,7 @@ class TrainctlApp(TerminalApp):
         self._leave_on_hangup()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
-            rest = f"; {more} more, see trainctl config" if more else ""
+            rest = f"; {more} more: run trainctl config" if more else ""
             self.notify(f"{first}{rest}", severity="warning", timeout=15, markup=False)
 
     def _leave_on_hangup(self) -> None:
@@ -299,7 +299,7 @@ class TrainctlApp(TerminalApp):
         """What is known of an alert; without one, of the first that calls for somebody."""
         alert = next((alert for alert in self.shown.open_alerts if id in ("", alert.id)), None)
         if alert is None:
-            self.notify("no alert is open")
+            self.notify("no open alerts")
         else:
             from trainctl.tui.dialogs.alert_details import WhyScreen
 
@@ -367,12 +367,14 @@ class TrainctlApp(TerminalApp):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
-        self.notify(f"theme {self.theme}, for this session; config.toml keeps one", timeout=3)
+        self.notify(f"theme {self.theme}, for this session; set it in config.toml to keep it", timeout=3)
 
     def action_read_only(self) -> None:
         """Puts commands off, and on again unless the program was started without them."""
         if self._started_read_only:
-            self.notify("it was started read-only: start it without that to send commands", severity="warning")
+            self.notify(
+                "trainctl was started read-only: restart it without --read-only to send commands", severity="warning"
+            )
         else:
             self.read_only = not self.read_only
             self.paint()
