@@ -71,7 +71,7 @@ class TrainctlApp(TerminalApp):
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
         pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
-        config: settings.Found | None = None,
+        config: settings.Found | None = None, first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
@@ -88,7 +88,7 @@ class TrainctlApp(TerminalApp):
         self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
-        self._opened = False
+        self._opened, self._first_keys = False, first_keys
         self._repainting = RepaintScheduler(self, self._painting)
         self._key_buffer = KeyBuffer(self, self._press)
         self.hung_up = threading.Event()
@@ -219,6 +219,10 @@ class TrainctlApp(TerminalApp):
             self.action_show("runs")
         elif isinstance(self.screen, BaseScreen):
             self.screen.arrived()
+        if not self._opened and (keys := self._first_keys()):
+            from trainctl.tui.dialogs.first_keys import FirstKeysScreen
+
+            self.push_screen(FirstKeysScreen(keys))
         self._opened = True
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.

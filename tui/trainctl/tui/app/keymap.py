@@ -56,6 +56,14 @@ OWN_ACTIONS: Final = frozenset(
 ) | {"command_palette", "read_only"}
 """Actions that rest while something is typed or a dialog is open."""
 
+_FIRST_KEYS: Final = {
+    "help": "all keys of the screen you are on",
+    "node": "one node in full",
+    "rebalance": "split the batch between nodes",
+    "undo": "undo a change",
+    "detach": "quit; the run continues",
+}
+"""What the first start shows, by action."""
 Tables = Mapping[str, Sequence[Binding]]
 """Bindings by screen; those under "" are everywhere."""
 
@@ -150,6 +158,12 @@ def rows(keymap: Mapping[str, str]) -> list[KeyRow]:
         for binding in bindings
         if binding.id
     ]
+
+
+def first_keys(keymap: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The keys that the first start shows, each with what it does."""
+    keys = {row.name: row.keys for row in rows(keymap) if not row.where}
+    return [(keys[name], words) for name, words in _FIRST_KEYS.items()]
 
 
 def spoken(keys: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap
+from trainctl.tui.app import first_start, keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
@@ -93,7 +93,7 @@ def run_app(
     found = configuration(config)
     app = TrainctlApp(
         lambda: ClusterSource(address, by=by), read_only=read_only or found.settings.read_only, address=address,
-        **options(found),
+        first_keys=lambda: keymap.first_keys(found.settings.keys) if first_start.claim() else (), **options(found),
     )  # fmt: skip
     return run(app, found, lambda: say(app.live, address))
 

@@ -42,7 +42,7 @@ class Inverse:
 def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inverse:
     """What undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
-        raise NoInverse("it isn't a change, so there is nothing to undo")
+        raise NoInverse("it isn't a change")
     described = verb_registry.descriptions().get(event.verb)
     if described is None:
         raise NoInverse(f"{event.verb} can't be undone")

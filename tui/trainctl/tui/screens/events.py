@@ -197,7 +197,7 @@ class EventsScreen(RowsScreen[EventRow]):
         """Opens the dialog of what undoes the chosen event, or says why nothing does."""
         found = self.undoing(self.chosen) if self.chosen is not None else None
         if isinstance(found, str):
-            self.app.notify(f"can't undo:  {found}", severity="warning", markup=False)
+            self.app.notify(f"can't undo: {found}", severity="warning", markup=False)
         elif found is not None:
             undo_picker.open_undo(self.owner, found)
 
