@@ -44,7 +44,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
     Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
     Binding("colon", "command_line", "cmd", key_display=":", tooltip="type any command", priority=True),
-    Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
+    Binding("question_mark", "help", "help", key_display="?", tooltip="this help", priority=True),
     Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
     Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
     Binding("q", "detach", "detach", tooltip="quit; the run continues", priority=True),

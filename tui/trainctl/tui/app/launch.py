@@ -34,7 +34,7 @@ def as_file(found: settings.Found) -> str:
     """All settings as they count, as a config.toml; an action that several screens have is there once."""
     own = found.settings
     made = [
-        f"# {found.path}{'' if found.exists else ' (not there)'}",
+        f"# {found.path}{'' if found.exists else ' (no such file)'}",
         _setting("theme", own.theme or "auto", f"auto, {', '.join(theme.name for theme in THEMES)}"),
         _setting("ascii", "auto" if own.ascii is None else own.ascii, "auto, true, false"),
         _setting("bell", own.bell, "whether alerts ring the bell"),
