@@ -24,6 +24,7 @@ LOOK_SECONDS = 5.0
 os.environ[MARK] = secrets.token_hex(8)
 _state = tempfile.TemporaryDirectory(prefix="tt-state-")
 os.environ["TRAINCTL_STATE"] = _state.name  # no test finds an agent of the person's, or of another worker's tests
+Path(_state.name, ".first-start").touch()  # no screen in a terminal begins with the keys of the first start
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before any library reads it: on few cores their threads wait for each other
 for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

@@ -12,28 +12,28 @@ from trainctl.tui.widgets.theme import THEMES
 
 _PAGE = """# Keys and settings
 
-Made from the program's own bindings; `?` shows those of the moment, and a click on a key at the bottom presses it.
+Generated from the program's bindings. `?` shows the keys that work right now; clicking a key at the bottom presses it.
 
 ## config.toml
 
 `~/.config/trainctl/config.toml` (the platform's configuration folder; `$XDG_CONFIG_HOME/trainctl` where that is set),
-or the file that `trainctl --config FILE` names. `trainctl config` prints all settings as they count, in the form of
-such a file, and names each line that can't be used (exit status 2); the others count all the same.
+or the file that `trainctl --config FILE` names. `trainctl config` prints the effective settings in the form of
+such a file and names each line that it can't use (exit status 2); the other lines take effect.
 
 | setting | values | |
 | --- | --- | --- |
-| `theme` | `"auto"`, {themes} | auto: the terminal's own sixteen colours where it has no more or `NO_COLOR` is set, \
-`day` on a light ground that says so (`COLORFGBG`), else `night` |
-| `ascii` | `"auto"`, `true`, `false` | auto: where the locale isn't UTF-8 |
-| `bell` | `true`, `false` | whether alerts ring |
+| `theme` | `"auto"`, {themes} | auto: the terminal's sixteen colours if it has no more or `NO_COLOR` is set, \
+`day` if the terminal reports a light background (`COLORFGBG`), else `night` |
+| `ascii` | `"auto"`, `true`, `false` | auto: true unless the locale is UTF-8 |
+| `bell` | `true`, `false` | whether alerts ring the bell |
 | `mouse` | `true`, `false` | false leaves the mouse to the terminal |
-| `read_only` | `false`, `true` | true: as `--read-only` |
+| `read_only` | `false`, `true` | true: the same as `--read-only` |
 | `columns` | `["user:reward", "memory_use"]` | metrics of ranks, those that a run brings as \
 well, with a column of their own in the fleet table of a screen of 150 columns or more, as far as there is room |
 | `[keys]` | `action = "key"` | one key or several, `"f5,R"`: a character, or a name such as `f5`, `home`, `pagedown`, \
 `ctrl+e`, `comma`, `space` |
 
-Keys inside dialogs are fixed: escape closes, enter sends, and what the dialog says. Ctrl-C leaves from anywhere.
+Keys inside dialogs are fixed: escape closes, enter sends, and the dialog lists the others. Ctrl-C quits from anywhere.
 """
 
 

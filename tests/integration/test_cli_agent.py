@@ -348,7 +348,7 @@ def test_sent_without_waiting_it_still_arrives(agent: Agent) -> None:
     text = f"note {uuid.uuid4()}"
     done = call("send", "note", f"text={text}", "--wait", "none", *agent.at)
     assert done.returncode == 0
-    assert re.fullmatch(r"note sent, not awaited; id [0-9a-f-]{36}\n", done.stdout)
+    assert re.fullmatch(r"note sent without waiting; id [0-9a-f-]{36}\n", done.stdout)
     assert call_json("send", "resume", "--wait", "none", *agent.at)["state"] is None
     wait_until(lambda: text in call("events", "-n", "20", *agent.at).stdout, "the note to arrive", 20)
 
@@ -400,7 +400,7 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:
         assert next(line for line in iter(process.stdout.readline, "") if "step 3 " in line)
         _, err = interrupt(process)
     assert process.returncode == 130
-    assert err.startswith(f"detached; {run} goes on: ")
+    assert err.startswith(f"detached; {run} continues: ")
     assert err.count("\n") == 1
     assert call_json("status", *idle.at)["run"]["state"] == "running"
     assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout

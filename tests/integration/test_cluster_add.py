@@ -157,7 +157,7 @@ def test_list_and_remove(pair: Pair, first: dict[str, Any]) -> None:
     ]  # fmt: skip
     assert nodes[1]["fingerprint"].startswith("SHA256:")
     kept = (pair.added / "away.toml").read_bytes()
-    assert_one_line(call("cluster", "remove", "home", **pair.env), 2, "which is yours")
+    assert_one_line(call("cluster", "remove", "home", **pair.env), 2, "from that file yourself")
     assert_one_line(call("cluster", "remove", "nobody", **pair.env), 2, "no node 'nobody'")
     assert call("cluster", "remove", "away", **pair.env).returncode == 0
     assert not (pair.added / "away.toml").exists()

@@ -64,7 +64,7 @@ def test_files_of_all_nodes_are_compared_and_a_change_is_seen(pair: Any) -> None
     fails = [one for one in found["findings"] if one["level"] == "fail"]
     assert [(one["node"], one["subject"]) for one in fails] == [("gamma", "reach")], fails
     assert "trainctl-agent run --name gamma" in fails[0]["do"]
-    same = {one["subject"] for one in found["findings"] if one["text"].startswith("the same on alpha, beta")}
+    same = {one["subject"] for one in found["findings"] if one["text"].startswith("identical on alpha, beta")}
     assert same == {"model", "data"}
     write(folder, copy="other weights")
     found = call_json("doctor", folder / "run.toml", "--cluster", folder / "cluster.toml", status=3)

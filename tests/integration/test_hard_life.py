@@ -134,7 +134,7 @@ def test_it_outlives_all_of_it_and_leaves_a_clean_terminal(agent: StrangeAgent, 
         paste(terminal)
         terminal.program().send_signal(signal.SIGHUP)
         assert terminal.exit_status() == "status=0"
-        screen = terminal.wait_for(r"come back with")
+        screen = terminal.wait_for(r"reattach with")
         assert "Traceback" not in screen
         assert terminal.is_clean()
     finally:
@@ -163,7 +163,7 @@ def paste(terminal: Terminal) -> None:
     terminal.keys(":")
     terminal.wait_for(r"a verb as on the command line")
     terminal.paste(rubbish)
-    terminal.wait_for(r"arguments are key=value")
+    terminal.wait_for(r"arguments are written as key=value")
     terminal.keys("Escape")
     terminal.wait_for(r"q detach")
     terminal.keys("b")

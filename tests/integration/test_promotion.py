@@ -208,7 +208,7 @@ def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
     assert (reply.state, reply.field) == ("rejected", "node") and "no node 'nowhere'" in reply.reason
     with cluster.client("alpha") as client:
         reply = client.send("promote", {})
-        assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs the node that it is for")
+        assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs a node: add --node NAME")
 
 
 def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):

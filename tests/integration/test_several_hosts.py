@@ -110,6 +110,8 @@ def steer_by_screen(hosts: Hosts, folder: Path) -> None:
     program = [sys.executable, "-m", "trainctl.tui.cli.main", "--connect", hosts.address("alpha")]
     terminal = Terminal(folder, 120, 40, shlex.join(hosts.network.on(DESK, "env", *variables, *program)))
     try:
+        terminal.wait_for(r"five keys to begin with")
+        terminal.keys("Escape")
         terminal.wait_for(r"RUNNING")
         terminal.wait_for(r"gamma\s.*mlx")
         terminal.keys("b")

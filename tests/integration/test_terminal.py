@@ -40,7 +40,7 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         assert all(len(line) <= columns for line in screen.splitlines())
         terminal.keys("q")
         assert terminal.exit_status() == "status=0"
-        assert "goes on" in terminal.wait_for(r"goes on")
+        assert "continues" in terminal.wait_for(r"continues")
         wait_for_step(client, client.snapshot(0).run.step + 5)
     finally:
         terminal.close()
@@ -70,9 +70,9 @@ def test_the_screen_survives_its_agent(running, tmp_path):
         agent.kill()
         terminal.wait_for(r"(?i)silent|no message|no answer")
         terminal.keys("?")
-        terminal.wait_for(r"the rank's speed alone")
+        terminal.wait_for(r"the rank's own speed")
         terminal.keys("Escape")
-        terminal.wait_gone(r"the rank's speed alone")
+        terminal.wait_gone(r"the rank's own speed")
         agent.start()
         terminal.wait_for("|".join(rf"g1\.{n}\b" for n in range(before.n + 1, before.n + 9)))
         terminal.keys("q")

@@ -144,7 +144,7 @@ def test_what_an_argument_needs_is_said_in_plain_words(verb: str, args: dict[str
 @pytest.mark.parametrize("verb", ["", "frobnicate", "resize_batch", "RESIZE-BATCH", "__class__"])
 def test_an_unknown_verb_names_those_there_are(verb: str) -> None:
     for call in (verbs.check, verbs.parse_args):
-        with pytest.raises(InvalidInputError, match="there are start-run, resize-batch") as caught:
+        with pytest.raises(InvalidInputError, match="the verbs are start-run, resize-batch") as caught:
             call(verb, {})
         assert caught.value.where == "verb"
 

@@ -64,7 +64,7 @@ async def test_a_dialog_goes_from_typing_to_applied() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "4")
-        assert "8×3 → 4×6; step time at micro 4 not" in dialog_text(app)
+        assert "8×3 → 4×6; step time at micro 4 isn't" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: "sent → accepted …" in dialog_text(app))
         assert source.gate is not None
@@ -110,9 +110,9 @@ async def test_an_agent_that_does_not_answer_is_said_in_the_dialog() -> None:
 async def test_what_the_agent_will_refuse_is_said_while_it_is_typed() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("b", "3", "4")
-        assert "34 is over atlas's share of 24 samples" in dialog_text(app)
+        assert "34 is more than atlas's share of 24 samples" in dialog_text(app)
         await pilot.press("escape", "colon", *"resize-batch micro=34")
-        assert "34 is over atlas's share of 24 samples" in hint(app)
+        assert "34 is more than atlas's share of 24 samples" in hint(app)
 
     await driven(source_of(1), play)
 
@@ -165,7 +165,7 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "6")
-        assert "8×3 → 6×4; step time at micro 6 not measured yet" in hint(app)
+        assert "8×3 → 6×4; step time at micro 6 isn't measured yet" in hint(app)
         await pilot.press("enter")
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         await pilot.press("escape")
@@ -365,7 +365,7 @@ async def test_detach_leaves_with_status_0_and_says_the_run_goes_on(key: str) ->
     app = await driven(source_of(1), play)
     assert app.return_code == 0
     said = farewell(app.live, "tcp://127.0.0.1:7474")
-    assert "stdlib (running) goes on at step 118 of 150" in said
+    assert "stdlib (running) continues at step 118 of 150" in said
     assert "trainctl attach --connect tcp://127.0.0.1:7474" in said
 
 
@@ -441,7 +441,7 @@ async def test_a_split_whose_plan_has_moved_on_says_so_and_loads_the_new_one() -
         await pilot.press("s", "enter")
         dialog = app.screen
         assert isinstance(dialog, SplitDialog)
-        assert "nothing to send: this is the plan's split" in dialog_text(app)
+        assert "nothing to send: the plan already has this split" in dialog_text(app)
         await pilot.press("down", "5")
         view = run_view(3)
         ranks = tuple(msgspec.structs.replace(item, share=8) for item in view.ranks)
@@ -467,10 +467,10 @@ async def test_the_split_fits_its_screen(size: tuple[int, int]) -> None:
         assert max(map(len, text)) <= widget.size.width
         assert len(text) <= widget.size.height
         shown = "\n".join(text)
-        for words in ("STEP", "MEM GB", "forge", "each node takes 1 sample or more", "enter sends", "esc closes"):
+        for words in ("STEP", "MEM GB", "forge", "each node needs at least 1 sample", "enter sends", "esc closes"):
             assert words in shown
         if size[1] > 15:
-            assert "mini is drained; :admit --node mini takes it back" in shown
+            assert "mini is drained; :admit --node mini puts it back" in shown
 
     await driven(source, play, size)
 

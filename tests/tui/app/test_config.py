@@ -44,30 +44,30 @@ def test_what_a_file_says_counts() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('theme = "dusk"', "theme: no theme 'dusk'; there are auto, night, day, contrast, terminal"),
+        ('theme = "dusk"', "theme: no theme 'dusk'; the themes are auto, night, day, contrast, terminal"),
         ("theme = 3", "theme: no theme 3"),
-        ("ascii = 1", "ascii: 1 is none of"),
-        ('bell = "loud"', "bell: 'loud' is neither true nor false"),
-        ("colour = true", "colour: no such setting; there are theme"),
+        ("ascii = 1", 'ascii: 1 must be "auto"'),
+        ('bell = "loud"', "bell: 'loud' must be true or false"),
+        ("colour = true", "colour: no such setting; the settings are theme"),
         ("mouse = yes", "not TOML: invalid value"),
         ("read_only = 1", "not TOML: cannot overwrite a value"),
         ("fly to the moon", "not TOML: expected '='"),
         ("[unclosed", "not TOML: expected ']'"),
-        ('[keys]\ndetach = "ctrl+c"', "detach: ctrl+c always leaves"),
-        ('[keys]\nfly = "f"', "fly: no such action; the nearest are "),
-        ('[keys]\nset_lr = "f"', "set_lr: no such action; the nearest are set-lr, "),
-        ('[keys]\ndetach = "alt+q"', "detach: alt+q reaches the program as escape"),
+        ('[keys]\ndetach = "ctrl+c"', "detach: ctrl+c always quits"),
+        ('[keys]\nfly = "f"', "fly: no such action; the closest are "),
+        ('[keys]\nset_lr = "f"', "set_lr: no such action; the closest are set-lr, "),
+        ('[keys]\ndetach = "alt+q"', "detach: alt+q arrives as escape"),
         ('[keys]\ndetach = "flurb"', "detach: no key 'flurb'"),
-        ('[keys]\ndetach = ""', "detach: '' names no key"),
-        ('[keys]\ndetach = ",,"', "detach: ',,' names no key"),
-        ("[keys]\ndetach = 5", "detach: keys are text"),
+        ('[keys]\ndetach = ""', "detach: '' is not a key"),
+        ('[keys]\ndetach = ",,"', "detach: ',,' is not a key"),
+        ("[keys]\ndetach = 5", "detach: keys must be text"),
         ('[keys]\nhelp = "b"', "help: b is taken by resize-batch"),
         ('[keys]\ntheme = "f2"\npicture = "f2"', "picture: f2 is taken by theme"),
         ('[keys]\ntable-filter = "c"', "table-filter: c is taken by checkpoint on"),
-        ("keys = 3", "keys: a table is needed"),
-        ('columns = "user:reward"', "columns: a list of metrics is needed"),
-        ("columns = [1]", "columns: a list of metrics is needed"),
-        ('columns = ["user:reward", "grad_norm"]', "columns: grad_norm is no metric of ranks"),
+        ("keys = 3", "keys: must be a table"),
+        ('columns = "user:reward"', "columns: must be a list of metrics"),
+        ("columns = [1]", "columns: must be a list of metrics"),
+        ('columns = ["user:reward", "grad_norm"]', "columns: grad_norm is not a metric of ranks"),
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_counts(line: str, says: str) -> None:
@@ -91,7 +91,7 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytest
     found = program.configuration()
     assert (found.exists, found.settings, found.problems) == (False, settings.Settings(), ())
     assert found.path == settings.default_path()
-    with pytest.raises(InvalidInputError, match="no such configuration file"):
+    with pytest.raises(InvalidInputError, match="no such configuration file: check the path"):
         program.configuration(tmp_path / "none.toml")
     settings.default_path().parent.mkdir(parents=True, exist_ok=True)
     settings.default_path().write_bytes(b"\xff\xfe")
@@ -105,7 +105,7 @@ def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) 
     assert done.returncode == 2
     assert 'theme = "day"' in done.stdout
     assert done.stderr == (
-        f"trainctl: {file}:2: size: no such setting; there are theme, ascii, bell, mouse, read_only, columns and"
+        f"trainctl: {file}:2: size: no such setting; the settings are theme, ascii, bell, mouse, read_only, columns and"
         " [keys]\n"
     )
     (tmp_path / "again.toml").write_text(done.stdout)

@@ -93,7 +93,7 @@ async def test_dialogs_say_what_their_keys_do() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         app.open_dialog("set-lr")
         await pilot.pause()
-        assert "nothing changes" in dialog_text(app)
+        assert "no change: already set" in dialog_text(app)
         assert [hint.words for hint in app.key_hints()] == ["close"]
         await pilot.press("5")
         await pilot.pause()

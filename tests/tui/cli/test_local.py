@@ -21,7 +21,7 @@ from trainctl.tui.cli import main as cli
 from trainctl.tui.commands import targets
 
 NOBODY = "tcp://127.0.0.1:1"
-"""Privileged, and nothing listens there."""
+"""Privileged, and nothing listens at that address."""
 UUID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 Main = Callable[..., tuple[int, str, str]]
 
@@ -71,31 +71,31 @@ BAD = [
     (["frobnicate"], "No such command 'frobnicate'"),
     (["--frobnicate"], "--frobnicate"),
     (["send"], "Missing argument 'VERB'"),
-    (["send", "frobnicate"], "unknown verb 'frobnicate'; there are start-run, resize-batch"),
+    (["send", "frobnicate"], "unknown verb 'frobnicate'; the verbs are start-run, resize-batch"),
     (["send", "resize-batch"], "micro"),
     (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
     (["send", "resize-batch", "micro=x"], "micro: needs a whole number"),
     (["send", "resize-batch", "micro=1.5"], "micro"),
     (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
-    (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice"),
-    (["send", "resize-batch", "8"], "'8' is not of the form key=value"),
-    (["send", "resize-batch", "=8"], "'=8' is not of the form key=value"),
+    (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice: remove one"),
+    (["send", "resize-batch", "8"], "'8' must be written as key=value"),
+    (["send", "resize-batch", "=8"], "'=8' must be written as key=value"),
     (["send", "pause", "now=1"], "now: pause has no argument 'now'; it takes none"),
-    (["send", "pause", "--node", "studio"], "node: pause is for the whole run"),
+    (["send", "pause", "--node", "studio"], "node: pause applies to the whole run"),
     (["send", "set-lr", "value=nan"], "value"),
     (["send", "set-lr", "value=1e-4", "schedule=halve"], "schedule"),
     (["send", "pause", "--id", "7"], "--id: '7' is not a UUID"),
     (["send", "pause", "--if-plan", "-1"], "--if-plan"),
-    (["send", "pause", "--if-plan", str(2**64)], "--if-plan: no plan version is that large"),
+    (["send", "pause", "--if-plan", str(2**64)], "--if-plan: is larger than any plan version"),
     (["send", "pause", "--ttl", "0"], "--ttl"),
     (["send", "pause", "--timeout", "0"], "--timeout"),
     (["send", "pause", "--wait", "forever"], "--wait"),
-    (["send", "start-run"], "exactly one of config and resume"),
-    (["send", "start-run", "config=run.toml"], "is not of the form config=@run.toml"),
+    (["send", "start-run"], "either config or resume; give exactly one"),
+    (["send", "start-run", "config=run.toml"], "must be written as config=@run.toml"),
     (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
-    (["run"], "give either RUN.toml or --resume RUN"),
-    (["run", "a.toml", "--resume", "b"], "give either RUN.toml or --resume RUN"),
-    (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file"),
+    (["run"], "give either RUN.toml to start a run or --resume RUN to resume one"),
+    (["run", "a.toml", "--resume", "b"], "give either RUN.toml to start a run or --resume RUN to resume one"),
+    (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file: leave out --set"),
     (["run", "none.toml"], "none.toml: no such run file"),
     (["check", "none.toml"], "none.toml: no such run file"),
     (["ls", "--connect", "studio"], "studio: an address is tcp://host:port"),
@@ -157,7 +157,7 @@ def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Ma
     code, out, err = main("check", str(run_file))
     assert code == 0, err
     assert "on 2 nodes" in out
-    assert err.startswith("several nodes: give --cluster FILE")
+    assert err.startswith("the run has several nodes: give --cluster FILE")
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
     cluster = str(loopback(near="share = 2", far='model_path = "/nowhere/model"\ndata_path = "/nowhere/data"'))
     code, out, err = main("check", str(run_file), "--cluster", cluster)
     assert (code, err.count("\n")) == (0, 2), err
-    assert "in order" in out
-    assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent looks for it" in err
+    assert "no problems found" in out
+    assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent checks for it" in err
     code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
     unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}
     assert (code, json.loads(out)["unseen"], err) == (0, unseen, "")
@@ -268,14 +268,14 @@ def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -
 
 
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
-    assert main("check", str(run_file)) == (0, f"{run_file}: in order; 10 steps of 4 samples\n", "")
+    assert main("check", str(run_file)) == (0, f"{run_file}: no problems found; 10 steps of 4 samples\n", "")
     code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")
     assert code == 0
     assert json.loads(out)["config"]["run"]["steps"] == 20
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    assert_one_line(call_process("send", "note", os.fsdecode(b"text=\xff")), 2, "text: not UTF-8 text")
+    assert_one_line(call_process("send", "note", os.fsdecode(b"text=\xff")), 2, "text: is not UTF-8 text")
     done = call_process("send", os.fsdecode(b"\xff"), "--json")
     assert done.returncode == 2
     assert json.loads(done.stdout)["ok"] is False
@@ -379,7 +379,7 @@ def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> 
     for folder in (file, file / "below"):
         code, out, err = main("demo", "--headless", "--folder", str(folder))
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith(f"trainctl: --folder: no demo can be kept in {folder}: ")
+        assert err.startswith(f"trainctl: --folder: can't keep a demo in {folder}: ")
         code, out, err = main("demo", "--json", "--folder", str(folder))
         assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
 

@@ -73,7 +73,7 @@ def test_the_status_page() -> None:
 def test_the_status_says_how_fast_the_run_is_in_its_own_unit() -> None:
     (line,) = [line for line in tables.status_text(SNAPSHOT).splitlines() if line.startswith("rates ")]
     assert line == (
-        "rates      average 3.1k tokens/s  1.00 steps/s  24 samples/s  42 ms a sample  57m 10s an epoch"
+        "rates      average 3.1k tokens/s  1.00 steps/s  24 samples/s  42 ms per sample  57m 10s per epoch"
         "  17.54 epochs left"
     )
 
@@ -151,7 +151,10 @@ def test_how_a_command_ended(state: str, line: str) -> None:
     if state == "applied":
         assert tables.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
         same = msgspec.structs.replace(reply, before="4", after="4")
-        assert tables.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
+        assert (
+            tables.reply_line("resize-batch", same, "mbp")
+            == "resize-batch applied at step 121: mbp 4 (no change: already set)"
+        )
     assert command.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 

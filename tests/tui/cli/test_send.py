@@ -60,8 +60,8 @@ ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("accepted", (APPLIED,), 0, "", "applied", "resize-batch applied at step 121"),
     ("accepted", (REJECTED,), 3, "rejected", "rejected", "resize-batch rejected: micro: 9 is over studio's share"),
     ("accepted", (), 5, "unreachable", None, "within 0.5 s"),
-    ("none", (), 0, "", None, f"resize-batch sent, not awaited; id {ID}"),
-    ("none", (REJECTED,), 0, "", None, f"resize-batch sent, not awaited; id {ID}"),
+    ("none", (), 0, "", None, f"resize-batch sent without waiting; id {ID}"),
+    ("none", (REJECTED,), 0, "", None, f"resize-batch sent without waiting; id {ID}"),
 ]  # fmt: skip
 WORDS = ("send", "resize-batch", "micro=4", "--node", "studio", "--id", ID)
 

@@ -62,7 +62,7 @@ def test_of_several_the_person_has_to_name_one(default: str, monkeypatch: pytest
         monkeypatch.setattr(os, "getpid", lambda: 1)
         with registered("b", NODES[1]), pytest.raises(InvalidInputError) as refusal:
             on_this_machine(default)
-        for said in ("--connect: several agents run here", f"a at {NODES[0]}", f"b at {NODES[1]}"):
+        for said in ("--connect: several agents run on this machine", f"a at {NODES[0]}", f"b at {NODES[1]}"):
             assert said in str(refusal.value)
 
 
@@ -162,5 +162,5 @@ def test_an_agent_that_does_not_start_says_why(default: str) -> None:
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(start_agent.RefusedError, match=r"did not start: .*another agent of this .*started\.log"):
+        with pytest.raises(start_agent.RefusedError, match=r"didn't start: .*another agent of this .*started\.log"):
             start_agent.start(default)

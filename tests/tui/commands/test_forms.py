@@ -114,11 +114,11 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
         return piece.text
 
     assert said("resize-batch micro=4") == (
-        "atlas 8×3 → 4×6; step time at micro 4 not measured yet; predicted memory at most 0.41 GB; curve unchanged"
+        "atlas 8×3 → 4×6; step time at micro 4 isn't measured yet; predicted memory at most 0.41 GB; curve unchanged"
     )
     assert said("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
     assert said("resize-batch micro=24") == (
-        "atlas 8×3 → 24×1; step time at micro 24 not measured yet; predicted memory 0.49 GB; curve unchanged"
+        "atlas 8×3 → 24×1; step time at micro 24 isn't measured yet; predicted memory 0.49 GB; curve unchanged"
     )
     assert "changes the curve" in said("set-lr value=6e-4")
     assert "×0.496" in said("set-lr value=6e-4")
@@ -146,10 +146,10 @@ def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
 @pytest.mark.parametrize(
     ("text", "state", "says"),
     [
-        ("resize-batch micro=34", STATE, "34 is over atlas's share of 24 samples"),
-        ("resize-batch micro=25 --node atlas", STATE, "25 is over atlas's share of 24 samples"),
-        ("resize-batch micro=17", FLEET, "17 is over studio's share of 16 samples"),
-        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there are atlas"),
+        ("resize-batch micro=34", STATE, "34 is more than atlas's share of 24 samples"),
+        ("resize-batch micro=25 --node atlas", STATE, "25 is more than atlas's share of 24 samples"),
+        ("resize-batch micro=17", FLEET, "17 is more than studio's share of 16 samples"),
+        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; the nodes are atlas"),
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
@@ -168,12 +168,12 @@ LOST = msgspec.structs.replace(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("admit --node mlx-c", "mlx-c is on its way back, and joins by itself"),
+        ("admit --node mlx-c", "mlx-c is coming back and joins by itself"),
         ("admit --node torch-a", "torch-a is not drained"),
         ("drain --node torch-a", "torch-a is the last node in the group"),
-        ("resize-batch micro=1 --node torch-b", "torch-b (failed) runs no batch"),
-        ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) runs no batch"),
-        ("rebalance mlx-c=2", "no node 'mlx-c' that takes part; there are torch-a"),
+        ("resize-batch micro=1 --node torch-b", "torch-b (failed) takes no samples"),
+        ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) takes no samples"),
+        ("rebalance mlx-c=2", "no node 'mlx-c' that takes part; the nodes are torch-a"),
     ],
 )
 def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
@@ -184,13 +184,13 @@ def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> No
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
     assert "joins by itself" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
-    assert c.form("admit", lost).blocked == "no node is drained or has failed"
+    assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
     taken = preview(command_line.parse("admit --node torch-b"), OUT, UNICODE)
     assert taken.role == "strong"
     assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
-        "torch-b failed; :admit --node torch-b takes it back", "mlx-c is on its way back, and joins by itself",
+        "torch-b failed; :admit --node torch-b puts it back", "mlx-c is coming back and joins by itself",
     ]  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
     ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
     gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
     refused = preview(command_line.parse("admit --node torch-b"), gone, UNICODE)
-    assert (refused.text, refused.role) == ("the trainer of torch-b is not there to take part", "bad")
+    assert (refused.text, refused.role) == ("torch-b has no trainer to take part", "bad")
     assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
 
 
@@ -215,7 +215,7 @@ def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
     over = reducer.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
     assert c.form("pause", over).blocked
     assert not c.form("note", over).blocked
-    assert c.form("pause", md.ViewState()).blocked == "there is no run to command"
+    assert c.form("pause", md.ViewState()).blocked == "no active run"
 
 
 def reply(state: m.CommandState, **other: object) -> m.CommandReply:

@@ -101,21 +101,21 @@ def test_two_lengths_are_told_in_one_unit() -> None:
 @pytest.mark.parametrize(
     ("verb", "says"),
     [
-        ("start-run", "sft-1b is running; there is one run at a time"),
-        ("resize-batch", "forge 13×3 → 4×10; step time at micro 4 not measured yet; "
+        ("start-run", "sft-1b is running; only one run at a time"),
+        ("resize-batch", "forge 13×3 → 4×10; step time at micro 4 isn't measured yet; "
          "predicted memory at most 20 of 24 GB; fits; curve unchanged"),
         ("rebalance", "studio 16 → 17, mbp 9 → 8; predicted 3.06 → 3.04 s; fits; curve unchanged"),
-        ("set-global-batch", "G 64 → 128, lr as it is: changes the curve; predicted 3.06 → 6.01 s; fits"),
+        ("set-global-batch", "G 64 → 128, lr unchanged: changes the curve; predicted 3.06 → 6.01 s; fits"),
         ("set-lr", "changes the curve"),
         ("checkpoint", "writes step 18,240 or the one after; the last one: 300.0 MB, loop paid 14 ms; curve unchanged"),
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),
-        ("promote", "forge conducts in the place of studio; curve unchanged"),
+        ("promote", "forge leads instead of studio; curve unchanged"),
         ("pause", "waits after step 18,241, within about 3.06 s; curve unchanged"),
-        ("resume", "goes on with step 18,241 by plan v4; curve unchanged"),
+        ("resume", "continues at step 18,241 with plan v4; curve unchanged"),
         ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
-        ("note", "in the events at step 18,240; curve unchanged"),
+        ("note", "recorded among the events at step 18,240; curve unchanged"),
     ],
 )  # fmt: skip
 def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:

@@ -139,7 +139,7 @@ def test_an_agent_s_ports_are_both_free_and_never_those_of_connections(monkeypat
         spare = folder.free_ports(1)
         monkeypatch.setattr(folder, "AGENT_PORTS", [first, *spare, after - 1])
         assert folder.free_ports(1) == spare
-        with pytest.raises(OSError, match="2 pairs of free ports are needed on loopback, 1 were found"):
+        with pytest.raises(OSError, match="2 pairs of free ports on loopback are needed, but only 1 were found"):
             folder.free_ports(2)
     assert 1024 < spare[0] < 32768 - 1
 
@@ -149,7 +149,7 @@ def test_who_leaves_an_ended_demo_is_told_where_its_record_is(state: m.RunState)
     run = run_view(1, state)
     shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
-    assert said == f"the demo is over ({state} at step {run.step:,}); its record is in {run.directory}"
+    assert said == f"the demo has ended ({state} at step {run.step:,}); its record is in {run.directory}"
 
 
 def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> None:

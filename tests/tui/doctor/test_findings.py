@@ -57,20 +57,20 @@ OPEN_FOLDER = m.FileFacts(path=KEYS, mode=0o755, is_own=True)
     [
         ("fail", {"python": "3.10.4"}, ("Python 3.10.4", "too old")),
         ("warn", {"libraries": {}}, ("neither torch nor mlx", "pip install")),
-        ("fail", {"key_files": ()}, ("off loopback nothing is served", "trainctl keys new")),
+        ("fail", {"key_files": ()}, ("the agent serves only loopback", "trainctl keys new")),
         ("fail", {"key_files": (OTHERS_FILE,)}, ("open to others (mode 0644)", "chmod 600")),
         ("fail", {"key_files": (OPEN_FOLDER,)}, ("open to others (mode 0755)", "chmod 700")),
         ("fail", {"key_files": (FOREIGN_FILE,)}, ("belongs to another user", "chown")),
         ("fail", {"disk_free_bytes": 3 * GB}, ("3 GB of 2,000 GB free", "remove old run directories")),
         ("warn", {"disk_free_bytes": 12 * GB}, ("12 GB of 2,000 GB free",)),
         ("warn", {"disk_free_bytes": None}, ("can't be read",)),
-        ("warn", {"memory_limit_bytes": 64 * GB}, ("allows 64.0 GB of 192.0 GB", "memory_limit_gb")),
+        ("warn", {"memory_limit_bytes": 64 * GB}, ("limits it to 64.0 GB of 192.0 GB", "memory_limit_gb")),
         ("fail", {"open_files": 250}, ("at most 250 open files", "ulimit -n")),
         ("warn", {"open_files": 1024}, ("at most 1,024 open files",)),
         ("warn", {"on_battery": True, "battery_percent": 71.0}, ("runs on battery (71 %)", "plug it in")),
         ("warn", {"lid_closed": True}, ("the lid is closed", "open the lid")),
         ("warn", {"environment": {"MLX_METAL_PREALLOCATE": "1"}}, ("MLX reads no such variable", "unset it")),
-        ("warn", {"environment": {"MLX_METAL_FAST_SYNCH": "1"}}, ("documented to wedge some GPUs",)),
+        ("warn", {"environment": {"MLX_METAL_FAST_SYNCH": "1"}}, ("documented to hang some GPUs",)),
         ("warn", {"environment": {"RANK": "3"}}, ("RANK=3", "doesn't read it")),
         ("warn", {"environment": {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"}}, ("without limit",)),
     ],
@@ -90,10 +90,10 @@ def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
 @pytest.mark.parametrize(
     ("kind", "system", "says"),
     [
-        ("refused", "Linux", ("nothing listens there", "trainctl-agent run --name mbp")),
+        ("refused", "Linux", ("nothing listens at that address", "trainctl-agent run --name mbp")),
         ("no-route", "Darwin", ("EHOSTUNREACH", "Local Network Privacy", "LaunchDaemon")),
         ("no-route", "Linux", ("no route to host", "ip route get 10.0.7.2")),
-        ("timeout", "Linux", ("a firewall drops it",)),
+        ("timeout", "Linux", ("a firewall drops the connection",)),
         ("silent", "Linux", ("no agent answers", "trainctl keys list")),
         ("not-authorised", "Linux", ("refuses this machine's key", "trainctl keys authorize")),
         ("version", "Linux", ("another protocol version", "the same trainctl")),
@@ -114,7 +114,7 @@ def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
                 round_trip_seconds=0.08)  # fmt: skip
     found = [finding for finding in judged(look(), away) if finding.level != "ok"]
     assert [(one.level, one.subject) for one in found] == [("warn", "reach"), ("fail", "port")]
-    assert "80.0 ms: slow for a group" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
+    assert "80.0 ms: too slow for a group to train well" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
 
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:
@@ -192,7 +192,7 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
     assert lines[0].endswith("on mbp: rsync -av --checksum studio.local:/models/mine/ '/Users/anna/my model/'")
     assert "No such file or directory" in lines[1]
     assert lines[1].endswith("on mbp: rsync -av --checksum studio.local:/data/x.jsonl /data/x.jsonl")
-    assert next(one.text for one in found if one.level == "ok").startswith("the same on studio, mini")
+    assert next(one.text for one in found if one.level == "ok").startswith("identical on studio, mini")
 
 
 # ---------------------------------------------------------------- the probes

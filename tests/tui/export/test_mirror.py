@@ -126,11 +126,11 @@ def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path
     assert (first.losses, second.losses, second.texts) == ([(5, 2.25)], [], [])
     assert first.texts == [(5, "step 5: [note] five (anna)")]
     assert first.numbers + second.numbers == [*range(10)]
-    with pytest.raises(InvalidInputError, match="the place of run-1 in sheet; use another --output"):
+    with pytest.raises(InvalidInputError, match="belongs to run run-1 in sheet; use another --output"):
         file.load("run-2", "sheet")
     with (
         file.held(),
-        pytest.raises(InvalidInputError, match="another mirror writes there"),
+        pytest.raises(InvalidInputError, match="another mirror is writing there"),
         MirrorProgressFile(file.path).held(),
     ):
         pass
@@ -263,13 +263,13 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--to", "tensorboard", "--offline"], "--offline: only wandb has that"),
-        (["--to", "tensorboard", "--project", "x"], "--project: only wandb has that"),
+        (["--to", "tensorboard", "--offline"], "--offline: applies only to --to wandb: remove it"),
+        (["--to", "tensorboard", "--project", "x"], "--project: applies only to --to wandb: remove it"),
         (
             ["--to", "tensorboard"],
             "tensorboard needs tensorboardX; in a checkout of trainctl: pip install '.[tensorboard]'",
         ),
-        (["--to", "wandb"], "wandb needs the library; in a checkout of trainctl: pip install '.[wandb]'"),
+        (["--to", "wandb"], "wandb needs its library; in a checkout of trainctl: pip install '.[wandb]'"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_makes_nothing(

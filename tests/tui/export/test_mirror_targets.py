@@ -208,7 +208,7 @@ def test_wandb_without_a_key_is_one_line_and_makes_nothing(directory: Path, tmp_
         "mirror", directory, "--to", "wandb", "--output", tmp_path / "out",
         HOME=str(tmp_path), NETRC=str(tmp_path / "netrc"), WANDB_API_KEY="",
     )  # fmt: skip
-    assert_one_line(done, 2, "wandb has no key: run `wandb login`, or add --offline")
+    assert_one_line(done, 2, "W&B has no API key: run `wandb login`, or add --offline")
     assert not (tmp_path / "out").exists()
 
 

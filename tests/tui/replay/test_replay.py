@@ -170,7 +170,7 @@ def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Pat
     root = directory.parent.parent.parent
     for given in (str(directory), str(directory / "record.db"), "demo-1"):
         assert run_lookup.find(given, root) == directory
-    for given, words in ((str(tmp_path), "no record.db"), ("demo-2", "no run of that id"), ("./x/y", "no such")):
+    for given, words in ((str(tmp_path), "no record.db"), ("demo-2", "no run with that id"), ("./x/y", "no such")):
         with pytest.raises(InvalidInputError, match=words):
             run_lookup.find(given, root)
 

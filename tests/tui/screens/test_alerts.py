@@ -162,10 +162,10 @@ async def test_the_panel_by_key_and_mouse() -> None:
         why = app.screen.query_one("#dialog-text", Lines)
         assert "4.2 GB left" in why.shown[1]
         source.more.put_nowait(alerts(seq=901))
-        await until(pilot, lambda: "it is over by now" in "\n".join(why.shown))
+        await until(pilot, lambda: "this alert has cleared" in "\n".join(why.shown))
         await pilot.press("escape")
         app.paint()
-        assert "no alert is open" in body(app)
+        assert "no open alerts" in body(app)
         app.alert_bell.on = True
         source.more.put_nowait(alerts(CLOCK_ALERT, seq=902))
         await until(pilot, lambda: rung == [1])

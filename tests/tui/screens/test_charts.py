@@ -68,17 +68,17 @@ async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -
 
 async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
-        assert "all steps · follows" in body(app)
+        assert "all steps · live" in body(app)
         burst(app, "left", "plus", "plus", "v", "f", "z")  # as a slow line delivers them
         await until(pilot, lambda: screen.view.x == "tokens")
         assert screen.view.span is not None and screen.view.crosshair is not None
         assert "loss, eval loss, log, half-life" in body(app)
         assert "tokens  step 18,2" in body(app)
-        assert "5,120 steps · stands" in body(app)
+        assert "5,120 steps · paused" in body(app)
         burst(app, "left_square_bracket", "home")
         await until(pilot, lambda: abs((screen.view.last or 0) - 5120) < 1)
         await pilot.press("end")
-        assert "follows" in body(app)
+        assert "live" in body(app)
         await pilot.press("escape", "escape")
         assert screen.view.span is None and screen.view.crosshair is None
         await pilot.press("z", "minus")
@@ -150,7 +150,7 @@ async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> N
         await pilot.press("z", "A")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
         await pilot.press("escape")
-        assert "empty: m chooses" in body(app)
+        assert "empty: press m" in body(app)
         assert len(screen.view.charts) == 6
         await pilot.press("D")
 

@@ -34,7 +34,7 @@ async def test_all_logs_are_merged_searched_and_walked_through() -> None:
         screen = app.screen
         assert isinstance(screen, LogsScreen)
         await until(pilot, lambda: "mini: no answer from mini" in rows(app)[1])
-        assert "follows" in rows(app)[1] and "OSError" in rows(app)[-1]
+        assert "live" in rows(app)[1] and "OSError" in rows(app)[-1]
         await pilot.press("slash", *"evaluated")  # as one types: the newest match is jumped to
         assert "'evaluated' in 3" in rows(app)[1]
         assert screen.view.at is not None and screen.view.at.rank == 2
@@ -61,8 +61,8 @@ async def test_the_log_is_scrolled_held_and_followed() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await opened(pilot, app, "5", "28 lines")
         steps: list[tuple[str, str]] = [
-            ("up", "held"), ("down", "follows"), ("pageup", "held"), ("pagedown", "follows"), ("home", "held"),
-            ("end", "follows"), ("F", "held"), ("F", "follows"), ("k", "held"), ("j", "follows"),
+            ("up", "paused"), ("down", "live"), ("pageup", "paused"), ("pagedown", "live"), ("home", "paused"),
+            ("end", "live"), ("F", "paused"), ("F", "live"), ("k", "paused"), ("j", "live"),
         ]  # fmt: skip
         for key, word in steps:
             await pilot.press(key)

@@ -294,9 +294,9 @@ async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
         await until(pilot, lambda: "14:31" in body(app))
         newest = next(row for row in body(app).splitlines() if row.startswith("14:31"))
         await pilot.press("w")
-        await until(pilot, lambda: any("no alert is open" in row for row in screen_rows(app)))
+        await until(pilot, lambda: any("no open alerts" in row for row in screen_rows(app)))
         rows = screen_rows(app)
-        assert "no alert is open" in rows[22]
+        assert "no open alerts" in rows[22]
         assert newest in rows
         told = app.screen.query_one("Toast").region
         assert told.height == 1
@@ -314,7 +314,7 @@ async def test_the_bottom_line_has_the_keys_of_the_dialog_as_it_is() -> None:
         await pilot.press("escape", "s")
         await until(pilot, lambda: under(app) == "enter send esc close")
         await pilot.press("right", "enter")
-        await until(pilot, lambda: under(app) == "u the former shares again esc close")
+        await until(pilot, lambda: under(app) == "u back to the previous shares esc close")
 
     await driven(source_of(3), play)
 

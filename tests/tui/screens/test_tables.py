@@ -71,7 +71,7 @@ async def test_a_filter_shows_its_errors_as_it_is_typed_and_the_last_good_one_st
         assert nodes(app) == ["mbp"]
         assert "3 of 4 hidden" in note(app)
         await pilot.press(*" age<3x")
-        assert note(app).startswith("column 14: '3x' is no time; age takes 3s, 200ms")
+        assert note(app).startswith("column 14: '3x' is not a valid time; age takes 3s, 200ms")
         assert nodes(app) == ["mbp"]
         await pilot.press("enter")
         assert app.screen.query_one("#filter").has_focus, "what can't be understood isn't kept"
@@ -79,7 +79,7 @@ async def test_a_filter_shows_its_errors_as_it_is_typed_and_the_last_good_one_st
         assert note(app).startswith("/tok/s<2k age<3s ")
         assert note(app).rstrip().endswith("3 of 4 hidden  esc clears")
         await pilot.press("slash", "end", *" -mbp")
-        assert "no rank is left by the filter" in body(app)
+        assert "the filter hides all ranks" in body(app)
         await pilot.press("enter", "colon", "escape")
         assert "hidden" in note(app), "that escape was for the : line"
         await pilot.press("escape")
@@ -195,9 +195,9 @@ async def test_events_are_chosen_opened_sorted_and_undone() -> None:
         assert isinstance(screen, EventsScreen)
         await until(pilot, lambda: len(screen.rows) == 6)
         await pilot.press("enter")
-        assert "none: it is no change that a command could take back" in popup(app)
+        assert "none: it isn't a change" in popup(app)
         await pilot.press("escape", "u")
-        assert any("no undo" in str(item.message) for item in app._notifications)
+        assert any("can't undo" in str(item.message) for item in app._notifications)
         await pilot.press("j", "j", "j", "k", "down", "enter")
         assert isinstance(app.screen, EventDetails)
         for words in ("Friday 20 November 2026, 12:01:05", "resize-batch", "18,170", "tokens/s", "medians of 20 and 20",
@@ -223,7 +223,7 @@ async def test_events_are_chosen_opened_sorted_and_undone() -> None:
         await pilot.press("slash", *"is:undone", "enter")
         assert [row.event.id for row in screen.rows] == [3]
         await pilot.press("u")
-        assert any("bo undid it already" in str(item.message) for item in app._notifications)
+        assert any("bo already undid it" in str(item.message) for item in app._notifications)
         await pilot.press("escape", "o", "o", "O", "home")
         assert screen.order.field == "by"
         assert [row.event.by for row in screen.rows] == ["bo", "auto", "auto", "auto", "auto", "anna", "anna"]
@@ -345,7 +345,7 @@ async def test_n_starts_a_run_from_its_file(tmp_path: Path) -> None:
         await pilot.press("0", "N")
         dialog = app.screen
         assert isinstance(dialog, StartDialog)
-        assert "run file: its path" in dialog_text(app)
+        assert "run file: give its path" in dialog_text(app)
         box = dialog.query_one("#field-file")
         box.value = str(file)  # type: ignore[attr-defined]
         await until(pilot, lambda: "no such file" in dialog_text(app))

@@ -53,11 +53,11 @@ def test_a_file_that_is_there_is_named_and_left(inputs: Path, monkeypatch: pytes
     cluster, run = inputs / "cluster.toml", inputs / "run.toml"
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(cluster))
     run.write_text("mine")
-    assert_one_line(call(*words(inputs)), 2, str(run), "is there already and is left as it is")
+    assert_one_line(call(*words(inputs)), 2, str(run), "already exists and is never overwritten")
     assert (run.read_text(), cluster.exists()) == ("mine", False)
     run.unlink()
     cluster.write_text('[nodes.box]\naddress = "tcp://127.0.0.1:7474"\n')
-    assert_one_line(call(*words(inputs), "--cluster-file", cluster), 2, str(cluster), "is there already")
+    assert_one_line(call(*words(inputs), "--cluster-file", cluster), 2, str(cluster), "already exists")
     assert not run.exists()
     assert call_json(*words(inputs))["kept"] == str(cluster), "the default cluster file serves any number of runs"
     assert call("check", run).returncode == 0
@@ -70,7 +70,7 @@ def test_a_file_that_is_there_is_named_and_left(inputs: Path, monkeypatch: pytes
         (["--model", "data"], "--model: no Hugging Face model"),
         (["--data", "empty.txt"], "is empty"),
         (["--name", "No Name"], "run.name"),
-        (["--address", "tcp://203.0.113.9:7474"], "--address: 203.0.113.9 is no address of this machine"),
+        (["--address", "tcp://203.0.113.9:7474"], "--address: 203.0.113.9 is not an address of this machine"),
         (["--address", "studio"], "an address is tcp://host:port"),
         (["--steps", "0"], "--steps"),
     ],
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(
 
 def test_without_a_terminal_what_must_be_known_is_asked_for_by_option(tmp_path: Path) -> None:
     done = call("init", "--cluster-file", tmp_path / "cluster.toml")
-    assert_one_line(done, 2, "--model: is needed where nobody can be asked")
+    assert_one_line(done, 2, "--model: is required without a terminal to ask on")
 
 
 def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:

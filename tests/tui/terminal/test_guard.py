@@ -46,7 +46,7 @@ async def seen(pilot: Pilot[int], app: TrainctlApp) -> list[list[str]]:
     # The bottom line of the screen below a dialog is drawn with the next repaint.
     for key, *shown in (
         ("1", "NODE"),
-        ("2", "where a step goes"),
+        ("2", "where a step's time goes"),
         ("3", "values"),
         ("question_mark", " keys ", "? close"),
     ):

@@ -92,9 +92,9 @@ async def test_the_fields_of_a_filter_are_told_whole() -> None:
 @pytest.mark.parametrize(
     ("state", "key", "size", "told"),
     [
-        ("finished", "b", (80, 24), "the run has ended: resize-batch has nothing to act on esc closes"),
-        ("running", "b", (60, 15), "a forward/backward pass: speed and memory leaves"),
-        ("running", "x", (60, 15), "it can be taken up again stop it? y/N"),
+        ("finished", "b", (80, 24), "the run has ended, so resize-batch can't act on it esc closes"),
+        ("running", "b", (60, 15), "forward/backward pass (speed and memory) leaves"),
+        ("running", "x", (60, 15), "it can be resumed stop it? y/N"),
     ],
 )
 async def test_a_dialog_s_lines_are_told_whole(state: str, key: str, size: tuple[int, int], told: str) -> None:
@@ -130,7 +130,7 @@ async def test_help_is_one_column_in_a_narrow_window_and_two_in_a_wider_one() ->
         await pilot.pause()
         wide = said(app, "#dialog-text")
         assert len(narrow) > len(wide)
-        assert "speed alone" in " ".join(narrow)
+        assert "own speed" in " ".join(narrow)
         assert sum("a row for each rank" in row for row in narrow + wide) == 2
 
     await driven(source_of(4), play, (62, 24))

@@ -23,15 +23,15 @@ PERCENT = r"^\d{1,3}(\.\d{1,3})?%\Z"
 """A share of the global batch in percent: `62.5%`."""
 Scope = Literal["agent", "run", "edit", "boundary"]
 SCOPES: Final[dict[Scope, str]] = {
-    "agent": "done by an agent, at once",
-    "run": "done to the run as a whole",
-    "edit": "changes the plan, which all ranks follow from one step on",
-    "boundary": "done between two steps; the training state stays as it is",
+    "agent": "an agent does it at once",
+    "run": "acts on the whole run",
+    "edit": "changes the plan; all ranks follow it from one step on",
+    "boundary": "done between two steps; leaves the training state unchanged",
 }
 """What carries a verb out, in words."""
 Affects = Literal["nothing", "speed", "optimisation"]
 AFFECTS: Final[dict[Affects, str]] = {
-    "nothing": "nothing of the training",
+    "nothing": "nothing in the training",
     "speed": "speed and memory, never the loss",
     "optimisation": "the optimisation: the loss curve changes",
 }
@@ -46,7 +46,7 @@ def _about(meaning: str, unit: str = "", typed: str | None = None, **bounds: Any
     return Meta(description=meaning, extra={"unit": unit, "typed": typed}, extra_json_schema=in_schema, **bounds)
 
 
-_LEAD_IS_OFF = "taken on trust where no majority of the cluster's nodes can be asked"
+_LEAD_IS_OFF = "the old lead is certainly powered off; skip the vote"
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,20 +73,22 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class StartRun(Args, frozen=True):
     """Give exactly one of the first two arguments. The `node`, if given, will lead the run."""
 
-    config: Annotated[dict[str, Any] | None, _about("a run file as parsed", typed="config=@")] = None
-    resume: Annotated[str | None, _about("the id of a run to take up again")] = None
+    config: Annotated[dict[str, Any] | None, _about("the parsed run file", typed="config=@")] = None
+    resume: Annotated[str | None, _about("the id of the run to resume")] = None
     old_lead_is_off: Annotated[bool, _about(f"resume: {_LEAD_IS_OFF}")] = False
 
     def check(self) -> None:
         """Raises InvalidInputError unless it is one run, new or old."""
         if (self.config is None) == (self.resume is None):
-            raise InvalidInputError("config", "start-run takes exactly one of config and resume")
+            raise InvalidInputError("config", "start-run takes either config or resume; give exactly one")
         if self.old_lead_is_off and self.resume is None:
-            raise InvalidInputError("old_lead_is_off", "is for a run that is taken up again: a new one has no old lead")
+            raise InvalidInputError(
+                "old_lead_is_off", "applies only to a resumed run, since a new run has no old lead: remove it"
+            )
 
 
 class ResizeBatch(Args, frozen=True):
-    micro: Annotated[int, _about("the size of a forward/backward pass", "samples", ge=1, le=MAX_SAMPLES)]
+    micro: Annotated[int, _about("samples in one forward/backward pass", "samples", ge=1, le=MAX_SAMPLES)]
 
 
 class Rebalance(Args, frozen=True):
@@ -97,9 +99,9 @@ class Rebalance(Args, frozen=True):
 
     shares: Annotated[
         dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]],
-        _about("of the global batch, by node", "samples or percent", typed="NODE="),
+        _about("each node's share of the global batch", "samples or percent", typed="NODE="),
     ] = {}
-    auto: Annotated[bool, _about("by the ranks' measured speeds")] = False
+    auto: Annotated[bool, _about("set shares by the ranks' measured speeds")] = False
 
     def check(self) -> None:
         """Raises InvalidInputError unless it is shares or `auto`."""
@@ -113,7 +115,7 @@ class Rebalance(Args, frozen=True):
         if "auto" not in pairs:
             return {"shares": shares}
         if pairs["auto"] not in ("true", "false"):
-            raise InvalidInputError("auto", f"{pairs['auto']!r} is neither true nor false")
+            raise InvalidInputError("auto", f"{pairs['auto']!r} is not a boolean: write true or false")
         return {"auto": pairs["auto"] == "true", **({"shares": shares} if shares else {})}
 
     @classmethod
@@ -128,19 +130,21 @@ def _share(node: str, text: str) -> int | str:
     if re.match(PERCENT, text):
         return text
     raise InvalidInputError(
-        node, f"{text!r} is no share: samples from 1 to {MAX_SAMPLES:,}, or a percentage such as 60%"
+        node, f"{text!r} is not a share: give 1 to {MAX_SAMPLES:,} samples, or a percentage such as 60%"
     )
 
 
 class SetGlobalBatch(Args, frozen=True):
-    value: Annotated[int, _about("the size of a step, over all ranks", "samples", ge=1, le=MAX_SAMPLES)]
-    schedule: Annotated[Literal["set", "scale"], _about("scale: learning rate times new G / old G")] = "set"
+    value: Annotated[int, _about("samples in one step, over all ranks", "samples", ge=1, le=MAX_SAMPLES)]
+    schedule: Annotated[
+        Literal["set", "scale"], _about("scale: multiply the learning rate by new G / old G; set: keep it")
+    ] = "set"
 
 
 class SetLr(Args, frozen=True):
     value: Annotated[float, _about("the learning rate", ge=0, le=100)]
     schedule: Annotated[
-        Literal["scale", "set"], _about("scale: the rest of the schedule, scaled; set: constant from here")
+        Literal["scale", "set"], _about("scale: scale the rest of the schedule; set: constant from here on")
     ] = "scale"
 
 
@@ -173,25 +177,25 @@ class Resume(Args, frozen=True):
 
 
 class Stop(Args, frozen=True):
-    checkpoint: Annotated[bool, _about("write one before ending")] = True
+    checkpoint: Annotated[bool, _about("write a checkpoint before the run ends")] = True
 
 
 class Note(Args, frozen=True):
-    text: Annotated[str, _about("for a person, on one line", min_length=1, max_length=500)]
+    text: Annotated[str, _about("one line for people to read", min_length=1, max_length=500)]
 
 
 class Acknowledge(Args, frozen=True):
-    id: Annotated[str, _about("of an open alert, such as disk:studio", min_length=1, max_length=200)]
+    id: Annotated[str, _about("the id of an open alert, such as disk:studio", min_length=1, max_length=200)]
 
 
 class Mute(Args, frozen=True):
     kind: Annotated[AlertKind, _about("the kind of alert")]
-    minutes: Annotated[float, _about("from now on; 0: no longer", "minutes", ge=0, le=43_200)] = 60.0
+    minutes: Annotated[float, _about("how long, from now; 0 unmutes", "minutes", ge=0, le=43_200)] = 60.0
 
 
 class Autopilot(Args, frozen=True):
     name: Annotated[PolicyName, _about("the policy")]
-    mode: Annotated[PolicyMode, _about("advise: events name the commands that it would send")]
+    mode: Annotated[PolicyMode, _about("off: do nothing; advise: name the command in an event; act: send it")]
 
 
 AgentArgs = StartRun | Promote | Acknowledge | Mute
@@ -234,35 +238,35 @@ _SHARES: Final[frozenset[Knob]] = frozenset({"shares"})
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("start-run", StartRun, "start a run from a run file, or take up an old one", "nothing", None,
+        Verb("start-run", StartRun, "start or resume a run", "nothing", None,
              "config=@run.toml", takes_node=True, to_node=True, for_any_run=True),
-        Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", "speed",
+        Verb("resize-batch", ResizeBatch, "set a node's micro-batch: changes speed and memory, never the loss", "speed",
              "resize-batch", "micro=4 --node studio", frozenset({"micro-batch"}), takes_node=True),
-        Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss", "speed", "rebalance",
+        Verb("rebalance", Rebalance, "split the batch by node: changes speed, never the loss", "speed", "rebalance",
              "studio=16 mbp=8", _SHARES),
-        Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation", "optimisation",
+        Verb("set-global-batch", SetGlobalBatch, "set the samples per step: changes the loss curve", "optimisation",
              "set-global-batch", "value=48 schedule=scale", frozenset({"global batch", "shares", "learning rate"})),
-        Verb("set-lr", SetLr, "learning rate: changes the optimisation", "optimisation", "set-lr", "value=1e-4",
+        Verb("set-lr", SetLr, "set the learning rate: changes the loss curve", "optimisation", "set-lr", "value=1e-4",
              frozenset({"learning rate"})),
         Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary", "nothing", None),
-        Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused",
+        Verb("evaluate", Evaluate, "measure the held-out loss at the next step boundary, even while paused",
              "nothing", None),
         Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),
-        Verb("admit", Admit, "take a drained node back, levelled to the others", "speed", "drain", "--node studio",
+        Verb("admit", Admit, "put a drained node back and bring it up to date", "speed", "drain", "--node studio",
              _SHARES, takes_node=True, needs_node=True),
-        Verb("promote", Promote, "have a node conduct the run in the place of its lead", "nothing", "promote",
+        Verb("promote", Promote, "make another node the lead", "nothing", "promote",
              "--node mbp", takes_node=True, needs_node=True, to_node=True),
         Verb("pause", Pause, "stop after the step in progress; commands then apply at once", "nothing", "resume"),
-        Verb("resume", Resume, "go on from where the run was paused", "nothing", "pause"),
+        Verb("resume", Resume, "continue a paused run", "nothing", "pause"),
         Verb("stop", Stop, "end the run, with a checkpoint first", "nothing", "start-run", "checkpoint=false"),
         Verb("note", Note, "write a line into the run's events", "nothing", None, "text='new data from here'",
              for_any_run=True),
-        Verb("acknowledge", Acknowledge, "have an open alert call nobody any more until it is raised again", "nothing",
+        Verb("acknowledge", Acknowledge, "silence an open alert until it is raised again", "nothing",
              None, "id=disk:studio", for_any_run=True),
-        Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", "nothing", None,
+        Verb("mute", Mute, "mute a kind of alert for a while, on one node or all (still recorded)", "nothing", None,
              "kind=disk minutes=60", takes_node=True, for_any_run=True),
-        Verb("autopilot", Autopilot, "what a policy does by itself: nothing, advise, or act", "nothing", "autopilot",
+        Verb("autopilot", Autopilot, "set what a policy does by itself: nothing, advise or act", "nothing", "autopilot",
              "name=first-shares mode=advise"),
     )
 }  # fmt: skip
@@ -285,9 +289,9 @@ def check(verb: str, args: dict[str, Any], node: str | None = None) -> AnyArgs:
     """The arguments as their type. Raises InvalidInputError naming the verb or the field that is wrong."""
     entry = _entry(verb)
     if node is not None and not entry.takes_node:
-        raise InvalidInputError("node", f"{verb} is for the whole run and takes no node")
+        raise InvalidInputError("node", f"{verb} applies to the whole run: leave out the node")
     if node is None and entry.needs_node:
-        raise InvalidInputError("node", f"{verb} needs the node that it is for")
+        raise InvalidInputError("node", f"{verb} needs a node: add --node NAME")
     try:
         typed: AnyArgs = msgspec.convert(args, entry.args)
     except msgspec.ValidationError as error:
@@ -311,7 +315,7 @@ def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
 
 def _entry(verb: str) -> Verb:
     if verb not in VERBS:
-        raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+        raise InvalidInputError("verb", f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}")
     return VERBS[verb]
 
 

@@ -71,7 +71,7 @@ class TrainctlApp(TerminalApp):
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
         pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
-        config: settings.Found | None = None,
+        config: settings.Found | None = None, first_keys: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
@@ -88,7 +88,7 @@ class TrainctlApp(TerminalApp):
         self.fleet_metrics = config.settings.columns if config is not None else ()
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
-        self._opened = False
+        self._opened, self._first_keys = False, first_keys
         self._repainting = RepaintScheduler(self, self._painting)
         self._key_buffer = KeyBuffer(self, self._press)
         self.hung_up = threading.Event()
@@ -177,7 +177,7 @@ class TrainctlApp(TerminalApp):
         self._leave_on_hangup()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
-            rest = f"; {more} more, see trainctl config" if more else ""
+            rest = f"; {more} more: run trainctl config" if more else ""
             self.notify(f"{first}{rest}", severity="warning", timeout=15, markup=False)
 
     def _leave_on_hangup(self) -> None:
@@ -219,6 +219,10 @@ class TrainctlApp(TerminalApp):
             self.action_show("runs")
         elif isinstance(self.screen, BaseScreen):
             self.screen.arrived()
+        if not self._opened and (keys := self._first_keys()):
+            from trainctl.tui.dialogs.first_keys import FirstKeysScreen
+
+            self.push_screen(FirstKeysScreen(keys))
         self._opened = True
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
@@ -299,7 +303,7 @@ class TrainctlApp(TerminalApp):
         """What is known of an alert; without one, of the first that calls for somebody."""
         alert = next((alert for alert in self.shown.open_alerts if id in ("", alert.id)), None)
         if alert is None:
-            self.notify("no alert is open")
+            self.notify("no open alerts")
         else:
             from trainctl.tui.dialogs.alert_details import WhyScreen
 
@@ -367,12 +371,14 @@ class TrainctlApp(TerminalApp):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
-        self.notify(f"theme {self.theme}, for this session; config.toml keeps one", timeout=3)
+        self.notify(f"theme {self.theme}, for this session; set it in config.toml to keep it", timeout=3)
 
     def action_read_only(self) -> None:
         """Puts commands off, and on again unless the program was started without them."""
         if self._started_read_only:
-            self.notify("it was started read-only: start it without that to send commands", severity="warning")
+            self.notify(
+                "trainctl was started read-only: restart it without --read-only to send commands", severity="warning"
+            )
         else:
             self.read_only = not self.read_only
             self.paint()

@@ -39,8 +39,8 @@ class PaletteProvider(Provider):
                 yield PaletteEntry(binding.id, words, partial(self.app.run_action, binding.action))
         for theme in THEMES:
             chosen = partial(setattr, self.app, "theme", theme.name)
-            yield PaletteEntry(f"theme {theme.name}", "how all of it looks", chosen)
-        words = "commands are off; this puts them on" if owner.read_only else "puts commands off for this screen"
+            yield PaletteEntry(f"theme {theme.name}", "change how the screen looks", chosen)
+        words = "commands are off: turn them on" if owner.read_only else "turn commands off for this screen"
         yield PaletteEntry("read-only", words, partial(self.app.run_action, "read_only"))
 
     async def discover(self) -> Hits:

@@ -72,7 +72,7 @@ def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found
         text = at.read_text(encoding="utf-8")
     except FileNotFoundError:
         if path is not None:
-            raise InvalidInputError(str(path), "no such configuration file") from None
+            raise InvalidInputError(str(path), "no such configuration file: check the path") from None
         return Found(at, False, Settings())
     except (OSError, UnicodeDecodeError) as error:
         if path is not None:
@@ -106,14 +106,14 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
 
 def _keys(raw: Any, check: Check, complain: Callable[[tuple[str, str], str], None]) -> dict[str, str]:
     if not isinstance(raw, dict):
-        complain(("", "keys"), 'keys: a table is needed: [keys], and below it action = "key"')
+        complain(("", "keys"), 'keys: must be a table: write [keys] and below it action = "key"')
         return {}
     texts: dict[str, str] = {}
     for name, value in raw.items():
         if isinstance(value, str):
             texts[name] = value
         else:
-            complain(("keys", name), f'{name}: keys are text, such as "f5" or "a,b"')
+            complain(("keys", name), f'{name}: keys must be text, such as "f5" or "a,b"')
     good, bad = check(texts)
     for name, words in bad.items():
         complain(("keys", name), f"{name}: {words}")
@@ -123,21 +123,21 @@ def _keys(raw: Any, check: Check, complain: Callable[[tuple[str, str], str], Non
 def _wrong(name: str, value: Any, themes: tuple[str, ...]) -> str:
     """What is wrong with a setting outside the tables; nothing if it is right."""
     if name == "theme":
-        return "" if value in ("auto", *themes) else f"no theme {value!r}; there are auto, {', '.join(themes)}"
+        return "" if value in ("auto", *themes) else f"no theme {value!r}; the themes are auto, {', '.join(themes)}"
     if name == "ascii":
-        return "" if isinstance(value, bool) or value == "auto" else f'{value!r} is none of "auto", true and false'
+        return "" if isinstance(value, bool) or value == "auto" else f'{value!r} must be "auto", true or false'
     if name in ("bell", "mouse", "read_only"):
-        return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
+        return "" if isinstance(value, bool) else f"{value!r} must be true or false"
     if name == "columns":
         return _wrong_columns(value)
-    return "no such setting; there are theme, ascii, bell, mouse, read_only, columns and [keys]"
+    return "no such setting; the settings are theme, ascii, bell, mouse, read_only, columns and [keys]"
 
 
 def _wrong_columns(value: Any) -> str:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        return 'a list of metrics is needed, such as ["user:reward", "memory_use"]'
+        return 'must be a list of metrics, such as ["user:reward", "memory_use"]'
     of_others = [one for one in value if m.metric_of(one).scope != "rank"]
-    return f"{of_others[0]} is no metric of ranks" if of_others else ""
+    return f"{of_others[0]} is not a metric of ranks" if of_others else ""
 
 
 def _tables(lines: list[str], path: Path) -> tuple[dict[str, Any], list[Problem]]:

@@ -34,28 +34,36 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
     Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
     Binding("2", "node", "node", tooltip="one node in full", priority=True),
-    Binding("3", "show('charts')", "charts", tooltip="metrics, zoomed and read", priority=True),
-    Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
+    Binding("3", "show('charts')", "charts", tooltip="charts of all metrics", priority=True),
+    Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
     Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
     *_verb_keys(range(_ALERTS_PLACE)),
-    Binding("a", "show('alerts')", "alerts", tooltip="what is wrong now", priority=True),
-    Binding("w", "why", "why", show=False, tooltip="why of the first alert", priority=True),
+    Binding("a", "show('alerts')", "alerts", tooltip="open alerts", priority=True),
+    Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),
     *_verb_keys(range(_ALERTS_PLACE, 1000)),
     Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
     Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
-    Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
-    Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
+    Binding("colon", "command_line", "cmd", key_display=":", tooltip="type any command", priority=True),
+    Binding("question_mark", "help", "help", key_display="?", tooltip="this help", priority=True),
     Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
     Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
-    Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
+    Binding("q", "detach", "detach", tooltip="quit; the run continues", priority=True),
     Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
-    Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
+    Binding("ctrl+c", "leave", "detach", show=False, tooltip="quit; the run continues", priority=True),
 ])  # fmt: skip
 OWN_ACTIONS: Final = frozenset(
     ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
 ) | {"command_palette", "read_only"}
 """Actions that rest while something is typed or a dialog is open."""
 
+_FIRST_KEYS: Final = {
+    "help": "all keys of the screen you are on",
+    "node": "one node in full",
+    "rebalance": "split the batch between nodes",
+    "undo": "undo a change",
+    "detach": "quit; the run continues",
+}
+"""What the first start shows, by action."""
 Tables = Mapping[str, Sequence[Binding]]
 """Bindings by screen; those under "" are everywhere."""
 
@@ -152,6 +160,12 @@ def rows(keymap: Mapping[str, str]) -> list[KeyRow]:
     ]
 
 
+def first_keys(keymap: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The keys that the first start shows, each with what it does."""
+    keys = {row.name: row.keys for row in rows(keymap) if not row.where}
+    return [(keys[name], words) for name, words in _FIRST_KEYS.items()]
+
+
 def spoken(keys: str) -> str:
     """Keys as a person types them: `?` for question_mark."""
     return " ".join(_CHARACTERS.get(key, key) for key in keys.split(","))
@@ -161,7 +175,7 @@ def _no_action(name: str, known: Iterable[str]) -> str:
     if name in known:
         return ""
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.0)
-    return f"no such action; the nearest are {', '.join(near)}; trainctl config has all"
+    return f"no such action; the closest are {', '.join(near)}; trainctl config lists all"
 
 
 def _no_key(keys: str) -> str:
@@ -170,15 +184,15 @@ def _no_key(keys: str) -> str:
     except InvalidBinding:
         names = []
     if not names:
-        return f"{keys!r} names no key"
+        return f"{keys!r} is not a key"
     for key in names:
         if key in RESERVED_KEYS:
             return f"{key} {RESERVED_KEYS[key]}"
         if "alt+" in key:
-            return f"{key} reaches the program as escape and the key after it"
+            return f"{key} arrives as escape and then the key: choose another"
         base = key.rpartition("+")[2]
         if base not in _NAMES:
-            return f"no key {key!r}; a character, or a name such as f5, home, pagedown, ctrl+e"
+            return f"no key {key!r}; give a character or a name such as f5, home, pagedown, ctrl+e"
     return ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap
+from trainctl.tui.app import first_start, keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
@@ -34,13 +34,13 @@ def as_file(found: settings.Found) -> str:
     """All settings as they count, as a config.toml; an action that several screens have is there once."""
     own = found.settings
     made = [
-        f"# {found.path}{'' if found.exists else ' (not there)'}",
+        f"# {found.path}{'' if found.exists else ' (no such file)'}",
         _setting("theme", own.theme or "auto", f"auto, {', '.join(theme.name for theme in THEMES)}"),
         _setting("ascii", "auto" if own.ascii is None else own.ascii, "auto, true, false"),
-        _setting("bell", own.bell, "whether alerts ring"),
+        _setting("bell", own.bell, "whether alerts ring the bell"),
         _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
-        _setting("read_only", own.read_only, "true: nothing is sent"),
-        _setting("columns", list(own.columns), "metrics of ranks in the fleet table, where it is wide"),
+        _setting("read_only", own.read_only, "true: no commands are sent"),
+        _setting("columns", list(own.columns), "metrics of ranks as columns of a wide fleet table"),
         "", "[keys]",
     ]  # fmt: skip
     where, named = "", set()
@@ -59,11 +59,11 @@ def _setting(name: str, value: str | bool | list[str], words: str) -> str:
 
 def farewell(state: md.ViewState, address: str) -> str:
     """What is said when the program is left: that the run goes on, and how to come back."""
-    again = f"come back with: trainctl attach --connect {address}"
+    again = f"reattach with: trainctl attach --connect {address}"
     if not state.active or state.run is None:
         return f"detached; {again}"
     run = state.run
-    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {f.count(run.steps)}; {again}"
+    return f"detached: {run.name} ({run.state}) continues at step {run.step:,} of {f.count(run.steps)}; {again}"
 
 
 def _leave_after_hangup(hung_up: threading.Event) -> None:
@@ -93,7 +93,7 @@ def run_app(
     found = configuration(config)
     app = TrainctlApp(
         lambda: ClusterSource(address, by=by), read_only=read_only or found.settings.read_only, address=address,
-        **options(found),
+        first_keys=lambda: keymap.first_keys(found.settings.keys) if first_start.claim() else (), **options(found),
     )  # fmt: skip
     return run(app, found, lambda: say(app.live, address))
 

@@ -82,7 +82,7 @@ def draw(
 def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
     """What the x axis shows and how it moves, for the right end of the rule above the readout."""
     words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
-    words.append("follows" if view.following and place.live else "stands")
+    words.append("live" if view.following and place.live else "paused")
     words += [status] if status else []
     text = f" {f' {glyphs.dot} '.join(words)} "
     return [(columns - len(text) - 1, text, "label")]

@@ -114,7 +114,7 @@ def title(chart: Chart, node_of: Callable[[int], str], run: m.RunView | None) ->
     ranks = {pick.rank for pick in chart.picks if per_rank(pick.metric)}
     only = next(iter(ranks)) if len(ranks) == 1 else None
     where = "" if not ranks else " by node" if only is None or only == ALL_RANKS else f" of {node_of(only)}"
-    return (", ".join(words) + where) if words else "empty: m chooses what it shows"
+    return (", ".join(words) + where) if words else "empty: press m to choose metrics"
 
 
 def in_units(window: Window, factor: float) -> Window:

@@ -98,7 +98,7 @@ def lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyp
     shown = range(start, len(left))[:rows]
     made = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
     if not left:
-        made = [ln.line(Piece("nothing is called that", "dim"))]
+        made = [ln.line(Piece("no match", "dim"))]
     return [ln.fit(pieces, columns) for pieces in (made + [ln.EMPTY] * rows)[:rows]]
 
 

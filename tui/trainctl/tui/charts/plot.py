@@ -41,7 +41,7 @@ class Plot:
     focused: bool = False
     with_axis: bool = True  # a row for x, which the lowest of several above each other has for all
     zone: datetime.tzinfo | None = None
-    empty_text: str = "no value in view"
+    empty_text: str = "no values in view"
     least_span: float = 0.02
     most_times: float = math.inf
     small: bool = False

@@ -20,7 +20,7 @@ T = TypeVar("T")
 def call(
     address: str, work: "Callable[[Client], Awaitable[T]]", *, answer_seconds: float | None = None, lead: bool = False
 ) -> T:
-    """`work` with a connected client, to its end; with `lead`, one of the agent that conducts the active run, where the
+    """Run `work` with a client of the agent at `address`, or with `lead` of the agent that leads the active run, if the
     one at `address` only hosts a rank of it. Raises as the client does."""
     from trainctl.protocol.client.client import Client
     from trainctl.protocol.client.lead import lead_address

@@ -1,4 +1,4 @@
-"""`trainctl cluster`: add a machine over SSH, list the nodes and their keys, forget one that was added."""
+"""`trainctl cluster` adds, lists and removes nodes; `trainctl discover` lists the agents that advertise themselves."""
 
 import shlex
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
+from trainctl.tui.commands import targets
 
 app = subcommands()
 group = subgroup("Add, list and remove the nodes of the cluster.")
@@ -17,30 +18,38 @@ app.add_typer(group, name="cluster")
 
 @group.command()
 def add(
-    host: Annotated[str, typer.Argument(metavar="USER@HOST", help="As the system's ssh takes it.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="The node's name [its host name].")] = None,
+    host: Annotated[
+        str, typer.Argument(metavar="USER@HOST", help="The machine, as you give it to ssh.", show_default=False)
+    ],
+    name: Annotated[str | None, typer.Option(help="Name of the new node [its host name].")] = None,
     address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where its agent listens [port 7474 of where ssh reaches it].")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address its agent listens on [port 7474 at the address ssh uses]."),
     ] = None,
-    here: Annotated[str | None, typer.Option(help="This machine's node in the cluster file [its host name].")] = None,
-    python: Annotated[str | None, typer.Option(metavar="PATH", help="Python 3.11 or newer there [looked for].")] = None,
+    here: Annotated[
+        str | None, typer.Option(help="Name of this machine's node in the cluster file [its host name].")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Path of Python 3.11 or newer on that machine [searched for].")
+    ] = None,
     extras: Annotated[
-        str | None, typer.Option(help="torch, mlx, both with a comma, or none [mlx on macOS, torch elsewhere].")
+        str | None, typer.Option(help="torch, mlx, torch,mlx or none [mlx on macOS, torch elsewhere].")
     ] = None,
-    pip_args: Annotated[str, typer.Option(help="Further words for pip there, such as --index-url.")] = "",
+    pip_args: Annotated[str, typer.Option(help="Extra pip arguments, such as --index-url.")] = "",
     system_site_packages: Annotated[
-        bool, typer.Option("--system-site-packages", help="Its environment sees what that Python has installed.")
+        bool,
+        typer.Option("--system-site-packages", help="Let its environment use the packages that Python already has."),
     ] = False,
     ssh_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A configuration for ssh instead of yours (ssh -F).")
+        Path | None, typer.Option(metavar="FILE", help="ssh configuration to use instead of yours (ssh -F).")
     ] = None,
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Install trainctl on a machine over SSH, pair keys both ways, start its agent, and test the link.
 
-    It needs nothing but Python 3.11 or newer there: the program is sent, pip fetches what it depends on. Called again
-    it changes only what isn't so yet. Your cluster.toml isn't touched: the node goes to cluster.d/NAME.toml beside it.
+    The machine needs only Python 3.11 or newer: trainctl is copied there and pip fetches its dependencies. Running
+    this again changes only what is missing. Your cluster.toml isn't edited: the node goes into cluster.d/NAME.toml.
     """
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.tui.setup import add_node as joining
@@ -85,7 +94,7 @@ def _fields(found: Any) -> dict[str, Any]:
 
 @group.command(name="list")
 def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
-    """The nodes of the cluster, where their agents listen, their keys' fingerprints, and the file that names each."""
+    """List the cluster's nodes: agent address, key fingerprint, and the file that names each."""
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.protocol.machine.discovery import fingerprint
 
@@ -98,7 +107,7 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
         rows.append((name, entry.address, key, str(added if added.is_file() else file)))
     return output.answer(
         tables.table(head, rows) if rows else "", json=json, nodes=[dict(zip(head, row, strict=True)) for row in rows],
-        none=f"no node in {file}; trainctl init writes it, trainctl cluster add adds to it",
+        none=f"no nodes in {file}; write it with trainctl init, or add a node with trainctl cluster add",
     )  # fmt: skip
 
 
@@ -108,19 +117,43 @@ def remove(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Forget a node that `cluster add` added: its file in cluster.d is removed; the other machine is left as it is."""
+    """Remove a node that `cluster add` added: deletes its file in cluster.d and leaves the other machine unchanged."""
     from trainctl.protocol.config import cluster_file as clusters
 
     file = cluster or clusters.default_path()
     added, known = clusters.added_directory(file) / f"{name}.toml", clusters.read_default(cluster)
     if name not in known.nodes:
-        raise InvalidInputError("NODE", f"no node {name!r} in {file}; there are {', '.join(known.nodes) or 'none'}")
+        raise InvalidInputError("NODE", f"no node {name!r} in {file}; the nodes are {', '.join(known.nodes) or 'none'}")
     if not added.is_file():
-        raise InvalidInputError("NODE", f"{name} is named in {file}, which is yours: remove [nodes.{name}] there")
+        raise InvalidInputError("NODE", f"{name} is defined in {file}: remove [nodes.{name}] from that file yourself")
     added.unlink()
     if json:
         output.emit_ok(removed=str(added))
     else:
         output.say(f"removed {added}")
-        output.tell(f"running agents know it until they start again; trainctl keys revoke {name} shuts it out at once")
+        output.tell(f"running agents accept it until they restart; trainctl keys revoke {name} stops that at once")
     return 0
+
+
+@app.command()
+def discover(
+    cluster: ClusterFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="Seconds to listen.")] = 3.0,
+    json: Json = False,
+) -> int:
+    """List the agents that advertise themselves on this machine's networks (trainctl-agent run --advertise).
+
+    Anyone on the network can advertise anything, so treat it as a hint. No key is ever taken from it: add a node with
+    `trainctl cluster add`, which fetches its key over SSH.
+    """
+    from trainctl.tui.setup import discovery
+
+    known = targets.cluster_file(cluster)
+    found = discovery.listen(seconds)
+    both = [(one, discovery.standing(one, known.cluster if known is not None else None)) for one in found]
+    rows = [(one.node, one.address, one.version, one.fingerprint or "no key", said) for one, said in both]
+    return output.answer(
+        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "", json=json,
+        none=f"no agent advertised itself within {seconds:g} s; start agents with trainctl-agent run --advertise",
+        found=[one._asdict() | {"standing": said} for one, said in both],
+    )  # fmt: skip

@@ -19,9 +19,9 @@ FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_ver
 
 @contextlib.contextmanager
 def told(order: command.Order, *, json: bool) -> Iterator[None]:
-    """With `json`, whatever ends a command before its last reply is one object too, and names the id to repeat it by.
+    """With `json`, an error that ends a command before its last reply becomes one object with the id to repeat it by.
 
-    Leaves that way with the exit code; without `json`, and for what isn't the agent's to say, the exception goes on.
+    It exits with the error's exit code. Without `json`, and for errors in the arguments, the exception is passed on.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def _unsettled(order: command.Order, state: str | None) -> dict[str, Any]:
 
 
 def send(address: str, order: command.Order, wait: command.Wait, timeout: float) -> m.CommandReply:
-    """The last reply that `wait` asks for, within `timeout` seconds. Raises as `calls.send` does."""
+    """Send a command and return the last reply that `wait` asks for. Raises as `calls.send` does."""
     answer_seconds = min(agent_call.ANSWER_SECONDS, timeout)
     return agent_call.call(
         address, lambda client: command.send(client, order, wait, timeout), answer_seconds=answer_seconds
@@ -54,7 +54,7 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
 
 
 def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
-    """Say how a command ended, where a script or a person looks for it; the exit code."""
+    """Print how a command ended and return the exit code."""
     line = tables.reply_line(order.verb, reply, order.node)
     if json and code:
         output.emit_error(reply.state, line, **fields(order, reply))
@@ -68,5 +68,5 @@ def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int
 
 
 def fields(order: command.Order, reply: m.CommandReply) -> dict[str, Any]:
-    """What `--json` says of a command and its reply."""
+    """The `--json` fields of a command and its reply."""
     return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

@@ -12,8 +12,7 @@ app = subcommands()
 
 @app.command()
 def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
-    """The settings of the full screen as they count, as a file that could be used, and what is wrong with the one there
-    is."""
+    """Print the effective settings of the full screen in the form of config.toml, and report what is wrong with it."""
     from trainctl.tui.app import keymap, launch  # Textual: not for `--help`
 
     found = launch.configuration(config_of(ctx, config))

@@ -51,7 +51,7 @@ class Demo(NamedTuple):
 
 
 def headless(wanted: DemoOptions) -> int:
-    """Train to the end, progress on standard error, and print one JSON object; its exit code."""
+    """Train to the end with progress on standard error, print one JSON object, and return the exit code."""
     with _supervised(wanted) as (demo, supervisor):
         try:
             run = _start(demo)
@@ -69,7 +69,7 @@ def headless(wanted: DemoOptions) -> int:
 
 
 def on_screen(wanted: DemoOptions) -> int:
-    """Train with the full screen in front; leaving it leaves the run going."""
+    """Train behind the full screen; the run continues after the screen is left."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
@@ -89,7 +89,7 @@ def _farewell(state: "ViewState", address: str) -> str:
 
     if state.run is None or state.active:
         return f"{farewell(state, address)}; end it with: trainctl send stop --connect {address}"
-    return f"the demo is over ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
+    return f"the demo has ended ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
 
 
 def _rounded(step: m.StepCommitted | None) -> float | None:
@@ -133,7 +133,7 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
     try:
         session = Session.create(root, keep=wanted.keep)
     except OSError as error:
-        raise InvalidInputError("--folder", f"no demo can be kept in {root}: {error.strerror}") from None
+        raise InvalidInputError("--folder", f"can't keep a demo in {root}: {error.strerror}") from None
     command = [sys.executable, "-m", "trainctl.tui.demo.supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
@@ -211,7 +211,7 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
         view = (await client.snapshot(0, run)).run or view
     if view is None:
-        raise RefusedError(f"{run} is not known any more")
+        raise RefusedError(f"{run} is no longer known")
     return view
 
 
@@ -221,7 +221,7 @@ def _let_end(supervisor: "subprocess.Popen[bytes]") -> None:
     try:
         supervisor.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        output.tell(f"demo: its supervisor, process {supervisor.pid}, is still ending")
+        output.tell(f"demo: its supervisor (process {supervisor.pid}) is still ending")
 
 
 def close_pipes(process: "subprocess.Popen[bytes]") -> None:
@@ -249,7 +249,7 @@ def ranks_of(wanted: DemoOptions) -> dict[str, str]:
 
 
 def installed(backend: str) -> tuple[str, ...]:
-    """Which of the backends meant by `backend` are here. Raises InvalidInputError saying what to install if none is."""
+    """The installed backends of those that `backend` means. Raises InvalidInputError if none is."""
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:

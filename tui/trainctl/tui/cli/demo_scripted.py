@@ -35,7 +35,7 @@ class ScriptedOptions(NamedTuple):
 
 
 def on_screen(wanted: ScriptedOptions) -> int:
-    """The full screen over the recording, which ends with it."""
+    """Show the recording in the full screen; it stops when the screen is left."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
@@ -44,7 +44,7 @@ def on_screen(wanted: ScriptedOptions) -> int:
 
 
 def headless(wanted: ScriptedOptions) -> int:
-    """Play to the end, the events on standard error, and print one JSON object; its exit code."""
+    """Play to the end with events on standard error, print one JSON object, and return the exit code."""
     with _player(wanted, wanted.speed or HEADLESS_SPEED, 0) as address:
         view = agent_call.call(address, _followed)
         found = agent_call.call(address, lambda client: client.events(view.run, limit=500))
@@ -65,13 +65,13 @@ async def _followed(client: Any) -> m.RunView:
             view = item
     view = (await client.snapshot(0)).run or view
     if view is None:
-        raise RefusedError("the recording's player has no run")
+        raise RefusedError("the recording's player has no run: start the demo again")
     return view
 
 
 def _farewell(state: "ViewState", address: str) -> str:
     step = state.run.step if state.run is not None else 0
-    return f"the recording is over at step {step:,}; nothing was trained"
+    return f"the recording ended at step {step:,}; nothing was trained"
 
 
 @contextlib.contextmanager

@@ -23,17 +23,17 @@ app = subcommands()
 def doctor(
     ctx: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="A run file whose model and data are compared.")
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file whose model and data to compare.")
     ] = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what isn't well.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Json = False,
 ) -> int:
-    """What is wrong with the machines of the cluster, and what to do: each finding one line, ok, warn or fail.
+    """Find what is wrong with the cluster's machines and say what to do: one line per finding, ok, warn or fail.
 
-    With a run file also whether all its nodes have the same model and data, which are read whole for that. Exits 0 if
-    nothing fails, else 3. Nothing is changed anywhere.
+    With a run file it also compares the model and data of all nodes, which reads them whole. It changes nothing. Exits
+    with 3 if anything fails, else 0.
     """
     from trainctl.tui.doctor.run_checks import findings, line
 

@@ -15,26 +15,28 @@ app = subcommands()
 
 @app.command()
 def init(
-    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A Hugging Face model's folder.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of a Hugging Face model.")] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text (a file, a folder of *.txt) or samples (*.jsonl).")
+        Path | None,
+        typer.Option(metavar="PATH", help="Training data: a text file, a folder of *.txt, or samples (*.jsonl)."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The run's name [after the model's folder].")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps of the run [1000].")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run [taken from the model's folder].")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,
     batch: Annotated[int | None, typer.Option(min=1, max=2**40, help="Samples per step, over all nodes [32].")] = None,
     address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Where this machine's agent listens [tcp://127.0.0.1:7474].")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [tcp://127.0.0.1:7474]."),
     ] = None,
-    run_file: Annotated[Path, typer.Option(metavar="FILE", help="The run file to write.")] = Path("run.toml"),
+    run_file: Annotated[Path, typer.Option(metavar="FILE", help="Run file to write.")] = Path("run.toml"),
     cluster_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The cluster file to write (else where agents look for it; one that is there is kept)."
+            metavar="FILE", help="Cluster file to write (default: where agents look for it). An existing one is kept."
         ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Write a cluster.toml and a run.toml to start from; what isn't given is asked for on a terminal.
+    """Write a cluster.toml and a run.toml to start from, asking on a terminal for what isn't given.
 
     No file is ever overwritten. What is written passes `trainctl check`.
     """
@@ -51,7 +53,7 @@ def init(
         output.say(f"wrote {file}")
     for line in done.remarks:
         output.tell(line)
-    output.tell(f"next: trainctl-agent run (in a terminal of its own), then trainctl run {run_file} --follow")
+    output.tell(f"next: run trainctl-agent run in another terminal, then trainctl run {run_file} --follow")
     return 0
 
 
@@ -59,5 +61,5 @@ def _ask(question: str, default: str) -> str:
     try:
         answer: str = typer.prompt(question, default=default or None, err=True)
     except UnicodeDecodeError:
-        raise InvalidInputError(question, "not UTF-8 text") from None
+        raise InvalidInputError(question, "is not UTF-8 text") from None
     return answer.strip()

@@ -15,7 +15,7 @@ app = subcommands()
 
 @app.command(name="ls")
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """The runs the agent knows, newest first."""
+    """List the runs the agent knows, newest first."""
     reply = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
     text = tables.runs_table(reply.runs) if reply.runs else ""
     return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=reply.runs)
@@ -25,7 +25,7 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
 def status(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
 ) -> int:
-    """The run, its ranks and the machines, as they are now."""
+    """Show the run, its ranks and the machines as they are now."""
 
     async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading], tuple[m.Viewer, ...]]:
         snapshot = await agent_call.settled_snapshot(client, run)
@@ -48,7 +48,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
     return output.answer(
-        tables.alerts_table(found) if found else "", json=json, none="no alert is open", alerts=found,
+        tables.alerts_table(found) if found else "", json=json, none="no open alerts", alerts=found,
         mutes=told.mutes if told is not None else (), watched=told is not None,
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
 def watch(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
 ) -> int:
-    """A line for each committed step and each event as they come, until Ctrl-C."""
+    """Print a line for each committed step and each event as they happen, until Ctrl-C."""
     from trainctl.tui.cli import watch as follow
 
     agent_call.call(
@@ -70,14 +70,16 @@ def watch(
 @app.command()
 def events(
     ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those that come.")] = False,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="How many of the newest.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=0, max=500, help="How many of the newest events to print.")
+    ] = 100,
     run: Run = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
-    """What happened in a run: commands, checkpoints, evaluations, faults."""
+    """Print a run's events: commands, checkpoints, evaluations, faults."""
     from trainctl.tui.cli import watch as following
 
     address = address_of(ctx, connect, cluster)
@@ -89,26 +91,28 @@ def events(
 @app.command()
 def logs(
     ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose log.", show_default="0")] = None,
-    node: Annotated[str | None, typer.Option("--node", help="The node whose rank's log.")] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="All nodes' logs, merged by time.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing what is written.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Rank whose log is printed.", show_default="0")
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Node whose log is printed.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Print all nodes' logs, merged by time.")] = False,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="TEXT", help="Only lines with it, in any case; or /PATTERN/.")
+        str | None, typer.Option("--grep", metavar="TEXT", help="Print only lines with TEXT (any case) or /PATTERN/.")
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--last", "-n", min=0, help="Only the last lines.", show_default="all")
+        int | None, typer.Option("--last", "-n", min=0, help="Print only the last lines.", show_default="all")
     ] = None,
     run: Run = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
-    """What a trainer wrote, or with --all what all of them did."""
+    """Print a trainer's log, or with --all every node's log merged by time."""
     from trainctl.tui.cli import logs as reading
 
     if (rank is not None) + (node is not None) + everyone > 1:
-        raise InvalidInputError("--node", "give one of --rank, --node and --all")
+        raise InvalidInputError("--node", "--rank, --node and --all exclude each other: give one")
     wanted = reading.query_of(grep)
 
     async def show(client: Any) -> int:

@@ -10,29 +10,31 @@ from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 
 app = subcommands()
-group = subgroup("This machine's keys, and whose may do what.")
+group = subgroup("Manage this machine's keys and whose keys it accepts.")
 app.add_typer(group, name="keys")
 
-KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the key is called here.")]
+KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the key on this machine.")]
 
 
 @group.command()
 def new(
     name: Annotated[
-        str | None, typer.Option("--name", help="This machine's name [its host name].", show_default=False)
+        str | None, typer.Option("--name", help="Name of this machine [its host name].", show_default=False)
     ] = None,
     json: Json = False,
 ) -> int:
-    """Make the keys that this machine lacks; its own user may then send everything to its agent."""
+    """Make this machine's keys where they are missing; its own user may then send any command to its agent."""
     folder = keys.KeyFolder()
     made = folder.make(name)
     agent, user = folder.agent(), folder.user()
     if json:
         output.emit_ok(made=list(made), folder=str(folder.path), agent=_public(agent), user=_public(user))
         return 0
-    output.say(f"{'made' if made else 'there already'}: {folder.path}")
-    output.say(f"agent  {agent.public}  {agent.name}: others name it in their cluster file ([nodes.NAME] key)")
-    output.say(f"user   {user.public}  {user.name}: let it in elsewhere with trainctl keys authorize there")
+    output.say(f"{'made' if made else 'already made'}: {folder.path}")
+    output.say(f"agent  {agent.public}  {agent.name}: put it into the other machines' cluster files ([nodes.NAME] key)")
+    output.say(
+        f"user   {user.public}  {user.name}: to send commands to another machine, run trainctl keys authorize there"
+    )
     return 0
 
 
@@ -41,15 +43,15 @@ def authorize(
     name: KeyName,
     public: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="The public key, in quotes.")],
     role: Annotated[
-        str, typer.Option("--role", help="viewer: reads. operator: every verb. node: the agent of the node NAME.")
+        str, typer.Option("--role", help="viewer: read only. operator: every verb. node: the agent of node NAME.")
     ],
     json: Json = False,
 ) -> int:
-    """Let somebody's key in at this machine's agent, at once."""
+    """Accept a key at this machine's agent, effective at once."""
     if role not in keys.ROLES:
-        raise InvalidInputError("--role", f"{role!r} is none; there are {', '.join(keys.ROLES)}")
+        raise InvalidInputError("--role", f"{role!r} is not a role; the roles are {', '.join(keys.ROLES)}")
     keys.KeyFolder().authorize(name, public, role)
-    return output.answer(f"{name} is let in as {role}", json=json, name=name, public=public, role=role)
+    return output.answer(f"{name} is accepted as {role}", json=json, name=name, public=public, role=role)
 
 
 @group.command()
@@ -59,12 +61,12 @@ def revoke(name: KeyName, json: Json = False) -> int:
 
     named = cluster_file.read_default().nodes.get(name)
     public = keys.KeyFolder().revoke(name, named.key if named is not None else None)
-    return output.answer(f"{name} is not let in any more: {public}", json=json, name=name, public=public)
+    return output.answer(f"{name} is revoked: {public}", json=json, name=name, public=public)
 
 
 @group.command(name="list")
 def list_keys(json: Json = False) -> int:
-    """This machine's own keys, those that are let in, and those that were revoked."""
+    """List this machine's own keys, the keys it accepts, and the keys it revoked."""
     folder = keys.KeyFolder()
     own = {which: getattr(folder, which)() for which in ("agent", "user") if folder.has(which)}
     table = folder.authorized()
@@ -91,18 +93,20 @@ def list_keys(json: Json = False) -> int:
 @group.command()
 def audit(
     ctx: typer.Context,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, max=500, help="How many of the newest.")] = 100,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=1, max=500, help="How many of the newest refusals to print.")
+    ] = 100,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Who was refused what at an agent, newest first; for operators."""
+    """List the requests an agent refused, newest first. Operators only."""
     found = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
     if json:
         output.emit_ok(refused=found.refused)
         return 0
     if not found.refused:
-        output.tell("nobody was refused anything")
+        output.tell("no refused requests")
     for one in found.refused:
         who = one.name or one.key or "no key"
         times = f" ({one.count:,} times)" if one.count > 1 else ""

@@ -14,8 +14,8 @@ FILES = {
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
-    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "discover",
-    "cluster": "cluster",
+    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "cluster",
+    "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
@@ -29,26 +29,29 @@ def refuse_changes(words: Sequence[str]) -> None:
     """Of a command line after the program's own options. Raises InvalidInputError for what changes something."""
     changing = next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
     if changing is not None:
-        raise InvalidInputError("--read-only", f"{changing} changes something: without it, or status, watch, attach")
+        raise InvalidInputError(
+            "--read-only", f"{changing} changes something: leave out --read-only, or use status, watch or attach"
+        )
 
 
 SUMMARIES = {
-    "demo": "A small real model, trained by a few agents on this machine.",
-    "run": "Start a run from a run file, or take up an old one.",
-    "check": "Everything that is wrong with a run file, before it is run.",
-    "alerts": "The open alerts of the active run, the pressing ones first.",
-    "watch": "A line for each step and event as they come, until Ctrl-C.",
-    "events": "What happened in a run: commands, checkpoints, faults.",
-    "logs": "What a trainer wrote, or with --all what all of them did.",
-    "send": "Change something in a run; VERB --help says what it takes.",
-    "promote": "Have another node conduct the run in the place of its lead.",
-    "replay": "A run from its directory alone, in the same screens.",
-    "export": "A table of a run: CSV, JSON lines or Parquet.",
-    "mirror": "A run in TensorBoard or W&B, as it goes or afterwards.",
-    "config": "The settings of the full screen, as a file to start from.",
+    "demo": "Train a small real model with a few agents on this machine.",
+    "run": "Start or resume a run.",
+    "check": "Check a run file before it runs; report every problem.",
+    "alerts": "List the open alerts, the urgent ones first.",
+    "watch": "Print each step and event as it happens, until Ctrl-C.",
+    "events": "Print a run's events: commands, checkpoints, faults.",
+    "logs": "Print a trainer's log, or with --all every node's log.",
+    "send": "Change something in a run; try `trainctl send VERB --help`.",
+    "promote": "Make another node the lead.",
+    "replay": "Replay a run in the same screens, from its directory alone.",
+    "export": "Write a run as a table: CSV, JSON lines or Parquet.",
+    "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
+    "config": "Print the effective settings of the full screen.",
     "init": "Write a cluster.toml and a run.toml to start from.",
-    "doctor": "What is wrong with the machines of the cluster, and remedies.",
-    "discover": "The agents that advertise themselves on the local network.",
+    "doctor": "Find what is wrong with the cluster's machines, with fixes.",
+    "discover": "List the agents that advertise themselves on the network.",
+    "help": "Print a page of the documentation, offline.",
 }
 """The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""
 

@@ -34,7 +34,7 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
     found = next((item.rank for item in ranks if item.node == node), None)
     if found is None:
         known = ", ".join(dict.fromkeys(item.node for item in ranks)) or "no run"
-        raise InvalidInputError("--node", f"{node!r} has no rank in this run; there are {known}")
+        raise InvalidInputError("--node", f"{node!r} has no rank in this run; the nodes are {known}")
     return found
 
 
@@ -115,7 +115,7 @@ async def _name_of(client: "Client", run: str | None, rank: int) -> str:
 
 
 def show_log(part: m.LogPart, *, json: bool) -> None:
-    """One part on standard output; control characters are kept for a file and left out on a terminal."""
+    """Print one part of a log; control characters are kept for a file and left out on a terminal."""
     if json:
         output.emit(part)
         return
@@ -127,7 +127,7 @@ def show_log(part: m.LogPart, *, json: bool) -> None:
 
 
 def query_of(grep: str | None) -> lq.Query:
-    """What lines are to have. Raises InvalidInputError for a pattern that is none."""
+    """The condition on lines that `--grep` gives. Raises InvalidInputError for an invalid pattern."""
     query = lq.parse(grep or "")
     if query.problem:
         raise InvalidInputError("--grep", query.problem)
@@ -141,14 +141,14 @@ async def show_merged(
     `follow` one a line. Raises RefusedError where there is no run."""
     view = (await client.snapshot(0, run)).run
     if view is None:
-        raise RefusedError("no run yet, so no logs")
+        raise RefusedError("no run yet, so no logs: start one with trainctl run RUN.toml")
     ranks = {item.rank: item.node for item in view.ranks if rank in (None, item.rank)}
     if rank is not None and rank not in ranks:
         ranks = {rank: ""}  # the agent says that there is none
     reading = _Logs(client, view.run, ranks)
     await reading.catch_up(only_one=rank is not None)
     if len(reading.tail.entries) >= MOST_LINES:
-        output.tell(f"only the newest {MOST_LINES:,} lines are kept; what is older is in the runs' logs/")
+        output.tell(f"only the newest {MOST_LINES:,} lines are kept; older ones are in the run's logs/ folder")
     shown = lq.kept(reading.tail.entries, query, only=True)
     shown = shown if last is None else shown[len(shown) - min(last, len(shown)) :]
     if json and not follow:
@@ -158,7 +158,7 @@ async def show_merged(
     _print(shown, size, json=json)
     reading.tell()
     if not shown and not follow and not json:
-        output.tell("no line is of that" if reading.tail.entries else "nothing has been written")
+        output.tell("no matching lines" if reading.tail.entries else "nothing has been written")
     while follow:
         await asyncio.sleep(POLL_SECONDS)
         _print(lq.kept(await reading.news(), query, only=True), size, json=json)
@@ -199,7 +199,7 @@ class _Logs:
         return [entry for entry in self.tail.entries if entry.key.number >= before.get(entry.key.rank, 0)]
 
     def tell(self) -> None:
-        """Names on standard error whose log can't be read, once for each reason."""
+        """Report on standard error whose log can't be read, once for each reason."""
         for rank, why in self.tail.problems.items():
             if self._told.get(rank) != why:
                 output.tell(f"{clean(self._ranks[rank])}: {why}")
@@ -223,7 +223,7 @@ def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
 
 
 def text_of(entry: lt.LogEntry, size: int) -> str:
-    """A line for a person: when by this machine's clock, whose, how grave, and what."""
+    """A line for people: time by this machine's clock, node, severity and text."""
     when = datetime.datetime.fromtimestamp(entry.key.at).astimezone()
     words = " " * 19 if entry.stray else f"{when:%Y-%m-%d %H:%M:%S}"
     level = "" if entry.stray else entry.level

@@ -74,7 +74,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Watch and steer the training of one model. Without a command: the full-screen program.",
+    help="Watch and steer the training of one model. Without a command, it opens the full screen.",
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
@@ -108,7 +108,7 @@ def attach(
     ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False,
     config: Config = None,
 ) -> int:  # fmt: skip
-    """The full-screen program. Leaving it changes nothing: the run goes on."""
+    """Open the full screen. Leaving it changes nothing: the run continues."""
     only = read_only or bool(ctx.find_root().params.get("read_only"))
     return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
 
@@ -116,7 +116,7 @@ def attach(
 def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> int:
     if not output.has_screen():
         raise InvalidInputError(
-            "terminal", "the full screen needs a terminal on standard input, output and error; "
+            "terminal", "the full screen needs a terminal on standard input, output and error: "
             "try trainctl status or watch",
         )  # fmt: skip
     targets.is_local(at.addresses[0])
@@ -145,46 +145,51 @@ def demo(
         typer.Option(
             min=1,
             max=MOST_DEMO_NODES,
-            help="Agents, a rank each [3 with torch and MLX installed, else 2].",
+            help="Agents to start, with one rank each [3 with torch and MLX installed, else 2].",
             show_default=False,
         ),
     ] = None,
     backend: Annotated[
-        Literal["auto", "torch", "mlx"], typer.Option(help="What computes; auto: both where both are installed.")
+        Literal["auto", "torch", "mlx"], typer.Option(help="Library to train with; auto: both if both are installed.")
     ] = "auto",
     headless: Annotated[
-        bool, typer.Option("--headless", help="No screen; ends with one JSON object. Implied without a terminal.")
+        bool,
+        typer.Option("--headless", help="No screen; prints one JSON object at the end. Implied without a terminal."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Headless, and errors too are one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Like --headless, and errors are one JSON object too.")] = False,
     folder: Annotated[
-        Path | None, typer.Option(help="Where model, text and runs go [the user's cache folder].", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for the model, the text and the runs [in the user's cache folder].", show_default=False
+        ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when a later demo starts.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run after another demo starts.")] = False,
     scripted: Annotated[
         bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
     ] = False,
     cluster: Annotated[
-        int | None, typer.Option(min=1, max=64, help="With --scripted: how many nodes play it [8].", show_default=False)
+        int | None, typer.Option(min=1, max=64, help="With --scripted: number of nodes [8].", show_default=False)
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.01, max=200, help="With --scripted: times as fast as recorded.", show_default=False),
+        typer.Option(min=0.01, max=200, help="With --scripted: speed-up over the recording.", show_default=False),
     ] = None,
 ) -> int:
-    """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
+    """Train a small real model on real text: a few agents, a run and the screen, all on this machine."""
     without_screen = headless or json or not output.has_screen()
     if nodes is not None and cluster is not None:
-        raise InvalidInputError("--cluster", "says what --nodes says too; give one of them")
+        raise InvalidInputError("--cluster", "means the same as --nodes here: give only one")
     if scripted:
         from trainctl.tui.cli import demo_scripted as played
 
         asked = played.ScriptedOptions(cluster or nodes or played.NODES, steps, speed)
         return played.headless(asked) if without_screen else played.on_screen(asked)
     if speed is not None:
-        raise InvalidInputError("--speed", "only a recording has one: add --scripted")
+        raise InvalidInputError("--speed", "applies only to a recording: add --scripted")
     if cluster is not None:
         raise InvalidInputError(
-            "--cluster", f"is of a recording: add --scripted, or have --nodes (at most {MOST_DEMO_NODES}) train here"
+            "--cluster",
+            f"applies only to a recording: add --scripted, or train with --nodes (at most {MOST_DEMO_NODES})",
         )
     from trainctl.tui.cli import demo as program
 
@@ -262,7 +267,7 @@ def _one_line_fault(
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" in {trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}" if trace is not None else ""
-    text = f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)"
+    text = f"internal fault: {kind.__name__}: {error}{where} (set TRAINCTL_DEBUG=1 for the traceback)"
     _fail("internal", text, 1, json=json)
 
 

@@ -24,24 +24,25 @@ DEFAULT_PROJECT = "trainctl"
 def mirror(
     ctx: typer.Context,
     run: RunArgument,
-    to: Annotated[To, typer.Option("--to", help="Whose files; each needs the extra of that name.")],
+    to: Annotated[To, typer.Option("--to", help="Viewer to write for; needs the extra of that name.")],
     output_folder: Annotated[
-        Path, typer.Option("--output", help="Where they go, in a folder named as the run.", show_default=True)
+        Path,
+        typer.Option("--output", help="Folder to write into; each run gets its own folder there.", show_default=True),
     ] = Path("mirrors"),
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends, or Ctrl-C.")] = False,
-    project: Annotated[
-        str | None, typer.Option(help=f"wandb's project [{DEFAULT_PROJECT}].", show_default=False)
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="wandb: write a folder, and upload nothing.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep copying until the run ends or Ctrl-C.")] = False,
+    project: Annotated[str | None, typer.Option(help=f"W&B project [{DEFAULT_PROJECT}].", show_default=False)] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="With wandb: write a folder and upload nothing.")] = False,
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """A run as TensorBoard or W&B shows it, from its directory or, with --connect or where it isn't here, through an
-    agent. It only reads; again, it goes on from where it was."""
+    """Copy a run to TensorBoard or W&B, from its directory, or through an agent with --connect or if it isn't on this
+    machine. The run is only read. Another call continues where the last one ended."""
     from trainctl.tui.export.mirror import session
 
     if to != "wandb" and (project is not None or offline):
-        raise InvalidInputError("--project" if project is not None else "--offline", "only wandb has that")
+        raise InvalidInputError(
+            "--project" if project is not None else "--offline", "applies only to --to wandb: remove it"
+        )
     with _source(ctx, run, connect, cluster) as source:
         folder = output_folder / source.run
         wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)

@@ -22,33 +22,36 @@ def _checked_key(key: str | None) -> str | None:
 
 Connect = Annotated[str | None, typer.Option(
     "--connect", metavar="ADDRESS", show_default=False,
-    help="Address of the agent, tcp://host:port. Default: $TRAINCTL_CONNECT, or the agent that runs here, "
+    help="Address of the agent, tcp://host:port. Default: $TRAINCTL_CONNECT, or the agent on this machine, "
     f"or {targets.DEFAULT_ADDRESS}.",
 )]  # fmt: skip
 ClusterFile = Annotated[Path | None, typer.Option(
     "--cluster", metavar="FILE", show_default=False,
-    help="A cluster file: its agents are tried in order (else $TRAINCTL_CLUSTER, else the user's cluster.toml).",
+    help="Cluster file whose agents are tried in order. Default: $TRAINCTL_CLUSTER, or the user's cluster.toml.",
 )]  # fmt: skip
 ServerKey = Annotated[str | None, typer.Option(
     "--server-key", metavar="KEY", callback=_checked_key, show_default=False,
-    help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
+    help="Public key of the agent, if the cluster file has none for it. Default: $TRAINCTL_SERVER_KEY.",
 )]  # fmt: skip
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Keys and looks of the full screen (else the user's config.toml)."),
+    typer.Option("--config", metavar="FILE", help="Settings of the full screen. Default: the user's config.toml."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="JSON; with following, one object a line.")]
-Run = Annotated[str | None, typer.Option("--run", help="A run id (default: the active run, else the newest).")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch without being able to change anything.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run id. Default: the active run, or the newest.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch only: send no commands.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait until it is applied.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: optimizer.learning_rate=1e-3.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value of the run file, as in optimizer.learning_rate=1e-3."
+    ),
 ]
 
 
 def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targets.Where:
-    """What --connect says after the command or before it, else --cluster in the same way, else $TRAINCTL_CONNECT, else
+    """The agents to ask: --connect (after the command or before it), else --cluster, else $TRAINCTL_CONNECT, else
     the default cluster file, else the only agent that runs here, else the default address."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
@@ -63,7 +66,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
 
 
 def share_server_key(given: Any, command: Any) -> None:
-    """Have a command that takes --connect, or each below it that does, take the option `given` too, for `where`."""
+    """Add the option `given` to a command, and to each command below it, that takes --connect."""
     for below in getattr(command, "commands", {}).values():
         share_server_key(given, below)
     if any(option.name == "connect" for option in command.params):
@@ -78,7 +81,7 @@ def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
-    """What --config says after the command or before it."""
+    """The file given by --config after the command or before it."""
     found = config or ctx.find_root().params.get("config")
     return Path(found) if found is not None else None  # it may still be text there
 
@@ -104,5 +107,5 @@ def subgroup(summary: str) -> typer.Typer:
 
 
 def subcommands() -> typer.Typer:
-    """A group for a file's commands, which the `trainctl` command takes up as its own."""
+    """A group for a file's commands, which the `trainctl` command adds to its own."""
     return typer.Typer(rich_markup_mode=None)

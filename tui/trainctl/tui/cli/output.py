@@ -23,18 +23,18 @@ def has_screen() -> bool:
 
 
 def emit(value: Any) -> None:
-    """One JSON value on one line of standard output; NaN and infinities become null."""
+    """Print one JSON value on one line of standard output; NaN and infinities become null."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
 
 
 def emit_ok(**fields: Any) -> None:
-    """The one object of a `--json` call that went well."""
+    """Print the one object of a `--json` call that succeeded."""
     emit({"ok": True, **fields})
 
 
 def answer(text: str, *, json: bool, none: str = "", **fields: Any) -> int:
-    """With `json` one object; for a person the text, or where it is empty the remark `none`. The exit code, 0."""
+    """Print one object with `json`, else the text, or the remark `none` if it is empty. Returns the exit code, 0."""
     if json:
         emit_ok(**fields)
     elif text:
@@ -45,25 +45,25 @@ def answer(text: str, *, json: bool, none: str = "", **fields: Any) -> int:
 
 
 def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any) -> None:
-    """The one object of a `--json` call that didn't; with several `problems`, each of them is in `error.problems`."""
+    """Print the one object of a `--json` call that failed; several `problems` are listed in `error.problems`."""
     several = {"problems": [_encodable(one_line(problem)) for problem in problems]} if problems else {}
     emit({"ok": False, "error": {"code": code, "text": _encodable(one_line(text)), **several}, **fields})
 
 
 def say(text: str) -> None:
-    """Lines on standard output, at once."""
+    """Print lines on standard output at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def tell(text: str) -> None:
-    """A remark for the person, on standard error: never part of what a script reads."""
+    """Print a remark for people on standard error, never part of what a script reads."""
     sys.stderr.write(f"{one_line(text)}\n")
     sys.stderr.flush()
 
 
 def complain(text: str) -> None:
-    """The one line of a failure."""
+    """Print the one line of a failure."""
     tell(f"trainctl: {text}")
 
 
@@ -72,19 +72,19 @@ def error_code(error: errors.TrainctlError) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from anywhere as one printable line: what would steer a terminal becomes a space."""
+    """Text from anywhere as one printable line: terminal control characters become spaces."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def log_text(text: str, *, raw: bool) -> str:
-    """A log as it is (`raw`), or without the control characters that would steer a terminal; colours go with them."""
+    """A log unchanged (`raw`), or without terminal control characters and colours."""
     if raw:
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\n" if char == "\r" else "" for char in text)
 
 
 def arrowed(text: str) -> str:
-    """With every arrow as standard output's encoding can show it: all →, or all ->."""
+    """Write every arrow as →, or as -> if standard output's encoding lacks it."""
     try:
         "→".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -93,7 +93,7 @@ def arrowed(text: str) -> str:
 
 
 def silence() -> None:
-    """Point standard output at nothing after its reader has gone, so that the interpreter's last flush is quiet."""
+    """Redirect standard output to nothing after its reader has gone, so that the last flush raises no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -23,12 +23,15 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory
 def replay(
     ctx: typer.Context,
     run: RunArgument,
-    speed: Annotated[float, typer.Option(min=0.25, max=4096, help="Times as fast as it was.")] = 8.0,
+    speed: Annotated[float, typer.Option(min=0.25, max=4096, help="Speed-up over the original run.")] = 8.0,
 ) -> int:
-    """A run from its directory alone, in the same screens: played, paused, and moved along. It takes no commands."""
+    """Play a run in the same screens, from its directory alone: play, pause and seek. It takes no commands."""
     directory = _directory(ctx, run)
     if not has_screen():
-        raise InvalidInputError("terminal", "a replay needs a terminal on standard input, output and error")
+        raise InvalidInputError(
+            "terminal",
+            "a replay needs a terminal on standard input, output and error; use trainctl export for its figures",
+        )
     from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
 
     return run_replay(directory, speed)
@@ -54,20 +57,24 @@ def _directory(ctx: typer.Context, run: str) -> Path:
 def export(
     ctx: typer.Context,
     run: RunArgument,
-    format: Annotated[Format, typer.Option("--format", help="parquet needs the extra of that name.")] = "csv",  # noqa: A002
-    what: Annotated[What, typer.Option(help="steps; ranks: their parts of steps; events; hosts: readings.")] = "steps",
+    format: Annotated[  # noqa: A002
+        Format, typer.Option("--format", help="File format; parquet needs the extra of that name.")
+    ] = "csv",
+    what: Annotated[
+        What, typer.Option(help="Rows to write; ranks: each rank's part of each step; hosts: machine readings.")
+    ] = "steps",
     output_file: Annotated[
-        Path | None, typer.Option("--output", help="A file [standard output].", show_default=False)
+        Path | None, typer.Option("--output", help="File to write [standard output].", show_default=False)
     ] = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """A table of a run, from its directory or, with --connect or where it isn't on this machine, through an agent."""
+    """Write a run as a table, from its directory, or through an agent with --connect or if it isn't on this machine."""
     from trainctl.tui.export.rows import of_record
     from trainctl.tui.export.writers import destination, open_writer
 
     if format == "parquet" and output_file is None:
-        raise InvalidInputError("--output", "parquet goes to a file: name one")
+        raise InvalidInputError("--output", "parquet can't go to standard output: name a file")
     directory = run_lookup.find_here(run) if connect is None and cluster is None else None
     with destination(output_file) as stream:
         writer = open_writer(format, what, stream)

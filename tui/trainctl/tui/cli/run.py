@@ -21,30 +21,32 @@ def run(
     ctx: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", show_default=False)] = None,
     set_: Set = None,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Take up an old run again.")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Resume this run instead of starting a new one.")
+    ] = None,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that is to conduct it.")
+        str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that will lead the run.")
     ] = None,
     old_lead_is_off: Annotated[
         bool,
         typer.Option(
             "--old-lead-is-off",
-            help="With --resume: the machine that conducted it last is off for certain: no majority has to agree.",
+            help="With --resume: the old lead is certainly powered off; skip the vote.",
         ),
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow its steps and events (Ctrl-C detaches).")
+        bool, typer.Option("--follow", "-f", help="Print its steps and events as they happen (Ctrl-C detaches).")
     ] = False,
     connect: Connect = None,
     cluster: ClusterFile = None,
     timeout: Timeout = 600.0,
     json: JsonLines = False,
 ) -> int:
-    """Start a run from a run file, or take up an old one; prints its id."""
+    """Start or resume a run, and print its id."""
     if (file is None) == (resume is None):
-        raise InvalidInputError("run", "give either RUN.toml or --resume RUN")
+        raise InvalidInputError("run", "give either RUN.toml to start a run or --resume RUN to resume one")
     if resume is not None and set_:
-        raise InvalidInputError("--set", "a resumed run keeps its own run file")
+        raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     at = where(ctx, connect, cluster)
     if file is not None:
         overrides = arguments.pairs(set_ or [], "--set")
@@ -75,26 +77,29 @@ def check(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Whether a run file's fields are right, its nodes are of the cluster, and model and data are there and not empty.
+    """Check a run file before it runs. Reports every problem it can find, one per line (--json: error.problems).
 
-    All that can be told at once is, a line each (with --json, in error.problems): first what no field may be, then what
-    doesn't fit together or isn't there. Of the weights it reads the headers, of samples the first lines, of text the
-    size; of other machines it knows no files. Nodes of several loopback addresses may be other machines behind
-    forwarded ports: what only their own tables name and isn't here, their agents look for when a run starts. Nothing
-    is loaded or started.
+    It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
+    reads the headers of the weights, the first lines of samples and the size of text. It can't see other machines'
+    files: their agents check those when the run starts, also where loopback addresses may be other machines behind
+    forwarded ports. Nothing is loaded or started.
     """
     found = targets.cluster_file(cluster)
     config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
-        output.tell("several nodes: give --cluster FILE to check that they are there, and the files of those here")
+        output.tell(
+            "the run has several nodes: give --cluster FILE to check their names and the files of those on this machine"
+        )
     if json:
         output.emit_ok(config=config, nodes=nodes, unseen=unseen)
         return 0
     for field, path in unseen.items():
-        output.tell(f"{field}: {path} isn't on this machine; that node's agent looks for it when a run starts")
+        output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
-    output.say(f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}")
+    output.say(
+        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
+    )
     return 0
 
 
@@ -113,7 +118,9 @@ def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *
     try:
         return agent_call.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
     except KeyboardInterrupt:
-        output.tell(f"detached; {run} goes on: trainctl attach or trainctl watch shows it, trainctl send stop ends it")
+        output.tell(
+            f"detached; {run} continues: see it with trainctl attach or trainctl watch, end it with trainctl send stop"
+        )
         return command_result.INTERRUPTED
 
 

@@ -8,28 +8,30 @@ from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
 
 
 def find(given: str, root: Path | None = None) -> Path:
-    """The run directory that a path or a run id means. Raises InvalidInputError saying where it was looked for."""
+    """Find the run directory by its path or run id. Raises InvalidInputError that names the folders it searched."""
     path = Path(given)
     if path.name == "record.db" and path.is_file():
         return path.parent.absolute()
     if path.is_dir():
         if RunPaths(path).record.is_file():
             return path.absolute()
-        raise InvalidInputError(given, "not a run directory: it has no record.db")
+        raise InvalidInputError(given, "not a run directory: it has no record.db; trainctl ls lists runs")
     if "/" in given:
-        raise InvalidInputError(given, "no such run directory")
+        raise InvalidInputError(given, "no such run directory: check the path")
     folder = root or state_root()
     found = [runs_directory(node) / given for node in _nodes(folder)]
     there = [run for run in found if RunPaths(run).record.is_file()]
     if not there:
-        raise InvalidInputError(given, f"no such run directory, and no run of that id in {folder}")
+        raise InvalidInputError(given, f"no such run directory, and no run with that id in {folder}")
     # Of several nodes of this machine, the one that conducted it has the most in its record.
     return max(there, key=lambda run: RunPaths(run).record.stat().st_size)
 
 
 def find_here(given: str) -> Path | None:
-    """As `find`, but None for an id that no folder here has: an agent may know that run. Raises InvalidInputError for a
-    path that is no run directory."""
+    """Like `find`, but None for an id that no local folder has, since an agent may know that run.
+
+    Raises InvalidInputError for a path that is not a run directory.
+    """
     if "/" in given or Path(given).exists():
         return find(given)
     with contextlib.suppress(InvalidInputError):

@@ -27,7 +27,7 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @app.command(
     cls=VerbCommand,
-    help=f"Change something: trainctl send {arguments.EXAMPLE}. VERB --help says what a verb takes and does.",
+    help=f"Change something, as in trainctl send {arguments.EXAMPLE}. VERB --help gives its arguments and an example.",
     epilog=arguments.verbs_summary(),
 )
 def send(
@@ -36,13 +36,20 @@ def send(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, autocompletion=_words)
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="The node it is for.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="The node to act on.")] = None,
     run: Run = None,
-    id_: Annotated[str | None, typer.Option("--id", metavar="UUID", help="Repeat a command: the same outcome.")] = None,
-    if_plan: Annotated[
-        int | None, typer.Option("--if-plan", min=0, help="Refuse it if the plan has moved on from this.")
+    id_: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="UUID", help="Id of an earlier command: ask for its outcome, never apply it twice."
+        ),
     ] = None,
-    ttl: Annotated[float, typer.Option("--ttl", min=0.001, max=86400, help="Seconds it stays valid.")] = 60.0,
+    if_plan: Annotated[
+        int | None, typer.Option("--if-plan", min=0, help="Refuse the command unless the plan still has this version.")
+    ] = None,
+    ttl: Annotated[
+        float, typer.Option("--ttl", min=0.001, max=86400, help="Seconds until the command expires.")
+    ] = 60.0,
     wait: Annotated[Literal["applied", "accepted", "none"], typer.Option(help="What to wait for.")] = "applied",
     timeout: Timeout = 60.0,
     connect: Connect = None,
@@ -59,19 +66,17 @@ def send(
     if wait == "none":
         # Nobody has answered: there is no state.
         fields = {**command_result.fields(order, reply), "state": None}
-        return output.answer(f"{order.verb} sent, not awaited; id {reply.id}", json=json, **fields)
+        return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 
 
 @app.command()
 def promote(
     ctx: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The node that is to conduct it.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The node that becomes the lead.")],
     old_lead_is_off: Annotated[
         bool,
-        typer.Option(
-            "--old-lead-is-off", help="The lead's machine is off for certain: no majority of nodes has to agree."
-        ),
+        typer.Option("--old-lead-is-off", help="The old lead is certainly powered off; skip the vote."),
     ] = False,
     run: Run = None,
     timeout: Timeout = 60.0,
@@ -79,7 +84,7 @@ def promote(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Have another node conduct the run: one whose lead hands it over, or is gone for good."""
+    """Make another node the lead, whether the old lead hands over or is gone."""
     at = where(ctx, connect, cluster)
     for name, text in (("NODE", node), ("--run", run)):
         arguments.check_text(text or "", name)

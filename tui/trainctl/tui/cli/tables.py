@@ -12,7 +12,7 @@ from trainctl.tui.text.styled_line import clean, groups, plain
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
-    """Columns two spaces apart; names in `right` (separated by spaces) are set flush right."""
+    """Columns two spaces apart; names in `right` (separated by spaces) are right-aligned."""
     cells = [list(header), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     laid = [str.rjust if name in right.split() else str.ljust for name in header]
@@ -21,7 +21,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "")
 
 
 def time_of_day(at: float, form: str = "%H:%M:%S", none: str = "--:--:--") -> str:
-    """Local 14:31:07 of a Unix second; `none` for a time that is none."""
+    """Local 14:31:07 of a Unix second; `none` if there is no time."""
     when = fmt.moment(at, None)
     return when.strftime(form) if when is not None else none
 
@@ -86,7 +86,7 @@ def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:
-    """`trainctl alerts`: those that call for somebody first, the newest first among them."""
+    """`trainctl alerts`: the urgent ones first, newest first among them."""
 
     def held(alert: m.AlertView) -> str:
         by = alert.acknowledged_by
@@ -110,7 +110,7 @@ def _alert_lines(told: m.Alerts | None) -> list[str]:
 
 
 def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int | None) -> str:
-    """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
+    """A row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it is out."""
     newest = {part.rank: part for part in parts}
     waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
@@ -129,17 +129,17 @@ def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
 
 
 def event_line(event: m.Event) -> str:
-    """An event as a line: when, who, and what in words."""
+    """An event as a line: time, who caused it, and its text."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
     return clean(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}").rstrip()
 
 
 def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
-    """How a command ended, naming the step it took effect at, and the node it was for, or why it didn't."""
+    """How a command ended: the step it took effect at and its node, or why it didn't."""
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
-        change = f": {reply.after}, as it was" if change and reply.before == reply.after else change
+        change = f": {reply.after} (no change: already set)" if change and reply.before == reply.after else change
         if node and change and f"{node}=" not in change:
             change = change.replace(": ", f": {node} ", 1)
         return arrowed(one_line(f"{verb} applied{at}{change}"))

@@ -19,7 +19,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the verb's own page, or that of the command."""
+        """Writes the help of the verb, or of the command without one."""
         verb: verbs.Verb | None = ctx.meta.get(_VERB)
         if verb is None:
             super().format_help(ctx, formatter)
@@ -40,7 +40,7 @@ def _write(verb: verbs.Verb, command: str, formatter: Any) -> None:
     with formatter.section("Example"):
         formatter.write_text(f"{command} {verb.typed}")
     formatter.write_paragraph()
-    formatter.write_text(f"`{command} --help` has the options that every verb takes.")
+    formatter.write_text(f"`{command} --help` lists the options that every verb takes.")
 
 
 def _optional_node(verb: verbs.Verb) -> str:

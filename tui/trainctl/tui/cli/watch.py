@@ -28,7 +28,7 @@ class Restarted:
     """The agent is another process than before; what it recorded meanwhile follows."""
 
     state: Literal["restarted"] = "restarted"
-    why: str = "its agent was started again"
+    why: str = "its agent was restarted"
 
 
 class RunCursor:
@@ -42,7 +42,7 @@ class RunCursor:
         self.state: str | None = None
 
     def passes(self, item: Line) -> bool:
-        """Whether `item` is news; if so it becomes the place."""
+        """Whether `item` is newer than the last one shown; if so, remember it as shown."""
         if isinstance(item, m.StepCommitted):
             if item.step <= self.step and item.generation <= self.generation:
                 return False
@@ -62,11 +62,11 @@ class RunCursor:
         return self.state is not None and self.state not in m.ACTIVE_RUN_STATES
 
     def gives_way_to(self, view: m.RunView) -> bool:
-        """Whether another run is followed from here on: a guest only once this one has ended."""
+        """Whether to follow another run from now on; a guest run only after this one has ended."""
         return view.run != self.run and (view.kind == "hosted" or self.state not in m.ACTIVE_RUN_STATES)
 
     def skip_to(self, snapshot: m.Snapshot) -> None:
-        """Count everything in the snapshot as shown."""
+        """Treat everything in the snapshot as shown."""
         if snapshot.last_step is not None:
             self.passes(snapshot.last_step)
         self.event = max([self.event, *(event.id for event in snapshot.events)])
@@ -162,7 +162,7 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
 
 
 def show_item(item: "Line | Connection | Restarted", view: m.RunView | None, *, json: bool) -> None:
-    """One line of it, as docs/scripting.md has it with `json`; a state of the run has none for a person."""
+    """Print one line, in the form of docs/scripting.md with `json`; a run's state prints nothing without it."""
     if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
         _show_connection(item, json=json)
     elif json:
@@ -225,4 +225,4 @@ def _show_connection(item: "Connection | Restarted", *, json: bool) -> None:
     elif item.state == "silent":
         output.tell(f"agent silent: {item.why}; waiting for it")
     elif item.state == "restarted":
-        output.tell("agent restarted; what it recorded meanwhile follows")
+        output.tell("agent restarted; the lines it recorded meanwhile follow")

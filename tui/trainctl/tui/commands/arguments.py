@@ -26,7 +26,7 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
         return verbs.parse_args(verb, given)
     text = given.pop("config")
     if not text.startswith("@"):
-        raise InvalidInputError("config", f"{text!r} is not of the form config=@run.toml")
+        raise InvalidInputError("config", f"{text!r} must be written as config=@run.toml")
     return {**verbs.parse_args(verb, given), "config": run_file(Path(text[1:]), {}, local=local).config}
 
 
@@ -77,9 +77,9 @@ def pairs(words: Sequence[str], where: str) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise InvalidInputError(where, f"{word!r} is not of the form key=value")
+            raise InvalidInputError(where, f"{word!r} must be written as key=value")
         if key in found:
-            raise InvalidInputError(where, f"{key!r} is given twice")
+            raise InvalidInputError(where, f"{key!r} is given twice: remove one")
         found[key] = check_text(value, key)
     return found
 
@@ -89,5 +89,5 @@ def check_text(text: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidInputError(where, "not UTF-8 text") from None
+        raise InvalidInputError(where, "is not UTF-8 text") from None
     return text

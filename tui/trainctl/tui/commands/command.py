@@ -48,7 +48,7 @@ def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **opti
     """An order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
     verbs.check(verb, args, options.get("node"))
     if (options.get("if_plan") or 0) >= 2**63:
-        raise InvalidInputError("--if-plan", "no plan version is that large")
+        raise InvalidInputError("--if-plan", "is larger than any plan version: see trainctl status for the current one")
     return Order(verb, args, id=_checked_id(id) if id is not None else str(uuid.uuid4()), **options)
 
 
@@ -113,4 +113,4 @@ def _checked_id(text: str) -> str:
     try:
         return str(uuid.UUID(text))
     except ValueError:
-        raise InvalidInputError("--id", f"{text!r} is not a UUID") from None
+        raise InvalidInputError("--id", f"{text!r} is not a UUID: give the id of an earlier command") from None

@@ -29,18 +29,18 @@ def parse(text: str) -> Order:
         if word.startswith("--"):
             name, found, value = word[2:].partition("=")
             if name not in ("node", "run", "if-plan"):
-                raise InvalidInputError(word, "the options are --node, --run and --if-plan")
+                raise InvalidInputError(word, "no such option here; use --node, --run or --if-plan")
             if not found and not rest:
-                raise InvalidInputError(word, "needs a value")
+                raise InvalidInputError(word, "needs a value after it")
             options[name] = value if found else rest.pop(0)
             continue
         name, found, value = word.partition("=")
         if not found:
-            raise InvalidInputError(word, "arguments are key=value")
+            raise InvalidInputError(word, "arguments are written as key=value")
         pairs[name] = value
     args = verbs.parse_args(verb, pairs)
     verbs.check(verb, args, options.get("node"))
     plan = options.get("if-plan")
     if plan is not None and not plan.isdecimal():
-        raise InvalidInputError("--if-plan", f"{plan!r} is not a plan version")
+        raise InvalidInputError("--if-plan", f"{plan!r} is not a plan version: give a whole number")
     return Order(verb, args, options.get("node"), options.get("run"), int(plan) if plan is not None else None)

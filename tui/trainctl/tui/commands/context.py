@@ -18,7 +18,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
 T = TypeVar("T")
-READ_ONLY = "read-only: commands are off for this screen"
+READ_ONLY = "read-only: this screen sends no commands"
 
 
 class KeyHint(NamedTuple):

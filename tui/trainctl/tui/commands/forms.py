@@ -71,10 +71,10 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
     if described.acts_on == "alerts":
         return ""
     if run is None:
-        return "there is no run to command"
+        return "no active run"
     if described.acts_on == "any run":
         return ""
-    return f"the run has {'failed' if run.state == 'failed' else 'ended'}: {described.name} has nothing to act on"
+    return f"the run has {'failed' if run.state == 'failed' else 'ended'}, so {described.name} can't act on it"
 
 
 def start_form() -> Form:
@@ -85,8 +85,8 @@ def start_form() -> Form:
 
 
 _OUT_WORDS = {
-    "drained": "is drained; :admit --node {node} takes it back", "failed": "failed; :admit --node {node} takes it back",
-    "lost": "is lost and takes no samples until it is back", "rejoining": "is on its way back, and joins by itself",
+    "drained": "is drained; :admit --node {node} puts it back", "failed": "failed; :admit --node {node} puts it back",
+    "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and joins by itself",
 }  # fmt: skip
 
 

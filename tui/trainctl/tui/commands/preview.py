@@ -27,7 +27,7 @@ def _refusal(order: Order, state: ViewState) -> str:
     """What the agent can already be seen to refuse it for, as far as that shows here."""
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
-        return "there is no run to command" if described.acts_on in ("active run", "any run") else ""
+        return "no active run" if described.acts_on in ("active run", "any run") else ""
     if why := run.why_not(order.verb):
         return clean(why)
     if described.acts_on == "active run" and not state.active:

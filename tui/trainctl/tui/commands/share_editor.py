@@ -87,9 +87,9 @@ def type_key(split: Split, key: str) -> Split:
     wanted = round(split.total * int(text[:-1]) / 100) if text.endswith("%") else int(text)
     most = split.total - (len(split.seats) - 1)
     if wanted < 1:
-        return replace(made, problem="each node takes 1 sample or more; drain takes a node out")
+        return replace(made, problem="each node needs at least 1 sample; use drain to take a node out")
     if len(split.seats) == 1 and wanted < most:
-        return replace(made, problem=f"one node alone takes all {most} samples")
+        return replace(made, problem=f"the only node takes all {most} samples")
     if wanted > most:
         return replace(made, problem=f"{split.seats[split.chosen].node} can have {most} of {split.total} at most")
     return replace(made, shares=_around(before, split.chosen, wanted))
@@ -99,7 +99,7 @@ def auto(split: Split) -> Split:
     """The shares of the shortest step by the nodes' own speeds; a problem where one isn't known yet."""
     made = fastest(split.seats)
     if made is None:
-        return replace(_settled(split), problem="own rates are not measured yet")
+        return replace(_settled(split), problem="own rates aren't measured yet")
     return replace(_settled(split), shares=made)
 
 
@@ -110,7 +110,7 @@ def undo(split: Split) -> Split:
     if split.shares != plan:
         return replace(split, shares=plan)
     if not split.former:
-        return replace(split, problem="no former split of this global batch is known")
+        return replace(split, problem="no earlier split of this global batch is known")
     return replace(split, shares=split.former)
 
 

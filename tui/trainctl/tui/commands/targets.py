@@ -38,7 +38,7 @@ class ClusterFile(NamedTuple):
     def address_of(self, node: str) -> str:
         """Where the agent of a node listens. Raises InvalidInputError for a node that isn't in the file."""
         if node not in self.cluster.nodes:
-            raise InvalidInputError("NODE", f"no node {node!r} in {self.path}; there are {', '.join(self.nodes)}")
+            raise InvalidInputError("NODE", f"no node {node!r} in {self.path}; the nodes are {', '.join(self.nodes)}")
         return self.cluster.nodes[node].address
 
 
@@ -62,7 +62,9 @@ def on_this_machine(default: str) -> Where:
     if found and default not in known and listens(default):
         named.append(f"another at {default}")
     if len(named) > 1:
-        raise InvalidInputError("--connect", f"several agents run here; choose one: {'; '.join(named)}")
+        raise InvalidInputError(
+            "--connect", f"several agents run on this machine; choose one with --connect: {'; '.join(named)}"
+        )
     return Where(tuple(agent.address for agent in found[0])) if found else Where((default,))
 
 
@@ -88,7 +90,7 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
     found = path or cluster.default_path()
     read = ClusterFile(found, cluster.read_default(path))
     if not read.nodes and path is not None:
-        raise InvalidInputError(str(path), "it names no node: [nodes.NAME] with an address")
+        raise InvalidInputError(str(path), "no nodes: add [nodes.NAME] with an address")
     return read if read.nodes else None
 
 
@@ -188,7 +190,9 @@ def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> N
         with wrong.going_on():
             if node not in cluster.nodes:
                 known = ", ".join(cluster.nodes)
-                raise InvalidInputError(f"{where}: nodes.{node}", f"no such node in {cluster.path}; there are {known}")
+                raise InvalidInputError(
+                    f"{where}: nodes.{node}", f"no such node in {cluster.path}; the nodes are {known}"
+                )
     with wrong.going_on():
         _check_room(config, cluster, where)
     wrong.raise_any()
@@ -200,7 +204,7 @@ def _check_room(config: runfile.RunFile, cluster: ClusterFile, where: str) -> No
     if sum(given) + free > config.batch.global_:
         raise InvalidInputError(
             f"{where}: batch.global",
-            f"{config.batch.global_} is too few: shares sum to {sum(given)}, and {free} more take one or more",
+            f"{config.batch.global_} is too small: shares sum to {sum(given)}, and {free} more nodes need samples",
         )
 
 

@@ -42,21 +42,21 @@ class Inverse:
 def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inverse:
     """What undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
-        raise NoInverse("it is no change that a command could take back")
+        raise NoInverse("it isn't a change")
     described = verb_registry.descriptions().get(event.verb)
     if described is None:
-        raise NoInverse(f"{event.verb} has no inverse")
+        raise NoInverse(f"{event.verb} can't be undone")
     if isinstance(described.undo, str):
         raise NoInverse(described.undo)
     if event.outcome not in (None, "applied"):
         raise NoInverse(f"it changed nothing: {event.outcome}")
     if not plan_changes.took_effect(event):
-        raise NoInverse("it changed nothing: all was so already")
+        raise NoInverse("it changed nothing: already set")
     if run is None or event.run not in ("", run.run):
-        raise NoInverse("it is of another run")
+        raise NoInverse("it belongs to another run")
     by = undone_by(events).get(event.id)
     if by is not None:
-        raise NoInverse(f"{by.by} undid it already, @{by.step or 0:,}; that can be undone in its turn")
+        raise NoInverse(f"{by.by} already undid it, @{by.step or 0:,}; undo that one instead")
     undoing = verb_registry.of(VERBS[event.verb].inverse or event.verb)
     if undoing.acts_on == "active run" and run.state not in m.ACTIVE_RUN_STATES:
         raise NoInverse("the run has ended")

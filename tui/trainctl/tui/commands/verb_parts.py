@@ -24,7 +24,7 @@ def node_field(views: Sequence[m.RankView], rank: int | None) -> FormField:
 def no_node(order: Order, run: m.RunView) -> str:
     """The node that isn't in the run, and those that are."""
     known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
-    return f"no node {order.node!r} in this run; there are {known}"
+    return f"no node {order.node!r} in this run; the nodes are {known}"
 
 
 # ---------------------------------------------------------------- phrases
@@ -56,7 +56,7 @@ def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: S
         if seat.share != share
     ]
     if not changed:
-        return "the split it has; curve unchanged"
+        return "same split as now; curve unchanged"
     return joined(few(changed), *outcome(before, after, wanted, glyphs), "curve unchanged")
 
 
@@ -65,5 +65,5 @@ def outcome(
 ) -> tuple[str, str]:
     """The step's length with these shares, and whether they fit into the memory."""
     now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
-    step = predictions.seconds_change(now, then, glyphs.arrow) or "step time not known yet"
+    step = predictions.seconds_change(now, then, glyphs.arrow) or "step time isn't known yet"
     return step, predictions.fits(after, wanted, [seat.micro_batch for seat in after])

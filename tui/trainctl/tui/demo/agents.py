@@ -50,7 +50,7 @@ class AgentProcess:
             async with asyncio.timeout(START_SECONDS):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise StartError(f"{self._node}'s agent said nothing for {START_SECONDS:g} s; see {self._said}") from None
+            raise StartError(f"{self._node}'s agent didn't respond for {START_SECONDS:g} s; see {self._said}") from None
         if not line:
             await self._process.wait()
             text = self._said.read_text("utf-8", "replace") if self._said.is_file() else ""
@@ -70,7 +70,7 @@ class AgentProcess:
             if self.leaving:
                 return
             quick_ends = quick_ends + 1 if time.monotonic() - began < STEADY_SECONDS else 0
-            self._log(f"{self._node}'s agent ended with {status}; starting it again")
+            self._log(f"{self._node}'s agent ended with {status}; restarting it")
             if quick_ends:
                 await asyncio.sleep(RESTART_SECONDS)
             try:
@@ -89,7 +89,7 @@ class AgentProcess:
         try:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done() and not ended.done():
-                self._log(f"{self._node}'s agent hangs: it has said nothing for {HUNG_SECONDS:g} s; killing it")
+                self._log(f"{self._node}'s agent hangs: it hasn't responded for {HUNG_SECONDS:g} s; killing it")
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             return await ended

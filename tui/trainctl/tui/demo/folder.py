@@ -105,7 +105,9 @@ def free_ports(count: int) -> list[int]:
     starts = random.sample(AGENT_PORTS, len(AGENT_PORTS))
     found = list(itertools.islice((port for port in starts if are_free(port, port + 1)), count))
     if len(found) < count:
-        raise OSError(errno.EADDRINUSE, f"{count} pairs of free ports are needed on loopback, {len(found)} were found")
+        raise OSError(
+            errno.EADDRINUSE, f"{count} pairs of free ports on loopback are needed, but only {len(found)} were found"
+        )
     return found
 
 

@@ -65,7 +65,7 @@ async def supervise(session: Session, assets: Path, nodes: Sequence[str], listen
     """The whole of a demo but its client; returns the exit status."""
     watch = Watch()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, _log, "the terminal was closed; the demo goes on")
+    loop.add_signal_handler(signal.SIGHUP, _log, "the terminal was closed; the demo continues")
     agents = Agents(session, session.write_cluster(nodes, listen), _log)
     tasks = [asyncio.create_task(_until_nobody_watches(watch))]
     preparing = asyncio.create_task(_prepare(agents, assets))
@@ -164,7 +164,7 @@ async def _stop_run(client: Client, watch: Watch) -> None:
                 await watch.changed.wait()
     except (TrainctlError, TimeoutError) as error:
         # Its trainers end by themselves when no agent has come back for run.orphan_seconds.
-        _log(f"the run could not be stopped: {error or 'it took too long'}")
+        _log(f"the run couldn't be stopped: {error or 'it took too long'}")
 
 
 def say(**fields: Any) -> None:
@@ -183,7 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainctl.tui.demo.supervisor")
     parser.add_argument("--session", type=Path, required=True)
     parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--node", required=True, action="append", help="once for each node, the lead's first")
+    parser.add_argument("--node", required=True, action="append", help="give it once for each node, the lead first")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0")
     given = parser.parse_args()
     set_title("demo supervisor", f"of {given.session.name}")

@@ -37,8 +37,10 @@ class WhyScreen(Popup[None]):
         self._alert = found or self._alert
         made: list[Line] = [(), *alert_text.detail_lines(self._alert, state, clock, self.CELLS), ()]
         if found is None:
-            made.append(line(Piece("it is over by now", "good")))
-        acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words("m", "mutes an hour  ", "screen.mute")
+            made.append(line(Piece("this alert has cleared", "good")))
+        acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words(
+            "m", "mute for an hour  ", "screen.mute"
+        )
         return [*made, (*(acts if found else ()), *key_words("esc", "closes  ", "screen.close"))]
 
     def action_acknowledge(self) -> None:

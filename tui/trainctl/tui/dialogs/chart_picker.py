@@ -39,7 +39,7 @@ class ChartPicker(Dialog[None]):
         Binding("up", "move(-1)", "up", show=False, priority=True),
         Binding("pagedown", "move(10)", "down", show=False, priority=True),
         Binding("pageup", "move(-10)", "up", show=False, priority=True),
-        Binding("enter,space", "toggle_here", "draw or not", show=False, priority=True),
+        Binding("enter,space", "toggle_here", "show or hide", show=False, priority=True),
     ]
 
     CELLS = 62
@@ -51,7 +51,7 @@ class ChartPicker(Dialog[None]):
         self.picker, self._view, self._toggle = picker, view, toggle
 
     def content(self) -> Iterable[Widget]:
-        yield Narrow(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
+        yield Narrow(id="narrow", placeholder="type to filter by metric, node or run", compact=True)
         yield from super().content()
 
     def on_mount(self) -> None:
@@ -59,7 +59,7 @@ class ChartPicker(Dialog[None]):
 
     def text(self) -> list[Line]:
         rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
-        hints = (("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))
+        hints = (("enter", "or click shows or hides it"), ("up down", "choose"), ("esc", "done"))
         keys = [key_words(key, words) for key, words in hints]
         listed = pk.lines(self.picker, self._view, self.cells, rows, self._glyphs)
         return [*listed, (), groups(keys, self.cells)]

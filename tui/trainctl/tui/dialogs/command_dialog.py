@@ -155,7 +155,7 @@ class CommandDialog(OrderDialog):
             self._say(Piece("" if self._is_untouched or self.form.blocked else str(error), "bad"))
             return
         self.idle = not self.blocked and changes_nothing(self.order, self.owner.shown)
-        self._say(Piece("nothing changes: it is so already", "label") if self.idle else self.finding(self.order))
+        self._say(Piece("no change: already set", "label") if self.idle else self.finding(self.order))
 
     @property
     def _is_untouched(self) -> bool:
@@ -191,7 +191,7 @@ class CommandDialog(OrderDialog):
         made: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
         made += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
         if form.if_plan is not None:
-            against = f"computed against plan v{form.if_plan}; refused if that has moved on"
+            against = f"based on plan v{form.if_plan}; refused if the plan changes first"
             made += [line(Piece(row, "dim")) for row in wrap(against, cells)]
         return [*made, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
 

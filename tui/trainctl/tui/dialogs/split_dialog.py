@@ -30,10 +30,10 @@ class SplitDialog(OrderDialog, Repaintable):
         Binding("enter", "send", "send", priority=True),
         Binding("up,k,shift+tab", "choose(-1)", "previous node", show=False, priority=True),
         Binding("down,j,tab", "choose(1)", "next node", show=False, priority=True),
-        Binding("left,minus", "move(-1)", "a sample to another", show=False, priority=True),
-        Binding("right,plus", "move(1)", "a sample from another", show=False, priority=True),
+        Binding("left,minus", "move(-1)", "give away a sample", show=False, priority=True),
+        Binding("right,plus", "move(1)", "take a sample", show=False, priority=True),
         Binding("a", "auto", "by own rates", show=False, priority=True),
-        Binding("u", "undo", "former shares", show=False, priority=True),
+        Binding("u", "undo", "previous shares", show=False, priority=True),
         *(Binding(key, f"type({text!r})", "type", show=False, priority=True) for key, text in _TYPED_KEYS.items()),
     ]
 
@@ -114,7 +114,7 @@ class SplitDialog(OrderDialog, Repaintable):
         if self.progress is not None or self.blocked or split.problem:
             return
         if not split.changed:
-            self._remark = "nothing to send: this is the plan's split"
+            self._remark = "nothing to send: the plan already has this split"
             self.refresh_text()
         else:
             form = self.form
@@ -132,7 +132,7 @@ class SplitDialog(OrderDialog, Repaintable):
     def _again(ended: forms.Progress) -> str:
         """What `u` does after a command has ended."""
         applied = ended.reply is not None and ended.reply.state == "applied"
-        return "the former shares again" if applied else "edits again"
+        return "back to the previous shares" if applied else "back to the edits"
 
     # ------------------------------------------------------------ what it says
 
@@ -151,7 +151,7 @@ class SplitDialog(OrderDialog, Repaintable):
         rows = self.app.size.height - 2 - len(table)
         made = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
         last = self._last_lines(cells)
-        against = f"computed against plan v{form.if_plan}; refused if that has moved on"
+        against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
             labelled("changes  ", form.changes, cells), labelled("leaves   ", form.keeps, cells),
             [line(Piece(against, "dim"))] if form.if_plan is not None and not self._outdated else [],
@@ -170,7 +170,7 @@ class SplitDialog(OrderDialog, Repaintable):
         if self._outdated:
             run = self.owner.shown.run
             version = run.plan_version if run is not None else 0
-            said.insert(0, (f"the plan is v{version} now, this was computed against v{self.form.if_plan}: u reloads",
+            said.insert(0, (f"the plan is v{version} now, this was based on v{self.form.if_plan}: u reloads",
                             "warning"))  # fmt: skip
         said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]

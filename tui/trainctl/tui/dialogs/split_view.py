@@ -79,7 +79,7 @@ def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
 def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:
     plan = tuple(seat.share for seat in split.seats)
     now, then = (group_seconds(split.seats, shares) for shares in (plan, split.shares))
-    text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured one"
+    text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured a step"
     if split.changed and now and then:
         text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% samples/s"
     total = f"{sum(split.shares)} of {split.total}"

@@ -17,10 +17,10 @@ class StartDialog(CommandDialog):
         """Raises InvalidInputError naming the file, and the setting that is wrong in it."""
         text = self.values()["file"].strip()
         if not text:
-            raise InvalidInputError("run file", "its path, such as examples/run.toml")
+            raise InvalidInputError("run file", "give its path, such as examples/run.toml")
         path = Path(text).expanduser()
         if not path.is_file():
-            raise InvalidInputError(text, "no such file on this machine")
+            raise InvalidInputError(text, "no such file on this machine: check the path")
         return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).config})
 
     def _agent_is_here(self) -> bool:

@@ -21,7 +21,7 @@ def offer_undo(app: AppContext) -> None:
     state = app.shown
     found = undo.newest(state.run, state.run_events)
     if not found:
-        app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
+        app.notify("nothing to undo: no change of this run can be undone now", severity="warning")
         return
     words = [_line_of(inverse, app.clock, app.glyphs) for inverse in found]
     chooser = Chooser("undo which change?", words, "opens its dialog")

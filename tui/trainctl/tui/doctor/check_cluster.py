@@ -21,13 +21,19 @@ def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
     milliseconds = look.round_trip_seconds * 1000
     text = f"{look.address} answers in {milliseconds:.1f} ms"
     if look.round_trip_seconds > SLOW_SECONDS:
-        yield Finding("warn", look.name, "reach", f"{text}: slow for a group", "use a cable, not Wi-Fi or a tunnel")
+        yield Finding(
+            "warn",
+            look.name,
+            "reach",
+            f"{text}: too slow for a group to train well",
+            "use a cable instead of Wi-Fi or a tunnel",
+        )
     else:
         yield Finding("ok", look.name, "reach", text)
     if look.live_trouble is not None:
         yield _unreached(look, look.live_trouble, here, "port", look.live_address)
     elif look.live_address:
-        yield Finding("ok", look.name, "port", f"publishes on {look.live_address}, which can be reached")
+        yield Finding("ok", look.name, "port", f"publishes on {look.live_address}, which is reachable")
 
 
 def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, address: str) -> Finding:
@@ -40,25 +46,30 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
     match trouble.kind:
         case "refused":
             name = f" --name {look.name}" if look.name else ""
-            return "nothing listens there", f"start the agent there: trainctl-agent run{name}"
+            return "nothing listens at that address", f"start the agent on that machine: trainctl-agent run{name}"
         case "no-route" if here.system == "Darwin":
             return (
-                "no route to host (EHOSTUNREACH): on macOS this is what Local Network Privacy says to a program that "
-                "may not use the local network",
-                "allow it in System Settings, Privacy & Security, Local Network, for the terminal or agent that was "
-                "refused, or install the agent as a LaunchDaemon, which is exempt",
+                "no route to host (EHOSTUNREACH): on macOS, Local Network Privacy may be blocking this program",
+                "allow this terminal or agent in System Settings, Privacy & Security, Local Network, or install the "
+                "agent as a LaunchDaemon, which is exempt",
             )
         case "no-route":
             return "no route to host", f"check the cable and the address: ping {host}, ip route get {host}"
         case "timeout":
-            return "no answer to a connection: off, asleep, or a firewall drops it", f"ping {host}; open the port there"
+            return (
+                "no answer: the machine is off or asleep, or a firewall drops the connection",
+                f"ping {host}; open the port in its firewall",
+            )
         case "silent":
             return (
-                f"something listens and no agent answers ({trouble.text})",
-                "an agent with other keys, or another program: trainctl keys list on both, trainctl-agent status there",
+                f"something listens, but no agent answers ({trouble.text})",
+                "compare trainctl keys list on both machines; if the keys match, run trainctl-agent status on that one",
             )
         case "not-authorised":
-            return f"it refuses this machine's key: {trouble.text}", "trainctl keys authorize there"
+            return (
+                f"the agent refuses this machine's key: {trouble.text}",
+                "run trainctl keys authorize on that machine",
+            )
         case "version":
             return f"another protocol version: {trouble.text}", "install the same trainctl on all nodes"
         case _:
@@ -77,7 +88,9 @@ def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
             said = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in sorted(found.items()))
             level: Level = "fail" if name == "trainctl" else "warn"
             means = (
-                "nodes of unlike versions may refuse each other" if name == "trainctl" else "sums may differ a little"
+                "nodes of different versions may refuse each other"
+                if name == "trainctl"
+                else "sums may differ slightly"
             )
             yield Finding(level, "", "version", f"{name} differs: {said}: {means}",
                           f"pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
@@ -93,7 +106,7 @@ def of_clock(look: Look) -> Iterator[Finding]:
     if look.facts is None or look.is_here:
         return
     offset, error = look.clock_offset_seconds, look.round_trip_seconds / 2
-    text = f"{offset * 1000:+,.1f} ms off this machine's, ± {error * 1000:.1f} ms"
+    text = f"{offset * 1000:+,.1f} ms off this machine's clock, ±  {error * 1000:.1f} ms"
     sure = max(0.0, abs(offset) - error)
     if sure <= CLOCK_WARN_SECONDS:
         yield Finding("ok", look.name, "clock", text)
@@ -112,7 +125,7 @@ def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[F
         yield _interface(look, facts, table.interface, scene)
     elif scene.run is not None and len(scene.run.nodes) > 1 and not addresses.is_near(look.address):
         name = _likely(look, facts) or "NAME"
-        yield Finding("fail", look.name, "interface", "the run file names none: it would sum on loopback alone",
+        yield Finding("fail", look.name, "interface", "the run file names no interface: sums would use loopback alone",
                       f'[nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
 
 
@@ -128,8 +141,9 @@ def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Fi
     text = f"{name} has {address}"
     if address.is_loopback or any(address.ip in network for network in scene.trusted_networks):
         return Finding("ok", look.name, "interface", text)
-    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: gradients, which are not "
-                   "encrypted, don't travel over it", f'trusted_networks = ["{address.network}"] in cluster.toml '
+    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: it carries no "
+                   "gradients, because they are not encrypted",
+                   f'trusted_networks = ["{address.network}"] in cluster.toml '
                    "if only your machines are on that network")  # fmt: skip
 
 

@@ -16,36 +16,38 @@ class Meaning(NamedTuple):
 
 
 _UNSET = "unset it"
-_THREADS = "torch's CPU threads; MLX doesn't read it, and threads in [nodes.X] of the run file goes before it"
+_THREADS = "sets torch's CPU threads (threads in [nodes.X] of the run file overrides it); MLX doesn't read it"
 MEANINGS: dict[str, Meaning] = {
     "OMP_NUM_THREADS": Meaning("ok", _THREADS),
-    "MKL_NUM_THREADS": Meaning("ok", "threads of torch's matrix library; MLX doesn't read it"),
-    "OPENBLAS_NUM_THREADS": Meaning("ok", "threads of NumPy's matrix library, and of MLX's on a Linux CPU"),
-    "VECLIB_MAXIMUM_THREADS": Meaning("ok", "threads of macOS's matrix library on the CPU; MLX itself doesn't read it"),
-    "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees these devices alone, and `device` in the run file counts them; "
-                                    "MLX on Metal doesn't read it"),
+    "MKL_NUM_THREADS": Meaning("ok", "sets the threads of torch's matrix library; MLX doesn't read it"),
+    "OPENBLAS_NUM_THREADS": Meaning("ok", "sets the threads of NumPy's matrix library, and of MLX's on a Linux CPU"),
+    "VECLIB_MAXIMUM_THREADS": Meaning("ok", "sets the threads of macOS's CPU matrix library; MLX doesn't read it"),
+    "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees only these devices, and `device` in the run file counts "
+                                    "only them; MLX on Metal doesn't read it"),
     "CUDA_LAUNCH_BLOCKING": Meaning("warn", "makes every CUDA kernel wait: for debugging only", _UNSET),
-    "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "torch's CUDA allocator; MLX doesn't read it"),
-    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps does what Metal lacks on the CPU; MLX doesn't read it"),
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning("ok", "torch's limit on mps; MLX doesn't read it: for an MLX rank set "
-                                                "memory_limit_gb in [nodes.X]"),
-    "MLX_METAL_FAST_SYNCH": Meaning("warn", "faster waits for Metal, documented to wedge some GPUs",
+    "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX doesn't read it"),
+    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps runs on the CPU what Metal lacks; "
+                                           "MLX doesn't read it"),
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning("ok", "limits torch's memory on mps; MLX doesn't read it: for an MLX "
+                                                "rank set memory_limit_gb in [nodes.X]"),
+    "MLX_METAL_FAST_SYNCH": Meaning("warn", "makes waits for Metal faster, but is documented to hang some GPUs",
                                     "unset it if a rank hangs"),
-    "MLX_METAL_PREALLOCATE": Meaning("warn", "MLX reads no such variable: it changes nothing",
+    "MLX_METAL_PREALLOCATE": Meaning("warn", "has no effect: MLX reads no such variable",
                                      "unset it; memory_limit_gb in [nodes.X] sets a rank's memory"),
-    "MLX_DISABLE_COMPILE": Meaning("warn", "MLX compiles nothing: slower steps, for debugging only", _UNSET),
-    "MLX_HOSTFILE": Meaning("warn", "set anew for each group by trainctl: this value is never used", _UNSET),
-    "MLX_RANK": Meaning("warn", "set anew for each group by trainctl: this value is never used", _UNSET),
-    "GLOO_SOCKET_IFNAME": Meaning("warn", "set by trainctl from `interface` in [nodes.X]: this value is never used",
-                                  "name the interface in the run file"),
-    "NCCL_SOCKET_IFNAME": Meaning("warn", "nothing here sums over NCCL: it changes nothing",
+    "MLX_DISABLE_COMPILE": Meaning("warn", "turns off MLX's compiler, so steps are slower: for debugging only", _UNSET),
+    "MLX_HOSTFILE": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
+    "MLX_RANK": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
+    "GLOO_SOCKET_IFNAME": Meaning("warn", "this value is never used: trainctl sets its own from "
+                                  "`interface` in [nodes.X]", "name the interface in the run file"),
+    "NCCL_SOCKET_IFNAME": Meaning("warn", "has no effect: trainctl doesn't sum over NCCL",
                                   "name the interface in [nodes.X] of the run file"),
-    "MASTER_ADDR": Meaning("warn", "of torchrun; trainctl doesn't read it", _UNSET),
-    "MASTER_PORT": Meaning("warn", "of torchrun; trainctl doesn't read it", _UNSET),
-    "RANK": Meaning("warn", "of torchrun; trainctl numbers ranks by the run file and doesn't read it", _UNSET),
-    "WORLD_SIZE": Meaning("warn", "of torchrun; trainctl counts the run file's nodes and doesn't read it", _UNSET),
-    "LD_PRELOAD": Meaning("warn", "loaded into every trainer and reducer", "unset it unless that is meant"),
-    "DYLD_INSERT_LIBRARIES": Meaning("warn", "loaded into every trainer and reducer", "unset it unless that is meant"),
+    "MASTER_ADDR": Meaning("warn", "belongs to torchrun; trainctl doesn't read it", _UNSET),
+    "MASTER_PORT": Meaning("warn", "belongs to torchrun; trainctl doesn't read it", _UNSET),
+    "RANK": Meaning("warn", "belongs to torchrun; trainctl doesn't read it but numbers ranks itself", _UNSET),
+    "WORLD_SIZE": Meaning("warn", "belongs to torchrun; trainctl doesn't read it but counts nodes itself", _UNSET),
+    "LD_PRELOAD": Meaning("warn", "is loaded into every trainer and reducer", "unset it unless you need that"),
+    "DYLD_INSERT_LIBRARIES": Meaning("warn", "is loaded into every trainer and reducer",
+                                     "unset it unless you need that"),
 }  # fmt: skip
 
 
@@ -59,6 +61,6 @@ def of_environment(look: Look, facts: m.Facts) -> Iterator[Finding]:
 
 def _meaning(name: str, value: str) -> Meaning:
     if name == "PYTORCH_MPS_HIGH_WATERMARK_RATIO" and value.strip() in ("0", "0.0"):
-        return Meaning("warn", "torch on mps takes memory without limit, until macOS kills; MLX doesn't read it",
+        return Meaning("warn", "torch on mps takes memory without limit until macOS kills it; MLX doesn't read this",
                        _UNSET)  # fmt: skip
     return MEANINGS[name]

@@ -36,9 +36,9 @@ def _compared(scene: ClusterFacts, source: Hashed, whole: list[Hashed]) -> Itera
     alike = [one.node for one in whole if one.digests.digest == source.digests.digest]
     for one in whole:
         if one.digests.digest != source.digests.digest:
-            text = f"{one.path} differs from {source.node}'s in {_difference(source, one)}: the run would not start"
+            text = f"{one.path} differs from {source.node}'s in {_difference(source, one)}: the run wouldn't start"
             yield Finding("fail", one.node, one.what, text, _fix(scene, source, one))
-    said = f"the same on {', '.join(alike)}" if len(alike) > 1 else f"read on {source.node}"
+    said = f"identical on {', '.join(alike)}" if len(alike) > 1 else f"read on {source.node}"
     yield Finding("ok", "", source.what, f"{said} ({source.digests.digest[:12]})")
 
 
@@ -52,12 +52,12 @@ def _difference(source: Hashed, other: Hashed) -> str:
 def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     """The rsync line, to be run on the node that is wrong."""
     if source is None or source.node == other.node:
-        return "put it there, or name its place in [nodes.X] model_path or data_path"
+        return "copy it to that machine, or give its path there in [nodes.X] model_path or data_path"
     hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
     host = hosts.get(source.node, source.node)
     place = source.path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{source.path}"
     if place == other.path:
-        return "the files changed while they were read, or two machines answer as one: ask again"
+        return "the files changed during the check, or two machines answer at one address: run the doctor again"
     is_folder = source.what == "model" or [file.name for file in source.digests.files] != [
         PurePosixPath(source.path).name
     ]

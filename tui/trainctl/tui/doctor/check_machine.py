@@ -25,9 +25,11 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
     backends = [f"{name} {facts.libraries[name]}" for name in ("torch", "mlx") if name in facts.libraries]
     what = f"trainctl {facts.version or '(not installed)'}, Python {facts.python}, {facts.system} {facts.machine}"
     if tuple(int(part) for part in facts.python.split(".")[:2]) < (3, 11):
-        yield Finding("fail", look.name, "version", f"{what}: Python is too old", "install Python 3.11 or newer there")
+        yield Finding(
+            "fail", look.name, "version", f"{what}: Python is too old", "install Python 3.11 or newer on that machine"
+        )
     elif not backends:
-        yield Finding("warn", look.name, "version", f"{what}; neither torch nor mlx: it can't host a rank",
+        yield Finding("warn", look.name, "version", f"{what}; it has neither torch nor mlx, so it can't host a rank",
                       f"{installing('torch', 'mlx')} there")  # fmt: skip
     else:
         yield Finding("ok", look.name, "version", f"{what}, {', '.join(backends)}")
@@ -36,15 +38,15 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
 def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if not facts.key_files:
         if addresses.is_near(look.address):
-            yield Finding("ok", look.name, "keys", "none, and none are needed on loopback")
+            yield Finding("ok", look.name, "keys", "no keys, and loopback needs none")
         else:
-            yield Finding("fail", look.name, "keys", f"none in {facts.keys_folder}: off loopback nothing is served",
-                          "trainctl keys new there")  # fmt: skip
+            yield Finding("fail", look.name, "keys", f"none in {facts.keys_folder}: the agent serves only loopback",
+                          "run trainctl keys new on that machine")  # fmt: skip
         return
     wrong = list(_wrong_modes(look.name, facts))
     yield from wrong
     if not wrong:
-        yield Finding("ok", look.name, "keys", f"{facts.keys_folder} is its user's alone")
+        yield Finding("ok", look.name, "keys", f"{facts.keys_folder} is readable by its user only")
 
 
 def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
@@ -52,11 +54,11 @@ def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
         folder = file.path == facts.keys_folder
         if not file.is_own:
             yield Finding("fail", node, "keys", f"{file.path} belongs to another user",
-                          f"chown it to the agent's user: chown $USER {shlex.quote(file.path)}")  # fmt: skip
+                          f"give it to the agent's user: chown $USER {shlex.quote(file.path)}")  # fmt: skip
         elif file.mode & 0o077:
             yield Finding("fail", node, "keys", f"{file.path} is open to others (mode {file.mode:04o})",
                           f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, "
-                          "and new keys if others use that machine")  # fmt: skip
+                          "and make new keys if other people use that machine")  # fmt: skip
 
 
 def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
@@ -77,8 +79,8 @@ def _memory(look: Look, facts: m.Facts) -> Iterator[Finding]:
     limit, total = facts.memory_limit_bytes, facts.memory_total_bytes
     if limit is not None and total and limit < TIGHT_MEMORY * total:
         yield Finding("warn", look.name, "memory",
-                      f"a control group allows {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel kills a rank "
-                      "that takes more", "raise the service's or container's memory limit, or set "
+                      f"a control group limits it to {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel "
+                      "kills a rank that takes more", "raise the service's or container's memory limit, or set "
                       "[nodes.X] memory_limit_gb below it")  # fmt: skip
     elif total:
         yield Finding("ok", look.name, "memory", f"{total / GB:,.1f} GB" + ("" if limit else ", not limited"))
@@ -89,17 +91,19 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if limit is not None and limit < LOW_FILES:
         level: Level = "fail" if limit < LEAST_FILES else "warn"
         yield Finding(level, look.name, "files", f"at most {limit:,} open files: many clients can use them up",
-                      "ulimit -n 65536 before the agent is started, or install it as a service")  # fmt: skip
+                      "ulimit -n 65536 before starting the agent, or install it as a service")  # fmt: skip
     else:
-        yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "open files not limited")
+        yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "unlimited open files")
 
 
 def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if facts.lid_closed:
-        yield Finding("warn", look.name, "power", "the lid is closed: it may sleep, and it cools worse", "open the lid")
+        yield Finding(
+            "warn", look.name, "power", "the lid is closed: the machine may sleep and gets hotter", "open the lid"
+        )
     if facts.on_battery:
         charge = f" ({facts.battery_percent:.0f} %)" if facts.battery_percent is not None else ""
-        yield Finding("warn", look.name, "power", f"runs on battery{charge}: slower, and for hours at most",
+        yield Finding("warn", look.name, "power", f"runs on battery{charge}: slower, and for a few hours at most",
                       "plug it in")  # fmt: skip
     elif facts.on_battery is not None and not facts.lid_closed:
         yield Finding("ok", look.name, "power", "plugged in")

@@ -94,7 +94,7 @@ async def try_port(address: str) -> Trouble | None:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except TimeoutError:
-        return Trouble("timeout", f"nothing within {CONNECT_SECONDS:g} s")
+        return Trouble("timeout", f"no answer within {CONNECT_SECONDS:g} s")
     except OSError as error:
         return _of_errno(error)
     writer.close()

@@ -131,7 +131,7 @@ async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]
     """The metrics that the run brought, as far back as single values are kept."""
     view = (await client.snapshot(0, run)).run
     if view is None:
-        raise InvalidInputError("run", "the agent knows no run yet")
+        raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
     names = (await client.history(view.run, ())).own_metrics
     at_once = min(PAGE, max(1, BUCKETS // (METRICS_AT_ONCE * max(1, len(view.ranks)))))
     for first in range(max(1, view.step - VALUES_KEPT + 1), view.step + 1, at_once):

@@ -57,14 +57,14 @@ class ReplayApp(TrainctlApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "replay_play", "play/pause", tooltip="play or pause the replay"),
-        Binding("left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="a step back"),
-        Binding("right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"),
-        Binding("left", "replay_arrow(-1)", "step back", show=False, tooltip="a step back", priority=True),
-        Binding("right", "replay_arrow(1)", "step on", show=False, tooltip="a step on", priority=True),
-        Binding("shift+left,left_curly_bracket", "replay_far(-1)", "back", show=False, tooltip="a twentieth back"),
-        Binding("shift+right,right_curly_bracket", "replay_far(1)", "on", show=False, tooltip="a twentieth on"),
-        Binding("home", "replay_end(-1)", "start", show=False, tooltip="to the first step"),
-        Binding("end", "replay_end(1)", "end", show=False, tooltip="to the last step"),
+        Binding("left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="back by one step"),
+        Binding("right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="forward by one step"),
+        Binding("left", "replay_arrow(-1)", "step back", show=False, tooltip="back by one step", priority=True),
+        Binding("right", "replay_arrow(1)", "step forward", show=False, tooltip="forward by one step", priority=True),
+        Binding("shift+left,left_curly_bracket", "replay_far(-1)", "back", show=False, tooltip="back by a twentieth"),
+        Binding("shift+right,right_curly_bracket", "replay_far(1)", "on", show=False, tooltip="forward by a twentieth"),
+        Binding("home", "replay_end(-1)", "start", show=False, tooltip="go to the first step"),
+        Binding("end", "replay_end(1)", "end", show=False, tooltip="go to the last step"),
         Binding("plus,equals_sign", "replay_speed(2)", "faster", key_display="+", tooltip="twice as fast"),
         Binding("minus", "replay_speed(0.5)", "slower", key_display="-", tooltip="half as fast"),
     ]

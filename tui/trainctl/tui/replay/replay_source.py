@@ -26,7 +26,7 @@ TICK_SECONDS = 0.2
 MOST_STEPS_A_TICK = 24
 """More are shown by a snapshot than by their messages one by one."""
 EVENTS, PAGE = 100, 500
-NO_COMMANDS = "a replay takes no commands: the run is over"
+NO_COMMANDS = "a replay takes no commands"
 
 
 class ReplaySource:
@@ -38,7 +38,7 @@ class ReplaySource:
         text, last = self._reader.meta("view"), self._reader.last_step()
         if text is None or last is None:
             self._reader.close()
-            raise InvalidInputError(str(directory), "its record has no step: there is nothing to replay")
+            raise InvalidInputError(str(directory), "its record has no steps: nothing to replay")
         self._view = msgspec.json.decode(text, type=m.RunView)
         first = self._reader.steps(limit=1)[0][0]
         self._view = _with_all_ranks(self._view, self._reader, (first.step, last.step))

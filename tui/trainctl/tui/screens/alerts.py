@@ -17,7 +17,7 @@ class AlertsScreen(BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next alert", show=False),
         Binding("up,k", "move(-1)", "previous alert", show=False),
-        Binding("enter", "why", "why", show=False, tooltip="what is known of it"),
+        Binding("enter", "why", "why", show=False, tooltip="why it is open"),
         Binding("A", "acknowledge", "acknowledge", show=False, tooltip="acknowledge the alert"),
         Binding("m", "mute", "mute", show=False, tooltip="mute its kind for an hour"),
         Binding("B", "bell", "bell", show=False, tooltip="bell on or off"),

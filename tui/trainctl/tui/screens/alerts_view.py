@@ -110,9 +110,9 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
 
 def _nothing(state: ViewState) -> list[Line]:
     """No alert is open: what is watched, where there is room to say it."""
-    head = ln.line(Piece("no alert is open", "good"))
+    head = ln.line(Piece("no open alerts", "good"))
     if state.run is None or not state.active:
-        return [head, ln.line(Piece("no run is active: of each machine only its disk is watched", "dim"))]
+        return [head, ln.line(Piece("no active run: only each machine's disk is watched", "dim"))]
     made = [head, (), ln.line(Piece("watched", "label"))]
     made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made
@@ -127,5 +127,5 @@ def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns
     for mute in (mute for told in state.alerts.values() for mute in told.mutes):
         where = f" on {ln.clean(mute.node)}" if mute.node else ""
         until = f.clock(mute.until_at, clock.wall(), clock.zone)
-        parts.append(ln.line(Piece(f"{mute.kind}{where} muted till {until} by {ln.clean(mute.by)}", "dim")))
+        parts.append(ln.line(Piece(f"{mute.kind}{where} muted until {until} by {ln.clean(mute.by)}", "dim")))
     return ln.groups(parts, columns)

@@ -19,7 +19,7 @@ from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines, Repaintable
 
-RESERVED_KEYS = {"ctrl+c": "always leaves", "escape": "always closes what is open"}
+RESERVED_KEYS = {"ctrl+c": "always quits", "escape": "always closes what is open"}
 _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 
 

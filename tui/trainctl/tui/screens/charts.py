@@ -56,17 +56,17 @@ class ChartsScreen(BaseScreen):
         _key("left_square_bracket,shift+left", "view('pan_left')", "earlier steps"),
         _key("right_square_bracket,shift+right", "view('pan_right')", "later steps"),
         _key("home", "view('first')", "first steps"),
-        _key("end", "view('newest')", "newest steps, follow them"),
+        _key("end", "view('newest')", "newest steps, live"),
         _key("v", "view('log')", "y linear or logarithmic"),
         _key("z", "view('axis')", "x: step, tokens, time"),
         _key("f", "view('smooth')", "smoothing"),
         _key("tab,down,j", "view('next')", "next chart"),
         _key("shift+tab,up,k", "view('previous')", "previous chart"),
-        _key("enter", "view('alone')", "this chart alone"),
-        _key("A", "add", "one chart more"),
-        _key("D", "view('remove')", "one chart fewer"),
+        _key("enter", "view('alone')", "only this chart"),
+        _key("A", "add", "one more chart"),
+        _key("D", "view('remove')", "one fewer chart"),
         _key("m", "pick", "choose metrics, nodes, runs"),
-        _key("escape", "view('reset')", "no crosshair, then all steps"),
+        _key("escape", "view('reset')", "hide the crosshair, then show all steps"),
     ]
 
     def __init__(self, name: str | None = None) -> None:

@@ -38,7 +38,7 @@ class EventsScreen(RowsScreen[EventRow]):
         Binding("pageup", "move_pages(-1)", "page up", show=False),
         Binding("home", "move_pages(-1000)", "newest", show=False),
         Binding("end", "move_pages(1000)", "oldest", show=False),
-        Binding("enter", "details", "details", tooltip="all of the chosen event"),
+        Binding("enter", "details", "details", tooltip="show the chosen event in full"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
@@ -197,7 +197,7 @@ class EventsScreen(RowsScreen[EventRow]):
         """Opens the dialog of what undoes the chosen event, or says why nothing does."""
         found = self.undoing(self.chosen) if self.chosen is not None else None
         if isinstance(found, str):
-            self.app.notify(f"no undo: {found}", severity="warning", markup=False)
+            self.app.notify(f"can't undo: {found}", severity="warning", markup=False)
         elif found is not None:
             undo_picker.open_undo(self.owner, found)
 

@@ -55,7 +55,7 @@ def lines(
     title = f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
     shown = layout(columns, any(row.gpu for row in table), title, clock, wanted.metrics)
     body = arranged(table, wanted)
-    low = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
+    low = [fit((Piece("the filter hides all ranks; esc clears it", "dim"),), columns)] if table and not body else []
     low += [fit(_total(state, table, shown), columns)] if total and table else []
     if room is not None and 1 + len(body) + len(low) > room:
         keep = max(room - 2, 0)

@@ -27,17 +27,17 @@ class LogScreen(BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", key_display="/", tooltip="search the logs: text, /pattern/, node:NAME",
                 priority=True),
-        Binding("n", "jump(False)", "next", tooltip="next line found"),
-        Binding("N", "jump(True)", "previous", tooltip="line found before", show=False),
-        Binding("m", "matches", "only found", tooltip="only lines found, or all"),
-        Binding("F", "hold", "follow", tooltip="follow the log's end, or hold"),
+        Binding("n", "jump(False)", "next", tooltip="next match"),
+        Binding("N", "jump(True)", "previous", tooltip="previous match", show=False),
+        Binding("m", "matches", "matches", tooltip="only matching lines, or all"),
+        Binding("F", "hold", "follow", tooltip="follow the end of the log, or pause"),
         Binding("escape", "end_search", "end the search", show=False),
         Binding("down,j", "scroll_log(1)", "down", show=False),
         Binding("up,k", "scroll_log(-1)", "up", show=False),
         Binding("pagedown", "page_log(1)", "page down", show=False),
         Binding("pageup", "page_log(-1)", "page up", show=False),
         Binding("home", "ends(True)", "oldest", show=False),
-        Binding("end", "ends(False)", "newest, and follow", show=False),
+        Binding("end", "ends(False)", "newest line, and follow", show=False),
     ]  # fmt: skip
 
     def __init__(self, name: str | None = None) -> None:

@@ -118,11 +118,11 @@ def lines(
 
 def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
     if not names:
-        return "no run, so no logs"
+        return "no run yet, so no logs"
     if any(entry.key.rank in names for entry in tail.entries):
-        return "no line is of that"
+        return "no matching lines"
     if all(rank in tail.problems and rank not in tail.files for rank in names):
-        return "nothing could be read"
+        return "no log could be read"
     return "nothing has been written yet" if any(rank in tail.files for rank in names) else "reading the logs"
 
 
@@ -177,7 +177,7 @@ def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, na
     words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, lines]
     if tail.left_out:
         words.append("older ones left out")
-    words.append("follows" if view.top is None else "held")
+    words.append("live" if view.top is None else "paused")
     query = ln.clean(view.query.text.strip())
     if query:
         words.append(f"{query!r}" + (f" in {found:,}" if view.query.pattern is not None else ""))

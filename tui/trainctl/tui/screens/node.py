@@ -68,7 +68,7 @@ class NodeScreen(LogScreen):
         owner, row = self.owner, self.row
         made = [self.head(columns)]
         if row is None:
-            made.append(fit(line(Piece("no run, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
+            made.append(fit(line(Piece("no run yet, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
             return (made + [fit((), columns)] * rows)[:rows]
         body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1, owner.glyphs)
         return [*made, *body, *(self.log_lines(columns, left) if left else [])][:rows]

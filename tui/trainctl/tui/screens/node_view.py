@@ -92,7 +92,7 @@ def _phases(
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
     table = phase_view.table(found, sizes[0], rows, glyphs)
-    made = [*first, (table, [(0, f"{dash} where a step goes ", "title")], sizes[0])]
+    made = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
         memory = node_facts.memory_lines(row, sizes[1], rows, glyphs)
         made.append((memory, [(0, f"{dash} memory and disk ", "title")], sizes[1]))

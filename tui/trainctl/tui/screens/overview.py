@@ -22,9 +22,9 @@ class OverviewScreen(TableScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "choose(1)", "next node", show=False),
         Binding("up,k", "choose(-1)", "previous node", show=False),
-        Binding("enter", "app.node", "open the node", show=False, tooltip="the chosen node in full, as 2"),
+        Binding("enter", "app.node", "open the node", show=False, tooltip="the chosen node in full"),
         Binding("right", "open_node(True)", "open a node", show=False, tooltip="a row for each rank"),
-        Binding("left", "open_node(False)", "close a node", show=False, tooltip="a row for the whole node"),
+        Binding("left", "open_node(False)", "close a node", show=False, tooltip="one row for the node"),
     ]
 
     def __init__(self, name: str | None = None) -> None:

@@ -12,8 +12,8 @@ def pieces(rates: m.RunRates) -> list[Line]:
         line(Piece("average ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
         line(_few(rates.steps_per_second), Piece(" steps/s", "label")),
         line(_few(rates.samples_per_second), Piece(" samples/s", "label")),
-        line(f.seconds(rates.seconds_per_sample), Piece(" a sample", "label")),
-        line(f.duration(rates.seconds_per_epoch), Piece(" an epoch", "label")),
+        line(f.seconds(rates.seconds_per_sample), Piece(" per sample", "label")),
+        line(f.duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),
         line(f.figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
     ]
 

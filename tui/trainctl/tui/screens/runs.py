@@ -30,8 +30,8 @@ class RunsScreen(RowsScreen[RunRow]):
         Binding("enter", "open", "open"),
         Binding("s", "resume_run", "resume run"),
         Binding("space", "mark", "mark", tooltip="mark a run to compare"),
-        Binding("c", "compare", "compare", tooltip="marked runs in Charts"),
-        Binding("N", "start", "new run", tooltip="start a run from a file"),
+        Binding("c", "compare", "compare", tooltip="compare marked runs in Charts"),
+        Binding("N", "start", "new run", tooltip="start a run from a run file"),
         Binding("r", "reload", "refresh", show=False),
     ]
 

@@ -89,7 +89,7 @@ def detail(
     """The chosen run's id and directory, on a wide screen how fast it is, its policies if they are known, and what can
     be done with it; `marked` counts it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
-    keys = [("enter", "opens it", "open"), *([("s", "takes it up again", "resume_run")] if again else []),
+    keys = [("enter", "opens it", "open"), *([("s", "resumes it", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
     if marked > 1:
         keys.append(("c", f"compares {marked} runs", "compare"))
@@ -170,8 +170,8 @@ def nothing(runs: Sequence[m.RunSummary] | None, hidden: int, problem: str) -> l
     if problem:
         return ln.line(ln.Piece(ln.clean(problem), "bad"))
     if runs is None:
-        return ln.line(ln.Piece("asking the agent for its runs", "dim"))
+        return ln.line(ln.Piece("loading runs from the agent", "dim"))
     words = "the filter hides all runs; esc clears it" if hidden else (
-        "no run yet: N or `trainctl run RUN.toml` starts one, `trainctl demo` shows one"
+        "no run yet: N or `trainctl run RUN.toml` starts one, `trainctl demo` trains one"
     )  # fmt: skip
     return ln.line(ln.Piece(words, "dim"))

@@ -24,10 +24,10 @@ class TableScreen(BaseScreen):
     TABLE: ClassVar[Table[Any]]
     NEEDED = (*BaseScreen.NEEDED, "#filter-note")
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "filter", key_display="/", tooltip="only rows such as ...", priority=True),
+        Binding("slash", "filter", "filter", key_display="/", tooltip="show only matching rows", priority=True),
         Binding("o", "sort_next", "sort", show=False, tooltip="sort by the next column", priority=True),
-        Binding("O", "sort_reverse", "reverse", show=False, tooltip="the other way round", priority=True),
-        Binding("escape", "clear_filter", "all rows", show=False, tooltip="clear the filter"),
+        Binding("O", "sort_reverse", "reverse", show=False, tooltip="reverse the order", priority=True),
+        Binding("escape", "clear_filter", "show all rows", show=False, tooltip="clear the filter"),
     ]
 
     def __init__(self, name: str | None = None) -> None:

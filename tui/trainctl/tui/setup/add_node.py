@@ -78,10 +78,10 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         done("install", changed, text)
         anew = changed
         made = keys.KeyFolder().make(pair.here)
-        done("keys here", bool(made), f"made {' and '.join(made)}" if made else "are there")
+        done("keys here", bool(made), f"made {' and '.join(made)}" if made else "already made")
         python = str(machine.python_of_program)
         joined = _called(ssh, python, "join", _join_words(pair))
-        done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "both machines know each other's")
+        done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "already exchanged")
         anew = anew or any(not one.startswith("authorised") for one in joined["changed"])
         started = _called(ssh, python, "start", {"name": pair.there, "anew": anew})
         done("start", started["changed"], _start_text(started))
@@ -93,7 +93,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
             raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
     written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
-    done("nodes here", bool(written), ", ".join(written) or "are there")
+    done("nodes here", bool(written), ", ".join(written) or "already made")
     remarks = [*started["remarks"], *_remarks(pair, tested, joined["key"], changed=bool(written))]
     return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(remarks))
 
@@ -104,7 +104,7 @@ def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str
     try:
         found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise TrainctlError(f"{step}: not an answer: {out[:200]!r}") from None
+        raise TrainctlError(f"{step}: unexpected answer: {out[:200]!r}") from None
     return found
 
 
@@ -116,11 +116,13 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
     here = wanted.here or names.node_name()
     if wanted.here is not None and wanted.here not in known.nodes:
         raise InvalidInputError(
-            "--here", f"no node {wanted.here!r} in {file}; there are {', '.join(known.nodes) or 'none'}"
+            "--here", f"no node {wanted.here!r} in {file}; the nodes are {', '.join(known.nodes) or 'none'}"
         )
     there = wanted.name or names.node_name(machine.host)
     if there == here:
-        raise InvalidInputError("--name", f"{there!r} is this machine's own name; give the other one another")
+        raise InvalidInputError(
+            "--name", f"{there!r} is this machine's own name; give the new node another with --name"
+        )
     entry, old = known.nodes.get(here), known.nodes.get(there)
     there_address = wanted.address or (old.address if old else _address(machine.address_there))
     here_address = entry.address if entry is not None else _address(machine.address_here)
@@ -128,8 +130,8 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
         addresses.split(address)
     if addresses.is_near(here_address) and not addresses.is_near(there_address):
         raise InvalidInputError(
-            f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; it "
-            f"sees it as {machine.address_here}: use {_address(machine.address_here)}",
+            f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; "
+            f"from there this machine is {machine.address_here}: use {_address(machine.address_here)}",
         )  # fmt: skip
     return Pair(file, known, here, here_address, there, there_address)
 
@@ -162,23 +164,27 @@ def _nodes_here(pair: Pair, key: str) -> dict[str, dict[str, str]]:
 
 
 def _start_text(started: dict[str, Any]) -> str:
-    how = "as a service of its user" if started["how"] == "service" else f"by itself, detached ({started['why']})"
-    return f"the agent runs {how}" if started["changed"] else f"the agent runs already, {how}"
+    how = (
+        "as a service of that user"
+        if started["how"] == "service"
+        else f"detached, without a service ({started['why']})"
+    )
+    return f"the agent runs {how}" if started["changed"] else f"the agent already runs, {how}"
 
 
 def _link_text(tested: link_test.Link) -> str:
     trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link_test.ROUNDS})"
     if tested.bytes_per_second is None:
-        return f"{trip}; no stream was measured: {tested.why}"
-    return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from there to here (one plain TCP stream)"
+        return f"{trip}; throughput not measured: {tested.why}"
+    return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from it to this machine (one plain TCP stream)"
 
 
 def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> list[str]:
     """What is left to a person."""
-    said = ["start this machine's agent again, so that it knows the node: trainctl-agent run"] if changed else []
+    said = ["restart this machine's agent so that it knows the node: trainctl-agent run"] if changed else []
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:
-        said.append(f"{pair.file} is yours and names {pair.there} without its key: put key = '{key}' there")
+        said.append(f"{pair.file} names {pair.there} without its key: add key = '{key}' to that file yourself")
     host = addresses.split(pair.there_address).hostname or ""
     found = [
         (one.name, ipaddress.ip_interface(address))
@@ -188,7 +194,7 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
     ]
     if found and not found[0][1].is_loopback:
         name, interface = found[0]
-        said.append(f'in run files name its interface for the sums: [nodes.{pair.there}] interface = "{name}"')
+        said.append(f'name its network interface in run files: [nodes.{pair.there}] interface = "{name}"')
         if not pair.known.trusts(host):
             said.append(
                 "gradients are not encrypted; if only your machines are on that network, put "
@@ -196,5 +202,5 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
             )
     third = [name for name in pair.known.nodes if name not in (pair.here, pair.there)]
     if third and changed:
-        said.append(f"{', '.join(third)} do not know it yet: run trainctl cluster add for each once more")
+        said.append(f"{', '.join(third)} don't know it yet: run trainctl cluster add again for each of them")
     return said

@@ -36,7 +36,7 @@ def standing(advert: Advert, cluster: Cluster | None) -> str:
     if entry is None:
         return "not in the cluster file"
     if entry.key and discovery.fingerprint(entry.key) != advert.fingerprint:
-        return "ANOTHER KEY than the cluster file's"
+        return "KEY DIFFERS from the cluster file"
     return "in the cluster file" if entry.address == advert.address else f"in the cluster file at {entry.address}"
 
 

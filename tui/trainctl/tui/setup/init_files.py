@@ -96,7 +96,7 @@ def remarks(model: Model, machine: ThisMachine) -> list[str]:
     if need > machine.memory_bytes:
         found.append(
             f"about {model.parameters / 1e9:.3g} B parameters take {need / 1e9:,.0f} GB in training before any "
-            f"activation, this machine has {machine.memory_bytes / 1e9:,.0f} GB"
+            f"activations; this machine has {machine.memory_bytes / 1e9:,.0f} GB"
         )
     return found
 

@@ -55,9 +55,9 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine)
     if key is None and not addresses.is_near(answers.address):
-        remarks.append("off loopback an agent needs keys: trainctl keys new makes them")
+        remarks.append("an agent needs keys to serve more than loopback: make them with trainctl keys new")
     if kept is not None:
-        remarks.append(f"{kept} is there already and is left as it is")
+        remarks.append(f"{kept} already exists and is kept")
     return Done(tuple(texts), kept, tuple(remarks))
 
 
@@ -85,7 +85,7 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
 
 def _folder(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
     if given is None and ask is None:
-        raise InvalidInputError(option, "is needed where nobody can be asked")
+        raise InvalidInputError(option, "is required without a terminal to ask on")
     found = given if given is not None else Path(ask(question, ""))  # type: ignore[misc]
     found = found.expanduser().absolute()
     if not found.exists():
@@ -110,14 +110,14 @@ def _whole(option: str) -> Callable[[str], int]:
 
 def _address_question(machine: ThisMachine) -> str:
     there = ", ".join(f"{one.address} ({one.name})" for one in machine.interfaces)
-    return f"Address of this machine's agent; here are {there}"
+    return f"Address for this machine's agent, one of {there}"
 
 
 def _check_address(address: str, machine: ThisMachine) -> None:
     host = addresses.split(address).hostname or ""
     if not addresses.is_loopback(host) and machine.interface_of(host) is None:
         there = ", ".join(one.address for one in machine.interfaces)
-        raise InvalidInputError("--address", f"{host} is no address of this machine; there are {there}")
+        raise InvalidInputError("--address", f"{host} is not an address of this machine; its addresses are {there}")
 
 
 def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path) -> None:

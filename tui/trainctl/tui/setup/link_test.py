@@ -82,5 +82,5 @@ def _received(host: str, port: int, token: str) -> float:
             received += count
         seconds = time.monotonic() - began
     if not received:
-        raise ValueError("nothing came")
+        raise ValueError("no data arrived")
     return received / max(seconds, 1e-9)

@@ -12,7 +12,7 @@ def check_free(files: Sequence[Path]) -> None:
     """Raises InvalidInputError naming the first that exists."""
     for file in files:
         if file.exists() or file.is_symlink():
-            raise InvalidInputError(str(file), "is there already and is left as it is; give another name")
+            raise InvalidInputError(str(file), "already exists and is never overwritten; give another name")
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def _draft(file: Path, text: str) -> Path:
         with draft.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:
-        raise InvalidInputError(str(file), f"cannot be written: {error.strerror}") from None
+        raise InvalidInputError(str(file), f"can't be written: {error.strerror}") from None
     return draft
 
 
@@ -54,4 +54,4 @@ def _publish(made: dict[Path, Path]) -> None:
     except OSError as error:
         for done in linked:
             done.unlink(missing_ok=True)
-        raise InvalidInputError(str(file), f"cannot be written: {error.strerror}") from None
+        raise InvalidInputError(str(file), f"can't be written: {error.strerror}") from None

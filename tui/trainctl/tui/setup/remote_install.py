@@ -63,7 +63,7 @@ def find(ssh: Ssh, python: str | None) -> RemoteMachine:
         told = json.loads(out.strip().splitlines()[-1])
         here, _, there, _ = told.pop("connection").split()
     except (ValueError, IndexError, KeyError):
-        raise RefusedError(f"connect: not an answer: {out[:200]!r}") from None
+        raise RefusedError(f"connect: unexpected answer: {out[:200]!r}") from None
     return RemoteMachine(**told, address_here=_plain(here), address_there=_plain(there))
 
 
@@ -89,7 +89,7 @@ class Install(NamedTuple):
         marker = posixpath.join(machine.folder, "installed")
         status, kept, _ = ssh.try_run(["cat", marker], step="install")
         if status == 0 and kept.strip() == mark:
-            return False, f"{label} is there already, in {machine.folder}"
+            return False, f"{label} is already installed in {machine.folder}"
         folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
         ssh.run(["rm", "-f", marker], step="install")
         ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
@@ -119,7 +119,7 @@ class Install(NamedTuple):
 def _check(extras: tuple[str, ...]) -> None:
     for extra in extras:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", extra):
-            raise InvalidInputError("--extras", f"{extra!r} is none; torch, mlx, or none")
+            raise InvalidInputError("--extras", f"{extra!r} is not an extra; give torch, mlx, torch,mlx or none")
 
 
 def _bracketed(extras: tuple[str, ...]) -> str:

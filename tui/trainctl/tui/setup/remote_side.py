@@ -62,7 +62,7 @@ def add_nodes(file: Path, known: cluster_file.Cluster, nodes: dict[str, dict[str
             missing[name] = entry
         elif (there.address, there.key or entry["key"]) != (entry["address"], entry["key"]):
             raise InvalidInputError(
-                f"{file}: nodes.{name}", f"is there with another address or key ({there.address}); remove it, or "
+                f"{file}: nodes.{name}", f"already exists with another address or key ({there.address}); remove it, or "
                 f"give the other node another --name",
             )  # fmt: skip
     written: list[Path] = []
@@ -153,7 +153,7 @@ def _await_bound(begun: "subprocess.Popen[bytes]", log: Path, begin: int) -> Non
             raise TrainctlError(last[-1] if last else f"the agent ended with {begun.returncode}")
         time.sleep(0.05)
     begun.send_signal(signal.SIGTERM)
-    raise TrainctlError(f"the agent said nothing for {START_SECONDS:g} s; see {log}")
+    raise TrainctlError(f"the agent didn't respond for {START_SECONDS:g} s; see {log}")
 
 
 def running(note: Path) -> psutil.Process | None:

@@ -32,7 +32,7 @@ class Ssh:
         Raises InvalidInputError for what ssh would take as an option.
         """
         if not target.words or target.words.startswith("-") or any(char.isspace() for char in target.words):
-            raise InvalidInputError("HOST", f"{target.words!r} is not of the form user@host")
+            raise InvalidInputError("HOST", f"{target.words!r} must be written as user@host")
         self.target, self._interactive = target, interactive
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class Ssh:
     def run(self, words: Sequence[str], *, given: bytes = b"", seconds: float = 60.0, step: str = "ssh") -> str:
         """What a command there prints on standard output.
 
-        Raises UnreachableError where ssh got no connection, RefusedError where the command failed, naming the `step`
+        Raises UnreachableError where ssh couldn't connect, RefusedError where the command failed, naming the `step`
         and what was said; InvalidInputError where there is no ssh here.
         """
         status, out, err = self.try_run(words, given=given, seconds=seconds, step=step)
@@ -78,12 +78,13 @@ class Ssh:
         try:
             done = subprocess.run(self.command(words), input=given, capture_output=True, timeout=seconds, check=False)
         except FileNotFoundError:
-            raise InvalidInputError("ssh", "there is no such program here; install OpenSSH's client") from None
+            raise InvalidInputError("ssh", "not installed on this machine; install OpenSSH's client") from None
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{step}: no end within {seconds:g} s on {self.target.words}") from None
+            raise UnreachableError(f"{step}: didn't finish within {seconds:g} s on {self.target.words}") from None
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         if done.returncode == NO_CONNECTION:
-            raise UnreachableError(f"{step}: {said(err) or 'ssh got no connection'}")
+            why = said(err) or "ssh couldn't connect"
+            raise UnreachableError(f"{step}: {why}")
         return done.returncode, out, err
 
 

@@ -46,6 +46,6 @@ def start(listen: str) -> tuple["subprocess.Popen[bytes]", Path]:
         if process.poll() is not None or time.monotonic() >= deadline:
             process.kill()
             lines = log.read_text("utf-8", "replace").strip().splitlines()
-            raise RefusedError(f"the agent did not start: {lines[-1] if lines else 'it said nothing'} (see {log})")
+            raise RefusedError(f"the agent didn't start: {lines[-1] if lines else 'it printed nothing'} (see {log})")
         time.sleep(LOOK_SECONDS)
     return process, log

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.setup import docs_pages
 
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 _STAMP = (1980, 1, 1, 0, 0, 0)
@@ -40,7 +41,7 @@ def build() -> Wheel:
         own = distribution("trainctl")
     except PackageNotFoundError:
         raise InvalidInputError(
-            "trainctl", "it isn't installed here, so its metadata isn't known: pip install it"
+            "trainctl", "it isn't installed on this machine, so its metadata is missing: pip install it"
         ) from None
     metadata, scripts = own.read_text("METADATA"), own.read_text("entry_points.txt")
     if metadata is None or scripts is None:
@@ -62,6 +63,8 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not any(part.endswith(_LEFT_OUT) for part in file.parts):
                 yield f"trainctl/{room}/{file.relative_to(folder).as_posix()}", file.read_bytes()
+    for page in docs_pages.files():
+        yield f"trainctl/tui/{docs_pages.INSTALLED}/{page.name}", page.read_bytes()
 
 
 def _packed(files: dict[str, bytes], record: str) -> bytes:

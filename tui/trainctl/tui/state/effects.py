@@ -78,9 +78,9 @@ def covered(rates: s.Window, step: int) -> bool:
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
     if not plan_changes.changes_speed(event):
-        return "not measured: it changes no speed, and a loss that changes can't be laid to one command"
+        return "not measured: it doesn't change the speed, and no single command explains a change of loss"
     if effect is None:
-        return "not measured: its steps are not at hand one by one"
+        return "not measured: its steps aren't available one by one"
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
         return f"not measured: {steps} undisturbed steps {side} it, {LEAST_STEPS} are needed"

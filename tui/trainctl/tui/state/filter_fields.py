@@ -82,7 +82,7 @@ def test_of(field: FilterField[R], operator: str, text: str) -> Test:
         return _number_test(field, operator, text)
     if operator not in (":", "=", "!="):
         raise ValueProblem(
-            f"{field.name} is no number, so {operator} says nothing of it; : = != ~ do", at_operator=True
+            f"{field.name} is not a number, so {operator} can't compare it; use : = != or ~", at_operator=True
         )
     return _state_test(field, operator, text) if field.states else _text_test(operator, text)
 
@@ -92,7 +92,7 @@ def _number_test(field: FilterField[R], operator: str, text: str) -> Test:
     kind = field.kind.value
     wanted = q.parse(text, kind)
     if wanted is None:
-        raise ValueProblem(f"{text!r} is no {kind.name}; {field.name} takes {kind.example}")
+        raise ValueProblem(f"{text!r} is not a valid {kind.name}; {field.name} takes {kind.example}")
     holds, right = q.ORDERED[operator], wanted
     return lambda value: isinstance(value, float | int) and holds(float(value), right)
 
@@ -100,7 +100,7 @@ def _number_test(field: FilterField[R], operator: str, text: str) -> Test:
 def _state_test(field: FilterField[R], operator: str, text: str) -> Test:
     wanted = text.lower()
     if wanted not in field.states:
-        raise ValueProblem(f"{text!r} is no {field.name}; one of {' '.join(field.states)}")
+        raise ValueProblem(f"{text!r} is not a valid {field.name}; one of {' '.join(field.states)}")
     negated = operator == "!="
     return lambda value: isinstance(value, tuple) and (wanted in value) != negated
 
@@ -123,7 +123,7 @@ def words_of(value: Value) -> Sequence[str]:
 def pattern_of(text: str) -> re.Pattern[str]:
     """A regular expression, whatever the case of letters. Raises ValueProblem for one that is none."""
     if len(text) > _LONGEST_PATTERN:
-        raise ValueProblem(f"a pattern has {_LONGEST_PATTERN} characters at most")
+        raise ValueProblem(f"a pattern may have at most {_LONGEST_PATTERN} characters")
     reason = "too large"
     with warnings.catch_warnings(), contextlib.suppress(OverflowError, RecursionError, MemoryError):
         warnings.simplefilter("ignore")  # of what a later Python may read otherwise

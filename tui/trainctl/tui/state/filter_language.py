@@ -125,7 +125,7 @@ class _Parser(Generic[R]):
             return And()
         term = self._either()
         if self._left:
-            raise self._wrong("this ) closes nothing")
+            raise self._wrong("this ) has no matching (")
         return term
 
     # -------------------------------------------------------- or, and, not
@@ -190,10 +190,10 @@ class _Parser(Generic[R]):
         operator = next((item for item in OPERATORS if self._text.startswith(item, self._at)), "")
         if not operator:
             if self._left and self._text[self._at] == "!":
-                raise self._wrong("! stands only before =, as in state!=run; not leaves out what follows it")
+                raise self._wrong("write ! only before =, as in state!=run; use not to exclude a term")
             return Word(name)
         if self._table.find(name) is None:
-            said = f"{name!r} is no field here" if name else f"a field is missing before {operator}"
+            said = f"{name!r} is not a field here" if name else f"a field is missing before {operator}"
             raise FilterError(start + 1, f"{said}; one of {self._table.names}")
         at_operator = self._at
         self._at += len(operator)

@@ -56,7 +56,7 @@ class LiveFeed:
     async def snapshot_of(self, run: str) -> m.Snapshot:
         """Raises TrainctlError."""
         if self.client is None:
-            raise UnreachableError("no agent to ask")
+            raise UnreachableError("no agent answers yet")
         return await self.client.snapshot(SNAPSHOT_COLUMNS, run)
 
     async def reopen(self) -> None:

@@ -39,7 +39,7 @@ class LogFeed:
         """One part; gives the seconds to wait for the next."""
         source = self._source()
         if source is None:
-            self.tail = lt.failed(self.tail, rank, "no agent to ask")
+            self.tail = lt.failed(self.tail, rank, "no agent answers yet")
             return RETRY_SECONDS
         try:
             part = await source.log(node, run, rank, self.tail.next_offset(rank), lt.PART_BYTES)

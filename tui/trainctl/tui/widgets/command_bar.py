@@ -91,7 +91,7 @@ class CommandBar(Vertical):
         self._invite()
 
     def _invite(self) -> None:
-        self._say(line(Piece("a verb as on the command line; enter sends, esc closes", "dim")))
+        self._say(line(Piece("type a verb as on the command line; enter sends, esc closes", "dim")))
 
     def close(self) -> None:
         self.query_one("#command").display = False

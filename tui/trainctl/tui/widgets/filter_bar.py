@@ -46,7 +46,7 @@ class FilterBar(Vertical):
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="filter-note", grow=True)
         yield InputField(
-            id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True
+            id="filter", placeholder="a word, or field<value with a field from the line above", compact=True
         )
 
     def on_mount(self) -> None:

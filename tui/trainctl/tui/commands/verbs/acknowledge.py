@@ -21,10 +21,10 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 DESCRIPTION = VerbDescription(
     "acknowledge",
     title="acknowledge an alert",
-    changes="the alert calls nobody any more until it is raised again",
-    keeps="that it is open, and kept",
+    changes="the alert stays silent until it is raised again",
+    keeps="the alert stays open and recorded",
     acts_on="alerts",
     fields=_fields,
     preview=_preview,
-    undo="an alert that was seen stays seen",
+    undo="an acknowledged alert stays acknowledged",
 )

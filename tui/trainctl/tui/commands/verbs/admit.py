@@ -19,7 +19,7 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
 
 
 def _blocked(state: ViewState, fields: Sequence[FormField]) -> str:
-    return "" if fields[0].choices else "no node is drained or has failed"
+    return "" if fields[0].choices else "no node is drained or failed"
 
 
 def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
@@ -28,15 +28,15 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
         return no_node(order, run)
     node, states = clean(mine[0].node), {view.state for view in mine}
     if any(view.state == "failed" and view.pid is None for view in mine):
-        return f"the trainer of {node} is not there to take part"
+        return f"{node} has no trainer to take part"
     return "" if states & HELD_STATES else _why_not(node, states)
 
 
 def _why_not(node: str, states: Collection[str]) -> str:
     if "rejoining" in states:
-        return f"{node} is on its way back, and joins by itself"
+        return f"{node} is coming back and joins by itself"
     if "lost" in states:
-        return f"{node} is lost; unless it was drained, it joins by itself once it is back"
+        return f"{node} is lost; unless it was drained, it joins by itself when it is back"
     return f"{node} is not drained"
 
 
@@ -52,20 +52,20 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
     node = node_of(event)
     views = [view for view in run.ranks if view.node == node]
     if event.kind != "command" or node is None or not views:
-        raise NoInverse("it happened by itself")
+        raise NoInverse("no command caused it")
     if all(view.state in HELD_STATES for view in views):
-        raise NoInverse(f"{node} is out again already")
+        raise NoInverse(f"{node} is already out again")
     return Order("drain", {}, node)
 
 
 def _undo_remark(order: Order) -> str:
-    return "it comes back with a share by its last rate, which need not be the one it had"
+    return "it gets a share by its last rate, which may differ from the one it had"
 
 
 DESCRIPTION = VerbDescription(
     "admit",
     title="admit a node",
-    changes="the node joins the group again, levelled to the others",
+    changes="the node rejoins the group and is brought up to date",
     keeps="the curve, the global batch",
     fields=_fields,
     blocked=_blocked,

@@ -29,18 +29,18 @@ def _changes_nothing(order: Order, run: m.RunView) -> bool:
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if not isinstance(event.data, PolicyModeChanged):
-        raise NoInverse("the former mode isn't known")
+        raise NoInverse("the previous mode isn't known")
     name, before = event.data.name, event.data.before
     if any((view.name, view.mode) == (name, before) for view in run.policies):
-        raise NoInverse(f"{name} is {before} again already")
+        raise NoInverse(f"{name} is already {before} again")
     return Order("autopilot", {"name": name, "mode": before})
 
 
 DESCRIPTION = VerbDescription(
     "autopilot",
-    title="what a policy does by itself",
-    changes="what the run decides by itself from here on",
-    keeps="the curve, and what was decided so far",
+    title="set a policy's mode",
+    changes="what the policy does by itself from now on",
+    keeps="the curve, and what the policy already did",
     fields=_fields,
     preview=_preview,
     changes_nothing=_changes_nothing,

@@ -18,14 +18,14 @@ def _last(state: ViewState) -> str:
     for event in reversed(state.run_events):
         if isinstance(event.data, CheckpointWritten) and event.data.size_bytes is not None:
             return f"the last one: {event_prose.checkpoint_cost(event.data).removeprefix(', ')}"
-    return "its size isn't known before the first"
+    return "its size isn't known until the first one"
 
 
 DESCRIPTION = VerbDescription(
     "checkpoint",
-    changes="one is written at the next step boundary",
+    changes="a checkpoint is written at the next step boundary",
     keeps="everything else",
     preview=_preview,
-    undo="a checkpoint that was written stays",
+    undo="a written checkpoint stays",
     key=VerbKey("c", "ckpt", "write a checkpoint", 40),
 )

@@ -22,7 +22,7 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
         return no_node(order, run)
     node = clean(mine[0].node)
     if {view.state for view in mine} <= {"drained", "draining"}:
-        return f"{node} is drained already"
+        return f"{node} is already drained"
     others = [view for view in live_ranks(run) if view.node != order.node]
     return "" if others else f"{node} is the last node in the group"
 
@@ -41,7 +41,7 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
     node = node_of(event)
     views = [view for view in run.ranks if view.node == node]
     if event.kind != "command" or node is None or not views:
-        raise NoInverse("it happened by itself")
+        raise NoInverse("no command caused it")
     if not any(view.state in HELD_STATES for view in views):
         raise NoInverse(f"{node} is {views[0].state}, not drained")
     return Order("admit", {}, node)
@@ -51,7 +51,7 @@ DESCRIPTION = VerbDescription(
     "drain",
     title="drain a node",
     changes="the node leaves the group; the others take its samples",
-    keeps="the curve; its trainer waits for admit",
+    keeps="the curve; the node's trainer waits for admit",
     fields=_fields,
     refused=_refused,
     preview=_preview,

@@ -16,7 +16,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 def _last(state: ViewState, run: m.RunView) -> str:
     """`the last one: 1.903 @18,122, took 2.1 s`."""
     if run.eval_loss is None or run.eval_step is None:
-        return "none was made yet: how long it takes isn't known"
+        return "the first one: how long it takes isn't known"
     made = (event.data for event in reversed(state.run_events) if isinstance(event.data, Evaluated))
     seconds = next((data.seconds for data in made if data.seconds is not None), None)
     took = f", took {seconds:.3g} s" if seconds is not None else ""
@@ -25,7 +25,7 @@ def _last(state: ViewState, run: m.RunView) -> str:
 
 DESCRIPTION = VerbDescription(
     "evaluate",
-    changes="the loss on held-out samples, at the next step boundary",
+    changes="the held-out loss is measured at the next step boundary",
     keeps="everything else",
     preview=_preview,
     undo="an evaluation changes nothing",

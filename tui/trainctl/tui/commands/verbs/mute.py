@@ -19,17 +19,17 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     where, minutes = f" of {clean(order.node)}" if order.node else "", float(order.args.get("minutes", 60))
-    calling = f"call nobody for {minutes:g} min; they are still kept" if minutes else "call again"
+    calling = f"muted for {minutes:g} min (still recorded)" if minutes else "no longer muted"
     return f"{order.args['kind']} alerts{where} {calling}"
 
 
 DESCRIPTION = VerbDescription(
     "mute",
     title="mute a kind of alert",
-    changes="who is called: no bell, no hook, no count",
-    keeps="what is watched and kept in the record",
+    changes="no bell, no hook and no count for these alerts",
+    keeps="they are still watched and recorded",
     acts_on="alerts",
     fields=_fields,
     preview=_preview,
-    undo="mute minutes=0 ends it",
+    undo="mute with minutes=0 ends it",
 )

@@ -16,7 +16,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if run.state not in _PAUSED:
-        raise NoInverse(f"the run is {run.state} already")
+        raise NoInverse(f"the run is already {run.state}")
     return Order("resume")
 
 
@@ -28,7 +28,7 @@ def _stands_for(state: ViewState) -> str:
 DESCRIPTION = VerbDescription(
     "pause",
     changes="training waits after the step in progress",
-    keeps="the run, its plan and its memory; resume goes on",
+    keeps="the run, its plan and its memory; resume continues",
     preview=_preview,
     undo=_undo,
     key=VerbKey("p", "pause", "pause or resume", 50, stands_for=_stands_for),

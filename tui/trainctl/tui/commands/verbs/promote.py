@@ -16,7 +16,7 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     others = [view for view in state.run.ranks if view.node != state.run.lead] if state.run else []
     return (
         node_field(others, rank),
-        FormField("old_lead_is_off", "lead is surely off", "false", ("false", "true")),
+        FormField("old_lead_is_off", "old lead is off", "false", ("false", "true")),
     )
 
 
@@ -27,28 +27,28 @@ def _blocked(state: ViewState, fields: Sequence[FormField]) -> str:
 def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     if all(view.node != order.node for view in run.ranks):
         return no_node(order, run)
-    return f"{clean(run.lead)} conducts the run already" if order.node == run.lead else ""
+    return f"{clean(run.lead)} is already the lead" if order.node == run.lead else ""
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
-    return f"{clean(order.node or '')} conducts in the place of {clean(run.lead)}{taken}; curve unchanged"
+    return f"{clean(order.node or '')} leads instead of {clean(run.lead)}{taken}; curve unchanged"
 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     before = event.data.before if isinstance(event.data, LeadChanged) else ""
     if before == run.lead:
-        raise NoInverse(f"{before} conducts the run again already")
+        raise NoInverse(f"{before} is already the lead again")
     if all(view.node != before for view in run.ranks):
-        raise NoInverse(f"{before or 'the former lead'} has no rank of the run")
+        raise NoInverse(f"{before or 'the old lead'} has no rank of the run")
     return Order("promote", {}, before)
 
 
 DESCRIPTION = VerbDescription(
     "promote",
-    title="have a node conduct the run",
-    changes="who conducts: by the lead's hand, or a majority where it is gone",
-    keeps="the curve, ranks and shares; one fence",
+    title="make a node the lead",
+    changes="who leads: the lead hands over, or a majority votes if it is gone",
+    keeps="the curve, ranks and shares (costs one fence)",
     fields=_fields,
     blocked=_blocked,
     refused=_refused,

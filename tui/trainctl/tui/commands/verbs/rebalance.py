@@ -16,7 +16,7 @@ from trainctl.tui.text.styled_line import clean
 
 def _blocked(state: ViewState, fields: Sequence[FormField]) -> str:
     alone = len(live_ranks(state.run)) < 2
-    return "one rank takes the whole batch: there is nothing to split" if alone else ""
+    return "one rank takes the whole batch: nothing to split" if alone else ""
 
 
 def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
@@ -31,7 +31,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
     seats = shares.seats_of(state)
     wanted = shares.meant(seats, order.args)
     if wanted is None:
-        return "own rates are not measured yet; the agent decides"
+        return "own rates aren't measured yet; the agent decides"
     return moved(seats, seats, wanted, glyphs)
 
 
@@ -43,21 +43,21 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
         now[view.node] = now.get(view.node, 0) + (view.share or 0)
     gone, come = before.keys() - now.keys(), now.keys() - before.keys()
     if not before:
-        raise NoInverse("the former shares aren't known")
+        raise NoInverse("the previous shares aren't known")
     if gone or come:
         who = ", ".join(sorted(gone or come))
-        raise NoInverse(f"{who} {'takes no part now' if gone else 'had no share then'}: rebalance deals anew")
+        raise NoInverse(f"{who} {'takes no part now' if gone else 'had no share then'}: rebalance again instead")
     if sum(before.values()) != run.global_batch:
-        raise NoInverse(f"those were shares of {sum(before.values())} samples, the batch has {run.global_batch} now")
+        raise NoInverse(f"they were shares of {sum(before.values())} samples, but the batch now has {run.global_batch}")
     if before == now:
-        raise NoInverse("the shares are those again already")
+        raise NoInverse("the shares are already as before")
     return Order("rebalance", {"shares": before})
 
 
 DESCRIPTION = VerbDescription(
     "rebalance",
     title="split of the global batch",
-    changes="who takes how many samples: speed only",
+    changes="how many samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches",
     blocked=_blocked,
     refused=_refused,

@@ -35,10 +35,10 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     if out is None:
         return no_node(order, run)
     if not views:
-        return f"{clean(out.node)} ({out.state}) runs no batch"
+        return f"{clean(out.node)} ({out.state}) takes no samples"
     micro = int(order.args["micro"])
     over = next((view for view in views if view.share is not None and micro > view.share), None)
-    return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
+    return f"{micro} is more than {clean(over.node)}'s share of {over.share} samples" if over else ""
 
 
 def _changes_nothing(order: Order, run: m.RunView) -> bool:
@@ -85,7 +85,7 @@ def _resized(
     )
     changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
     sizes = sorted({size for _, size in changed})
-    unknown = f"step time at micro {', '.join(map(str, sizes))} not measured yet"
+    unknown = f"step time at micro {', '.join(map(str, sizes))} isn't measured yet"
     memory = predictions.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
     whole = predictions.fits(seats, counts, micros)
     peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
@@ -97,13 +97,13 @@ def _resized(
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if event.kind != "command":
-        raise NoInverse("the node was out of memory at that size; resize-batch sets another")
+        raise NoInverse("the node ran out of memory at that size; choose another with resize-batch")
     if not isinstance(event.data, MicroBatchChanged):
-        raise NoInverse("the former size isn't known")
+        raise NoInverse("the previous size isn't known")
     pairs = event.data.before
     before = dict(pairs)
     if any(size != before[node] for node, size in pairs):
-        raise NoInverse("the ranks of one node had several sizes, and a command gives them one")
+        raise NoInverse("the node's ranks had different sizes, and one command sets them all the same")
     live = [view.node for view in live_ranks(run)]
     if len(before) == 1:
         node, size = next(iter(before.items()))
@@ -111,13 +111,13 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
         return Order(DESCRIPTION.name, {"micro": size}, _taking_part(known, live))
     if len(set(before.values())) > 1 or set(before) != set(live):
         each = ", ".join(f"{name} {size}" for name, size in before.items())
-        raise NoInverse(f"no one command gives the nodes their former sizes again: {each}")
+        raise NoInverse(f"it takes several commands to restore the nodes' sizes: {each}")
     return Order(DESCRIPTION.name, {"micro": next(iter(before.values()))})
 
 
 def _taking_part(node: str | None, live: Sequence[str]) -> str:
     if node is None:
-        raise NoInverse("the record doesn't say which node it was for")
+        raise NoInverse("the record doesn't name its node")
     if node not in live:
         raise NoInverse(f"{node} takes no part now")
     return node
@@ -126,7 +126,7 @@ def _taking_part(node: str | None, live: Sequence[str]) -> str:
 DESCRIPTION = VerbDescription(
     "resize-batch",
     title="resize micro-batch",
-    changes="samples a forward/backward pass: speed and memory",
+    changes="samples per forward/backward pass (speed and memory)",
     keeps="loss, global batch, learning rate",
     fields=_fields,
     refused=_refused,

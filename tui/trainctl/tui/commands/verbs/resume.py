@@ -1,4 +1,4 @@
-"""`resume`: training goes on from where it was paused."""
+"""`resume`: training continues where it was paused."""
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.command import Order
@@ -8,18 +8,18 @@ from trainctl.tui.text.glyphs import Glyphs
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    return f"goes on with step {run.step + 1:,} by plan v{run.plan_version}; curve unchanged"
+    return f"continues at step {run.step + 1:,} with plan v{run.plan_version}; curve unchanged"
 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if run.state in ("pausing", "paused"):
-        raise NoInverse(f"the run is {run.state} already")
+        raise NoInverse(f"the run is already {run.state}")
     return Order("pause")
 
 
 DESCRIPTION = VerbDescription(
     "resume",
-    changes="training goes on from where it was paused",
+    changes="training continues where it was paused",
     keeps="everything else",
     preview=_preview,
     undo=_undo,

@@ -35,11 +35,11 @@ def _changes_nothing(order: Order, run: m.RunView) -> bool:
 def _undo(event: m.Event, run: m.RunView) -> Order:
     rate = event.data
     if not isinstance(rate, LearningRateChanged):
-        raise NoInverse("the former learning rate isn't known")
+        raise NoInverse("the previous learning rate isn't known")
     if rate.was_constant:
         return Order("set-lr", {"value": rate.before, "schedule": "set"})
     if rate.schedule == "set":
-        raise NoInverse("it made the rate constant, and there is no way back to the schedule")
+        raise NoInverse("it made the rate constant; the schedule can't be restored")
     if not rate.before or not rate.after or not run.learning_rate:
         raise NoInverse("a learning rate of 0 can't be scaled back")
     return Order("set-lr", {"value": run.learning_rate * rate.before / rate.after, "schedule": "scale"})
@@ -48,13 +48,13 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
 def _undo_remark(order: Order) -> str:
     if order.args["schedule"] != "scale":
         return ""
-    return "as of the step it is applied at; the rest of the schedule is scaled by the same factor"
+    return "this is the rate at the step where it applies; the rest of the schedule scales with it"
 
 
 DESCRIPTION = VerbDescription(
     "set-lr",
     title="learning rate",
-    changes="the optimisation, from the step it is applied at",
+    changes="the optimisation, from the step where it applies",
     keeps="batch, shares, micro-batches",
     fields=_fields,
     preview=_preview,

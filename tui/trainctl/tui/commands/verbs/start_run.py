@@ -9,27 +9,27 @@ from trainctl.tui.text.styled_line import clean
 
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    return (FormField("resume", "run to take up"),)
+    return (FormField("resume", "run to resume"),)
 
 
 def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
-    return f"{clean(run.name)} is {run.state}; there is one run at a time" if state.active else ""
+    return f"{clean(run.name)} is {run.state}; only one run at a time" if state.active else ""
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     resumed = order.args.get("resume")
     if resumed is None:
         return "a run from a run file"
-    return f"takes up {clean(resumed)} from its newest checkpoint or its ranks' state"
+    return f"resumes {clean(resumed)} from its newest checkpoint or its ranks' state"
 
 
 DESCRIPTION = VerbDescription(
     "start-run",
-    changes="a run begins or is taken up again",
+    changes="a run starts or resumes",
     keeps="other runs' records",
     acts_on="new run",
     fields=_fields,
     refused=_refused,
     preview=_preview,
-    undo="stop ends a run",
+    undo="stop ends the run",
 )

@@ -19,14 +19,14 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if run.state in m.ACTIVE_RUN_STATES:
-        raise NoInverse("the run goes on already")
+        raise NoInverse("the run is already continuing")
     return Order("start-run", {"resume": run.run})
 
 
 DESCRIPTION = VerbDescription(
     "stop",
     changes="the run ends after the step in progress",
-    keeps="its record and checkpoints; it can be taken up again",
+    keeps="its record and checkpoints; it can be resumed",
     fields=_fields,
     preview=_preview,
     undo=_undo,

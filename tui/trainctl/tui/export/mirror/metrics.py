@@ -19,8 +19,8 @@ RANK_METRICS = {
 """Of a rank's part and its machine, and its name in a mirror, below that of the node."""
 
 RATES = {
-    "average_per_second": "Tokens a second since the run began, or pairs where the loss is divided by those.",
-    "seconds_per_epoch": "What an epoch takes at the step's rate.",
+    "average_per_second": "Tokens per second since the run began; pairs per second if the loss is divided by pairs.",
+    "seconds_per_epoch": "Seconds per epoch at this step's rate.",
     "epochs_left": "Epochs until the run's last step.",
 }
 """Of `train/`, what a step says of the whole run."""

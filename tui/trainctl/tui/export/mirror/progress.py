@@ -107,9 +107,11 @@ class MirrorProgressFile:
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=MirrorProgress)
         except (OSError, msgspec.MsgspecError) as error:
-            raise InvalidInputError(str(self.path), f"not the place of a mirror: {error}") from None
+            raise InvalidInputError(str(self.path), f"not a mirror's progress file: {error}") from None
         if (found.run, found.target) != (run, target):
-            raise InvalidInputError(str(self.path), f"the place of {found.run} in {found.target}; use another --output")
+            raise InvalidInputError(
+                str(self.path), f"belongs to run {found.run} in {found.target}; use another --output"
+            )
         return found
 
     def save(self, place: MirrorProgress) -> None:
@@ -132,5 +134,7 @@ class MirrorProgressFile:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InvalidInputError("--output", f"{self.path.parent}: another mirror writes there") from None
+                raise InvalidInputError(
+                    "--output", f"{self.path.parent}: another mirror is writing there; stop it, or use another --output"
+                ) from None
             yield

@@ -40,7 +40,9 @@ class DirectorySource:
         try:
             return msgspec.json.decode(text, type=m.RunView) if text is not None else None
         except msgspec.MsgspecError as error:
-            raise InvalidInputError(str(self._reader.path), f"its view is of another version: {error}") from None
+            raise InvalidInputError(
+                str(self._reader.path), f"it was written by another version of trainctl: {error}"
+            ) from None
 
     def config(self) -> Mapping[str, Any]:
         """The run file, as resolved; empty where there is none."""
@@ -78,7 +80,7 @@ class AgentSource:
         self._client = client
         view = client.snapshot(0, run).run
         if view is None:
-            raise InvalidInputError("run", "the agent knows no run yet")
+            raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
         self.run, self._view = view.run, view
 
     def view(self) -> m.RunView | None:

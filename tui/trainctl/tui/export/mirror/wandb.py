@@ -18,7 +18,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 try:
     import wandb
 except ImportError:
-    raise InvalidInputError("--to", f"wandb needs the library; {installing('wandb')}") from None
+    raise InvalidInputError("--to", f"wandb needs its library; {installing('wandb')}") from None
 
 EVENTS = "events"
 
@@ -26,7 +26,7 @@ EVENTS = "events"
 def check_key() -> None:
     """Raises InvalidInputError if nothing could be uploaded, for nobody has logged in."""
     if not wandb.login(prompt=False):
-        raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
+        raise InvalidInputError("--to", "W&B has no API key: run `wandb login`, or add --offline")
 
 
 class WeightsBiases:
