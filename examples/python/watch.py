@@ -78,7 +78,7 @@ def step_line(step: m.StepCommitted) -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Follow a run.")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many [never]")
+    parser.add_argument("--steps", type=int, default=0, help="stop after this many steps [never]")
     return parser.parse_args()
 
 

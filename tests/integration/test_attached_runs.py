@@ -83,11 +83,14 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
         client.run_steps(RUN, steps(1, 3))
         for run in (RUN, None):
             refused = client.send("pause", {}, run=run)
-            assert (refused.state, refused.reason) == ("rejected", f"{RUN} takes no pause: its trainer isn't ours")
+            assert (refused.state, refused.reason) == (
+                "rejected",
+                f"{RUN} does not support pause: another program trains it",
+            )
         noted = client.send("note", {"text": "looks odd"}, run=RUN)
         assert (noted.state, noted.step) == ("applied", 3)
         texts = [event.text for event in client.events(RUN).events]
-        assert "looks odd" in texts and sum("its trainer isn't ours" in text for text in texts) == 2
+        assert "looks odd" in texts and sum("another program trains it" in text for text in texts) == 2
         resumed = client.send("start-run", {"resume": RUN})
         assert resumed.state == "rejected" and "another program" in resumed.reason
         client.end_run(RUN, "stopped")

@@ -1,5 +1,5 @@
 """A rank whose main thread hangs while its heartbeats go on: named, ended and replaced, and no step is lost by it. With
-its node out of reach the run goes back without it."""
+its node unreachable the run goes back without it."""
 
 import contextlib
 import os
@@ -76,7 +76,7 @@ def end_trainers(cluster: Cluster, node: str) -> None:
 
 
 def lose_all(cluster: Cluster, client: BlockingClient) -> None:
-    """First a node that is out of reach from then on, and then the only rank that is left."""
+    """First a node that is unreachable from then on, and then the only rank that is left."""
     cluster["beta"].kill()
     end_trainers(cluster, "beta")
     until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")

@@ -118,8 +118,8 @@ def test_the_operator_is_let_in_under_its_keys_name(guarded: Guarded) -> None:
 
 
 WHYS = {
-    "keyless": {"it has no keys", "it showed no key"},  # it may hang up before it has said so
-    "unknown": {"its key is not let in"},
+    "keyless": {"it has no key", "it presented no key"},  # it may hang up before it has said so
+    "unknown": {"its key is not authorised"},
     "wrong server": {"it expects another agent's key"},
 }
 
@@ -209,7 +209,7 @@ def test_a_viewer_hears_what_it_asked_itself_and_nothing_else(guarded: Guarded) 
             anna.send(codec.encode(asked))
             received(anna)
         assert not any(one.poll(200) for one in (vera, named, numbered)), "it heard what another one asked"
-    assert guarded.audited(name="vera", what="any request", why="it chose its own identity")
+    assert guarded.audited(name="vera", what="any request", why="its socket set its own identity")
 
 
 def received(dealer: Any) -> bytes:

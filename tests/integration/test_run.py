@@ -120,7 +120,7 @@ def stand_still(agent: AgentProcess, client: BlockingClient) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
-        why = r"silent in \w+ of step \d+; nobody else has the run's state, and there is no checkpoint"
+        why = r"silent in \w+ of step \d+; no other rank has the run's state; there is no checkpoint"
         assert re.fullmatch(why, rank.why)
     finally:
         os.kill(pid, signal.SIGCONT)

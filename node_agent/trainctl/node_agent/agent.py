@@ -50,11 +50,11 @@ from trainctl.protocol.wire import sockets
 
 BEAT_SECONDS = 1.0
 PROCESSES_SECONDS = 5.0
-"""How often the agent looks which processes its trainers have."""
+"""Seconds between looks at which processes the agent's trainers have."""
 WATCH_SECONDS = 0.25
-"""How often the agent looks whether its trainers live, and lets commands expire."""
+"""Seconds between looks at whether trainers live and whether commands have expired."""
 FAREWELL_SECONDS = 3.0
-"""How long an agent that watches its parent answers after it was let go and its run has ended."""
+"""Seconds an agent that watches its parent still answers after its run has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,9 @@ class Agent:
     ) -> None:  # fmt: skip
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(names.NAME_PATTERN, node):
-            raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
+            raise InvalidInputError(
+                "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
+            )
         if options.watches_parent:
             parent_watch.check()
         self._options = options
@@ -259,7 +261,7 @@ class Agent:
                 continue
             if not await self._follower.heard(message, returned=returned):
                 # A trainer of a run that nobody conducts any more: it would wait for ever.
-                await self._link.send(message.rank, m.Leave(run=message.run, reason="this run is not conducted here"))
+                await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
 
     async def _watch(self) -> None:
         async for _ in _every(WATCH_SECONDS):

@@ -36,19 +36,19 @@ def test_no_two_kinds_say_the_same() -> None:
             "rebalance",
             "rebalanced: torch-a 8 → 11, mlx-c 8 → 5 (initial shares by measured speed)",
         ),
-        (e.SharesChanged(SHARES, SHARES), "rebalance", "rebalanced: all shares as they were"),
+        (e.SharesChanged(SHARES, SHARES), "rebalance", "rebalanced: all shares unchanged"),
         (e.SharesChanged({"a": 4, "b": 4}, {"a": 8, "b": 0}, node="b"), "drain", "drained b: a 4 → 8, b 4 → 0"),
         (e.SharesChanged({"a": 8, "b": 0}, {"a": 4, "b": 4}, node="b"), "admit", "admitted b: a 8 → 4, b 0 → 4"),
         (e.SharesChanged({"a": 4, "b": 4}, {"a": 8, "b": 0}, "hung", lost="b"), None,
          "b is lost: hung; a 4 → 8, b 4 → 0"),
-        (e.SharesChanged({"a": 8, "b": 0}, {"a": 4, "b": 4}, returned="b"), None, "b joins again: a 8 → 4, b 0 → 4"),
+        (e.SharesChanged({"a": 8, "b": 0}, {"a": 4, "b": 4}, returned="b"), None, "b rejoins: a 8 → 4, b 0 → 4"),
         (e.MicroBatchChanged((("a", 4), ("b", 4)), (("a", 2), ("b", 2))), "resize-batch", "micro-batch: a, b 4 → 2"),
         (e.MicroBatchChanged((("a", 2), ("b", 4)), (("a", 2), ("b", 2))), "resize-batch",
-         "micro-batch: a 2, as it was; b 4 → 2"),
+         "micro-batch: a 2, unchanged; b 4 → 2"),
         (e.LearningRateChanged(3e-4, 1e-4, "set"), "set-lr", "learning rate: 3e-4 → 1e-4 constant"),
         (e.RunStateChanged("running", "paused"), "pause", "pause: running → paused"),
         (e.PolicyModeChanged("replays", "on", "off"), "autopilot", "policy replays: on → off"),
-        (e.PolicyModeChanged("replays", "off", "off"), "autopilot", "policy replays: off, as it was"),
+        (e.PolicyModeChanged("replays", "off", "off"), "autopilot", "policy replays: off, unchanged"),
         (e.PolicyModeChanged("first-shares", "on", "advise", "anna sent rebalance"), None,
          "policy first-shares: on → advise (anna sent rebalance)"),
         (e.PolicyAdvised("first-shares", "rebalance a=8 b=4", "a 100/s, b 50/s"), None,
@@ -63,10 +63,10 @@ def test_the_words_of_what_people_read_most(data: e.AnyEvent, verb: str | None, 
 
 
 def test_a_command_that_was_refused_says_by_what_and_why() -> None:
-    refused = e.CommandFailed("99 is over a's share of 8 samples", "micro", "a")
+    refused = e.CommandFailed("99 is more than a's share of 8 samples", "micro", "a")
     said = event_prose.text(refused, "resize-batch", "rejected")
-    assert said == "resize-batch a rejected: micro: 99 is over a's share of 8 samples"
-    assert event_prose.brief(refused) == "micro: 99 is over a's share of 8 samples"
+    assert said == "resize-batch a rejected: micro: 99 is more than a's share of 8 samples"
+    assert event_prose.brief(refused) == "micro: 99 is more than a's share of 8 samples"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss"})
-"""Kinds that end when their rank takes part no more."""
+"""Kinds of alerts that end when their rank leaves the group."""
 
 
 @dataclasses.dataclass(frozen=True)

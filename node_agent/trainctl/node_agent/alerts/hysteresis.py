@@ -31,7 +31,7 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "node-lost": (1, 0.0, 2),  # looks
     "lead-silent": (1, 0.0, 1),  # looks
 }
-"""By kind: observations and seconds until it is raised, observations until it is cleared."""
+"""By kind: observations and seconds until an alert is raised, and observations until it is cleared."""
 
 
 def rules(table: AlertsTable) -> dict[AlertKind, Rule]:

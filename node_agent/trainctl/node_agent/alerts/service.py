@@ -21,7 +21,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AnyEvent
 
 OF_MACHINE = frozenset({"disk"})
-"""Kinds that are watched on this machine while it takes part in no run, by the default thresholds."""
+"""Kinds that are watched on a machine without a run, by the default thresholds."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class AlertService:
         goes_on = self._of_machine
         for alert in self._evaluator.open.values():
             if alert in goes_on:
-                text = f"{alert.node} the run has ended, {alert.kind} is still as it was".strip()
+                text = f"{alert.node} {alert.kind} was still active when the run ended".strip()
                 self._note("warning", e.AlertFailed(text, alert.id))
             else:
                 self._call("cleared", alert)
@@ -204,8 +204,8 @@ class AlertService:
     def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
         if command.run is not None and command.run != self._run[0]:
-            active = f"{self._run[0]} is" if self._run[0] else "none is active"
-            raise InvalidInputError("run", f"no active run {command.run!r}; {active}")
+            active = f"the active run is {self._run[0]}" if self._run[0] else "no run is active"
+            raise InvalidInputError("run", f"{command.run!r} is not active; {active}")
         after = self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
         self._keep()
         self._show()
@@ -228,7 +228,7 @@ class AlertService:
             until_at = time.time() + 60 * args.minutes
             others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
-        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
+        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} unmuted"
 
 
 def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:

@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire import sockets
 
 LOOK_SECONDS = 0.25
-"""How often the list of keys is looked at, besides for each message."""
+"""Seconds between looks at the list of keys, which each message checks as well."""
 
 
 class Revocation:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 
 EXPIRY_SECONDS = 20.0
-"""Clients say that they are there every 5 s."""
+"""Seconds after which a silent client counts as gone; clients report every 5 s."""
 MAX_VIEWERS = 64
 
 

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.security.keyring import Keyring
 
 ANSWER_SECONDS = 2.0
-"""How long the other agent may take; whoever asked this one waits longer."""
+"""Seconds the other agent may take to answer; the client of this one waits longer."""
 
 
 class RunsSource(Protocol):
@@ -39,7 +39,7 @@ async def view(known: m.RunView, source: RunsSource) -> m.RunView:
             told = None
         if told is not None:
             return msgspec.structs.replace(told, directory=known.directory)
-    reason = f"{lead} conducts it and is out of reach: how it is isn't known here"
+    reason = f"its lead {lead} is unreachable; its state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 

@@ -9,10 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 KEPT = 4
-"""Recent steps kept for reports that come late; at most two are ever under way."""
+"""Recent steps kept for late reports; at most two steps are in flight."""
 
 Half = tuple[dict[int, tuple[m.Range, ...]], m.Generation]
-"""Positions by rank whose gradients are held, and the generation that their batch was first planned in."""
+"""Positions by rank whose gradients are held, and the generation in which their batch was first planned."""
 
 
 class Commits:
@@ -68,7 +68,7 @@ class Commits:
         progress = self._state.progress
         plan = self._plans.get(progress.step)
         if plan is None:
-            raise CannotGoOnError(f"step {progress.step} was made by lost ranks alone, and its plan isn't known")
+            raise CannotGoOnError(f"only lost ranks completed step {progress.step}, and its plan is unknown")
         self._state.decide(d.Retract(progress.step))
         self._state.happen(e.StepRetracted(progress.step), "warning")
         self._rows.pop(progress.step, None)

@@ -14,13 +14,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
-"""A part that takes so long, or so many times as long as expected if that is longer, is reported."""
+"""A part is reported after this many seconds, or this many times its expected time if that is longer."""
 LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
-"""The same, for one that is shown as late; as long as nothing is expected it is reported at that time."""
+"""The same for showing a part as late; without an expected time it is shown when it is reported."""
 HUNG_PART = 0.5
-"""After this part of the time that makes a standstill a hang, it is shown as one."""
+"""Fraction of the time that makes a stall a hang after which it is shown as hung."""
 JOINS = 2.0
-"""A standstill for as long as so many rendezvous is a hang."""
+"""A stall that lasts as long as this many rendezvous is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
     "measure": "the measurement of first shares", "probe": "the probe",
@@ -75,7 +75,7 @@ class Deadlines:
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
-        return f"{silent} did not come out of the sum at step {late.plan.step} in time"
+        return f"{silent} did not finish the sum of step {late.plan.step} in time"
 
     # ------------------------------------------------------------ parts
 
@@ -88,7 +88,7 @@ class Deadlines:
         if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
             return {}
         part = PARTS[first.plan.kind].format(step=first.plan.step)
-        why = f"{part} takes long" + (f", as a rule {usual:.2g} s" if usual else "")
+        why = f"{part} takes long" + (f" (usually {usual:.2g} s)" if usual else "")
         return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
 
     @property
@@ -96,7 +96,7 @@ class Deadlines:
         """Until when what is under way goes on, in words."""
         newest = self._in_flight.newest
         if newest is None or newest.plan.kind == "sync":
-            return "until the group is formed anew"
+            return "until the group has formed again"
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
     def still(self, now: float) -> dict[int, float]:

@@ -75,18 +75,18 @@ class Failures:
             return
         if live and self._restarts.can_spare(rank):
             doing = self._rendezvous.ranks[rank].doing
-            heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
+            heard = f", last seen in {doing}" if doing and " of step " not in silent.why else ""
             self._replace(Hung(rank, silent.why + heard), now)
         elif self._restarts.loads_first(rank):
             self._on_silent_in_first_load(silent, now)
         elif live and silent.seconds:  # not just late with an answer
             self._hangs.on_last_silent(silent)
         elif silent.in_touch and self._restarts.is_loading(rank):
-            self._restarts.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
+            self._restarts.end_hung(rank, f"has been silent for {silent.seconds:.0f} s", now)
 
     def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
         """Nobody has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
-        rank, said = silent.rank, f"has said nothing for {silent.seconds:.0f} s"
+        rank, said = silent.rank, f"has been silent for {silent.seconds:.0f} s"
         if silent.in_touch and silent.seconds >= self._state.config.run.load_seconds:
             self._restarts.end_hung(rank, said, now)
         elif not silent.in_touch and silent.seconds >= self._state.config.group.unreachable_seconds:
@@ -108,5 +108,5 @@ class Failures:
             self._hangs.give_up_last(last)
         for rank in self._rendezvous.ranks:
             if self._restarts.is_loading(rank) and self._deadlines.stuck_in_loading(rank):
-                self._restarts.end_hung(rank, "has got on with nothing for long", now)
+                self._restarts.end_hung(rank, "has made no progress for too long", now)
                 self._deadlines.stalls.forget(rank)

@@ -7,7 +7,8 @@ from collections import deque
 from trainctl.protocol import messages as m
 
 LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
-"""A sum is overdue after so long beside what its size may take, or so many median steps if that is longer."""
+"""A sum is overdue this many seconds after the time that its size may take, or after this many median steps if that is
+longer."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -27,7 +27,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 
 Wish = Literal["form", "pause", "stopped", "finished"]
-"""What a boundary asks of the conductor where it has no plan to issue."""
+"""What the conductor must do at a boundary that has no plan to issue."""
 
 
 class Pipeline:

@@ -10,15 +10,15 @@ from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
 WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe")
-"""What a rank does by itself; in all others it waits for something, or loads."""
+"""Phases in which a rank works by itself; in all others it waits or loads."""
 FIRST_TIMES = 5.0
-"""The first time that a process does something, as the first step, may take so many times as long: compilers."""
+"""Factor by which the first time that a process does something may take longer: it may compile."""
 LONGEST_TIMES = 10.0
-"""As many times as the longest standstill that ended by itself, or as the usual step, is no hang yet."""
+"""Factor of the longest stall that ended by itself, or of the usual step, up to which a stall is no hang."""
 WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
-"""As many times as a slow disk should take to write a whole state, or to read it."""
+"""Factor of the time a slow disk should take to write a whole state, and to read it."""
 GAP_SECONDS = 3.0
-"""Heartbeats come each second; no more than this counts between two."""
+"""Most seconds that count between two heartbeats, which come each second."""
 
 
 @dataclasses.dataclass

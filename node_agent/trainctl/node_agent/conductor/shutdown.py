@@ -12,8 +12,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 STOP_SECONDS, STOP_TIMES = 30.0, 5.0
-"""Without anything that brings the end nearer for so long, or for so many times as long as the plan in progress should
-take if that is longer, a stopping run ends as it is."""
+"""A stopping run ends as it is after this many seconds without progress, or this many times the expected time of the
+plan in progress if that is longer."""
 
 Final = Literal["finished", "stopped", "failed"]
 
@@ -90,7 +90,7 @@ class Shutdown:
         if all(other.ended for other in self._rendezvous.ranks.values()):
             assert self.final is not None
             self._state.stage = "over"
-            self._end_open(f"the run {self.final} before a step could carry it")
+            self._end_open(f"the run {self.final} before a step could apply it")
             self._state.decide(d.Ended(self.final, self.reason))
 
     def _end_unasked(self, ended: d.RankEnded) -> None:

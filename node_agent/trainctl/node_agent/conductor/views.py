@@ -83,7 +83,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
 def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
     out = conductor.durable.settings.ranks[rank].out
     if state == "lost" and out == "drained":
-        return f"drained, and its trainer {conductor.ranks[rank].why}"
+        return f"drained; its trainer {conductor.ranks[rank].why}"
     if out in ("lost", "failed") and conductor.final is None:
         return conductor.ranks[rank].why or away
     match state:

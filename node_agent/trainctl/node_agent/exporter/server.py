@@ -19,9 +19,9 @@ from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Readi
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16
-"""At once; for one more the oldest is closed."""
+"""Most connections at once; a further one closes the oldest."""
 CONNECTION_SECONDS = 10.0
-"""How long one may take in all."""
+"""Seconds that one connection may last in all."""
 POLL_SECONDS = 0.2
 
 

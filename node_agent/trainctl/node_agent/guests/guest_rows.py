@@ -5,7 +5,7 @@ import msgspec
 from trainctl.protocol import messages as m
 
 FIRST_GENERATION = m.Generation(1, 1)
-"""Of an attached run; n grows each time that its program goes back to an earlier step."""
+"""First generation of an attached run; n grows each time that its program goes back to an earlier step."""
 
 
 def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Generation, step: int) -> m.RunView:
@@ -59,7 +59,7 @@ def after_step(view: m.RunView, made: m.GuestStep) -> m.RunView:
 
 def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:
     """The view of a run whose program has said nothing for `seconds`."""
-    why = f"its program has said nothing for {seconds:.0f} s"
+    why = f"its program has been silent for {seconds:.0f} s"
     ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
     return msgspec.structs.replace(view, ranks=tuple(ranks))
 

@@ -23,13 +23,13 @@ from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 
 MOST_GUESTS = 16
-"""Runs of other programs that may be live on one agent."""
+"""Most runs of other programs that may be live on one agent."""
 MOST_OWN_METRICS = 64
-"""Names of metrics beyond the table that one run may bring; values of further ones are left out."""
+"""Most names of metrics beyond the table that one run may define; values of further ones are dropped."""
 SILENT_SECONDS = 30.0
-"""After so long without a word from its program, a run's ranks count as lost."""
+"""Seconds of silence of its program after which a run's ranks count as lost."""
 GIVE_UP_SECONDS = 600.0
-"""After so long the run has failed; its program may attach it again."""
+"""Seconds of silence after which the run has failed; its program may attach it again."""
 
 
 class NotAttachedError(InvalidInputError):
@@ -49,7 +49,7 @@ class GuestRun:
         kept = self.recorder.meta(VIEW_KEY)
         if view is None and kept is None:
             self.recorder.close()
-            raise InvalidInputError("run", f"{paths.record} does not say what run it is of: attach the run again")
+            raise InvalidInputError("run", f"{paths.record} doesn't name its run: attach the run again")
         self.view = view or msgspec.json.decode(kept or "", type=m.RunView)
         self.heard_monotonic = clock()
         with RecordReader(paths) as reader:
@@ -151,7 +151,7 @@ class GuestRuns:
             guest.recorder.retry()
             seconds = guest.silent_seconds
             if seconds > GIVE_UP_SECONDS:
-                self._end(guest, "failed", f"its program has said nothing for {seconds:.0f} s")
+                self._end(guest, "failed", f"its program has been silent for {seconds:.0f} s")
             elif seconds > SILENT_SECONDS and any(rank.state == "run" for rank in guest.view.ranks):
                 self._show(guest, guest_rows.silent(guest.view, seconds, time.time()))
 
@@ -189,7 +189,7 @@ class GuestRuns:
     def _open(self, request: m.AttachRun) -> GuestRun:
         known = self._db.known_run(request.run)
         if known is not None and known.kind == "hosted":
-            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: take another id")
+            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: choose another id")
         if len(self._live) >= MOST_GUESTS:
             raise RefusedError(f"{MOST_GUESTS} attached runs are live on {self._node}: end one first")
         paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)

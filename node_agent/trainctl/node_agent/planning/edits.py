@@ -19,7 +19,7 @@ from trainctl.protocol.messages import verbs
 MAX_LEARNING_RATE = 100.0
 NO_FACTS = Facts()
 MEMBERSHIP = verbs.Drain | verbs.Admit
-"""What changes the live ranks, and so takes a new generation."""
+"""Arguments of verbs that change the live ranks and so need a new generation."""
 
 
 def apply(
@@ -69,7 +69,9 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
     for rank in chosen:
         setting = settings.ranks[rank]
         if args.micro > setting.share:
-            raise InvalidInputError("micro", f"{args.micro} is over {setting.node}'s share of {setting.share} samples")
+            raise InvalidInputError(
+                "micro", f"{args.micro} is more than {setting.node}'s share of {setting.share} samples"
+            )
     ranks = {
         rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
         for rank, setting in settings.ranks.items()
@@ -101,7 +103,7 @@ def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: Run
         lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
         return Edit(settings.edited(lr=lr), change)
     if before == 0:
-        raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
+        raise InvalidInputError("schedule", "the learning rate is 0 here and cannot be scaled; use schedule=set")
     lr = settings.lr.scaled(args.value / before)
     _check_rate(lr, "value", config)
     return Edit(settings.edited(lr=lr), change)

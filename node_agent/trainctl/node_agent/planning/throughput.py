@@ -7,7 +7,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed, Timing, speeds
 
 NEWEST = 8
-"""So many steps count, by their median."""
+"""Newest steps whose median is a rank's rate."""
 
 
 class Rates:

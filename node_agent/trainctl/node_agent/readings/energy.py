@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from trainctl.protocol import messages as m
 
 GAP_SECONDS = 3.0
-"""Two readings further apart, at 1 Hz, have a gap between them; nobody knows what was drawn in it."""
+"""Seconds between two readings, which come at 1 Hz, above which the energy drawn between them is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
 RESTART_SECONDS = 120.0
-"""What was counted longer ago was of an earlier life of the run."""
+"""Seconds after which an earlier count belongs to an earlier life of the run and is not continued."""
 
 
 class CpuMeter:

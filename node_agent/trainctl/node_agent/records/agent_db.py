@@ -162,7 +162,7 @@ class AgentDb:
         if not self._write_now(
             "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING", row
         ):
-            raise RefusedError(f"run {run} exists already")
+            raise RefusedError(f"run {run} already exists")
 
     def follow(self, followed: FollowedRun) -> None:
         """Keep that a run is conducted by another node's agent, and by which."""

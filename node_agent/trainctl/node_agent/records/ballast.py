@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 BALLAST_BYTES = 4 * 1024 * 1024
-"""What SQLite's log grows to before it is folded into the database, so that what was left undone fits."""
+"""Bytes to which SQLite's log grows before it is merged into the database, so that unfinished work fits."""
 
 
 class Ballast:

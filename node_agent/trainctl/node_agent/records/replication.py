@@ -20,11 +20,11 @@ from trainctl.protocol.wire import codec
 
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 HANDED_BYTES = codec.FRAME_BYTES // 2
-"""Of what a claimant gets beyond its own record, in the one message that consents."""
+"""Most bytes beyond its own record that a claimant gets in the one message that consents."""
 PAUSE_SECONDS = 0.05
-"""Between two pages for a node that is behind, so that it and the loop have time for the rest."""
+"""Seconds between two pages for a node that is behind, which leaves both time for other work."""
 FRAME_BYTES = codec.CONTROL_FRAME_BYTES - 4096
-"""Of items in one message: the rest of it is far smaller than what is left."""
+"""Most bytes of items in one message; the rest of the message fits in what is left."""
 
 Node = str
 OpenCommands = Callable[[], Iterable[m.KeptCommand]]
@@ -142,14 +142,14 @@ def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedR
         step, last_event = agreed(reader, other)
         steps, more = reader.steps(step, PAGE_STEPS)
         if more:
-            text = f"the record of rank {own.rank}'s node goes to step {own.step:,}, that of rank {other.rank}'s to"
-            raise RefusedError(f"{text} step {other.step:,}: promote the former")
+            text = f"the record of rank {other.rank}'s node ends at step {other.step:,}, that of rank {own.rank}'s at"
+            raise RefusedError(f"{text} step {own.step:,}: promote rank {own.rank}'s node")
         events, _ = reader.events(last_event, PAGE_EVENTS)
         for row in steps:
             items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
         items += [*(m.KeptEvent(event=event) for event in events), *state(reader, step)]
     if sum(len(codec.encode(item)) for item in items) > HANDED_BYTES:
-        raise RefusedError("what its record has beyond the claimant's is too much for one message; try again soon")
+        raise RefusedError("its record is too far ahead of the claimant's for one message; try again soon")
     return items
 
 

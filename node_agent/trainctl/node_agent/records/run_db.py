@@ -29,15 +29,15 @@ HOST_EVERY_SECONDS = 10.0
 HOST_KEPT_SECONDS = 7 * 86400.0
 RETRY_SECONDS = 5.0
 WAITING_WRITES = 20_000
-"""How many refused writes are kept in memory; past it the oldest are lost, and `problem` counts them."""
+"""Most refused writes kept in memory; beyond it the oldest are lost and `problem` counts them."""
 TEXT_CHARACTERS = 1000
-"""Longest text of an event, so that a page of them stays far below the frame limit."""
+"""Most characters of an event's text, so that a page of events stays far below the frame limit."""
 WRITES_AT_ONCE = 500
-"""How many of them go into one transaction, so that catching up never holds up the loop for long."""
+"""Most of them in one transaction, so that catching up never delays the loop for long."""
 RECENT_PLANS = 32
 PLANS_KEPT = 10_000
 CHECKPOINTS_EVERY_PLANS = 500
-"""How often it is looked which checkpoints are still there."""
+"""Plans between looks at which checkpoints still exist."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RunDb:
     @property
     def problem(self) -> str | None:
         """One line on what is wrong with the record's disk, the same until that changes; None if nothing is."""
-        lost = "; what was longest in memory is lost" if self._lost else ""
+        lost = "; the oldest are lost" if self._lost else ""
         if self._refusal:
             return f"{self._paths.record}: {self._refusal}; steps and events wait in memory{lost}"
         if not self._ballast.taken:

@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 
 CLAIM_SECONDS = 5.0
-"""How long another node's agent may take to answer a claim."""
+"""Seconds another node's agent may take to answer a claim."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals name."""
 
@@ -92,7 +92,7 @@ class Claim:
             return
         for node, answer in answers.items():
             if answer is not None and answer.takes_part and self._resume:
-                raise InvalidInputError("resume", f"{node} can't agree: {answer.refusal}")
+                raise InvalidInputError("resume", f"{node} cannot agree: {answer.refusal}")
         as_if = {node: answer and msgspec.structs.replace(answer, refusal="") for node, answer in answers.items()}
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
             raise InvalidInputError("node", why)
@@ -110,12 +110,12 @@ class Claim:
         if answer is None:
             raise self._no_answer()
         if answer.refusal:
-            raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
+            raise InvalidInputError("node", f"{lead} refuses to hand over the run: {answer.refusal}")
         self._take_from([answer])
         return term
 
     def _no_answer(self) -> InvalidInputError:
-        text = f"{self._lead} leads the run, is in touch, and did not answer; ask again in a moment"
+        text = f"{self._lead} leads the run and is connected, but did not answer; try again in a moment"
         return InvalidInputError("node", text)
 
     def _take_from(self, answers: Sequence[m.PeerConsent]) -> None:
@@ -124,7 +124,7 @@ class Claim:
         try:
             commands = self._copy.keep(furthest.items if furthest is not None else ())
         except ProtocolError as error:
-            raise InvalidInputError("node", f"what another node's record has beyond this one's: {error}") from None
+            raise InvalidInputError("node", f"cannot copy the newer part of another node's record: {error}") from None
         for command in commands:
             self._context.db.keep_command(command)
 
@@ -139,7 +139,7 @@ class Claim:
         agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
         if 2 * agree > count:
             return ""
-        said = [f"{self._lead} is out of reach"] if self._lead in self._peers.links else []
+        said = [f"{self._lead} is unreachable"] if self._lead in self._peers.links else []
         said += [
             f"{node} {'does not answer' if answer is None else f'refuses: {answer.refusal}'}"
             for node, answer in answers.items()
@@ -147,8 +147,8 @@ class Claim:
         ]
         off = f"the machine of {self._lead} is" if self._lead in self._peers.links else "their machines are"
         return (
-            f"{agree} of {count} nodes agree, and a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} off for"
-            " certain, say so with --old-lead-is-off"
+            f"{agree} of {count} nodes agree, a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} powered off,"
+            " use --old-lead-is-off"
         )
 
 

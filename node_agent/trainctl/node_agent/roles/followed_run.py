@@ -19,7 +19,7 @@ from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 RECLAIM_SECONDS = 10.0
-"""A run that was handed over is conducted here again if its claimant has not begun to within so long."""
+"""Seconds after which this node leads a handed-over run again if its claimant hasn't begun to."""
 
 
 class FollowedRank:
@@ -92,7 +92,7 @@ class FollowedRank:
         never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
         never_began = state == "starting"
         if never_began and self._plan is not None:
-            state, reason = "failed", f"{self.known.lead} knows nothing of it any more"
+            state, reason = "failed", f"{self.known.lead} no longer knows this run"
         if never_began or state not in m.ACTIVE_RUN_STATES:
             self.wanted = (state, reason)
         if self.ending is not None:

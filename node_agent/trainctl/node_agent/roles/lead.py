@@ -35,11 +35,11 @@ from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
-"""How long the end of a run waits for a node that can't be reached."""
+"""Seconds the end of a run waits for a node that can't be reached."""
 GONE_SECONDS = 5.0
-"""The same for a run that goes back to its checkpoint: then every rank begins anew anyway."""
+"""The same for a run that goes back to its checkpoint, where every rank starts again anyway."""
 FINISH_SECONDS = 5.0
-"""How long the end of a run waits for nodes whose copies of the record are behind."""
+"""Seconds the end of a run waits for nodes whose copies of the record are behind."""
 
 
 class _Alerts(Protocol):
@@ -98,10 +98,10 @@ class Lead:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
         if self.session is not None:
-            why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
-            raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
+            why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
+            raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
         if self.is_starting:
-            raise InvalidInputError("run", "another run is just being started, try again in a moment")
+            raise InvalidInputError("run", "another run is starting; try again in a moment")
         self._adoption.check_free()
         self._role.turn(transitions.start(self._role.now, args.resume))
         waited = self._role.waiting
@@ -122,7 +122,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
-        opening.conductor.leave_out(taken.without, "was out of reach when the run was taken up")
+        opening.conductor.leave_out(taken.without, "was unreachable when the run was resumed")
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:
@@ -180,7 +180,7 @@ class Lead:
             link.renew()
         if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
-                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
+                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone and another node was promoted"))
         return session.conductor.progress.step
 
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
@@ -201,7 +201,7 @@ class Lead:
         if it is just being started, or ends."""
         session, run = self.session, self.run
         if run is None or self.is_starting:
-            raise RefusedError("a run is just being started")
+            raise RefusedError("a run is starting; try again in a moment")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
         self._recovery.forget()
@@ -214,7 +214,7 @@ class Lead:
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
-                raise RefusedError(f"{session.run} has been let go of already")
+                raise RefusedError(f"{session.run} has already been handed over")
             session.close()
         self._role.turn(transitions.let_go(self._role.now))
         return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))

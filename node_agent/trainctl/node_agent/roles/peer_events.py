@@ -65,7 +65,7 @@ class PeerEvents:
         known = {hosted.rank for hosted in welcome.ranks if hosted.run == session.run}
         for rank in [rank for rank, where in self._lead.remote(session).items() if where == node]:
             if rank not in known:
-                await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
+                await session.feed(d.RankEnded(rank, False, "is no longer known to its agent"))
             elif session.conductor.final is not None:
                 await self._lead.peers.links[node].end_rank(session.run, rank, "stopping")
             elif self._boots.get(node) == welcome.boot:
@@ -108,7 +108,7 @@ class PeerEvents:
         if not hosted.field:
             self._lead.give_copy(self._lead.session, node)
         else:
-            why = f"is not hosted again: {hosted.field}: {hosted.problem}"
+            why = f"cannot be hosted again: {hosted.field}: {hosted.problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def read(self, reading: m.HostReading) -> None:

@@ -20,7 +20,8 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 LAG_STEPS = 8
-"""So many steps may be planned and not known to be committed: what ranks repeat of their reports bridges them."""
+"""Most steps that may be planned but not known to be committed; ranks repeat their newest reports, which covers
+these."""
 
 
 class Released(NamedTuple):
@@ -83,9 +84,9 @@ class Transfer:
 
         def still() -> None:
             if self._role.followed is not followed or followed.wanted is not None:
-                raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
+                raise InvalidInputError("node", f"{followed.run} has ended in the meantime")
             if (followed.known.lead, followed.generation.term) != (lead, term):
-                raise InvalidInputError("node", f"{followed.known.lead} has begun to conduct {followed.run} meanwhile")
+                raise InvalidInputError("node", f"{followed.known.lead} now leads {followed.run}")
 
         return await Claim(self._context, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
 
@@ -94,16 +95,16 @@ class Transfer:
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         if self._role.run is not None:
-            raise InvalidInputError("node", f"{node} conducts {self._role.run} already")
+            raise InvalidInputError("node", f"{node} already leads {self._role.run}")
         if followed is None or followed.wanted is not None:
-            raise InvalidInputError("node", f"{node} has no rank of an active run, and so no record of one")
+            raise InvalidInputError("node", f"{node} has no rank in an active run, and so no record of one")
         if command.run is not None and command.run != followed.run:
             raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
         if followed.recorder.meta(DURABLE_KEY) is None:
-            raise InvalidInputError("node", f"{node} has not been given the run's record yet")
+            raise InvalidInputError("node", f"{node} has not received the run's record yet; try again in a moment")
         known = followed.recorder.last_state()
         step, planned = known.step.step if known.step else 0, known.plan.step if known.plan else 0
         if planned > step + LAG_STEPS:
-            text = f"{node}'s copy of the record is still being brought up to date: it has step {step:,} of {planned:,}"
+            text = f"{node}'s copy of the record is still catching up: it has step {step:,} of {planned:,}"
             raise InvalidInputError("node", text)
         return followed

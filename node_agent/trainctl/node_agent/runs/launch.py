@@ -23,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 COMMANDS_HANDED_ON = 50
-"""Of a run's commands, the newest, that its other nodes know the outcome of."""
+"""Newest commands of a run whose outcome its other nodes know."""
 
 
 class Launch:
@@ -70,13 +70,13 @@ class Launch:
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         if known.kind != "hosted":
-            raise InvalidInputError("resume", f"{run} was trained by another program, which alone can resume it")
+            raise InvalidInputError("resume", f"{run} was trained by another program; only that program can resume it")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
-                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
+                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait until it ends")
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
@@ -149,14 +149,16 @@ class Launch:
             if setting.node != self._context.node and setting.node not in self._peers.links:
                 run = opening.conductor.run
                 opening.recorder.close()
-                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which isn't in it")
+                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which this cluster lacks")
 
     def check_take_over(self, paths: RunPaths) -> None:
         """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
         run_file.read(paths.run_file)
         for node in restore.kept_ranks(paths).values():
             if node != self._context.node and node not in self._peers.links:
-                raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
+                raise InvalidInputError(
+                    "--cluster", f"{paths.directory.name} has a rank on {node}, which this cluster lacks"
+                )
 
 
 def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:

@@ -21,10 +21,10 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 ABSENT_SECONDS = 10.0
-"""How long a run that goes back waits for nodes that it can do without."""
+"""Seconds a run that goes back waits for nodes that it can do without."""
 
 Begin = Callable[[str, Collection[int]], Awaitable[Session | None]]
-"""Take up a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
+"""Resumes a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
 
 
 class _NothingInReachError(Exception):
@@ -80,7 +80,7 @@ class Recovery:
         failed after so many tries. `superseded`: why another node must be conducting it, empty if none is known to."""
         try:
             if superseded:
-                return self._hold(f"word of who conducts it: {superseded}")
+                return self._hold(f"the run's lead to be known: {superseded}")
             absent, wanted, given_up = await self._absent(run)
             if wanted or (absent and self._backoff.held_seconds < ABSENT_SECONDS):
                 return self._hold(wanted)
@@ -122,7 +122,7 @@ class Recovery:
             else Source()
         )
         if not older.step:
-            raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
+            raise _NothingInReachError(f"{given_up}, and no other is reachable; resume the run when it is back")
 
     def _hold(self, wanted: str) -> float:
         """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
@@ -155,14 +155,14 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
         return Absent(ranks, "", "")
     what, seconds = f"{way.source.node}, which has the newest checkpoint", out_seconds[way.source.node]
     if seconds < way.limit_seconds:
-        return Absent(ranks, f"{what}, until it has been out of reach for {way.limit_seconds:.0f} s", "")
-    return Absent(ranks, "", f"{what}, has been out of reach for {seconds:.0f} s")
+        return Absent(ranks, f"{what}, until it has been unreachable for {way.limit_seconds:.0f} s", "")
+    return Absent(ranks, "", f"{what}, has been unreachable for {seconds:.0f} s")
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     step = session.conductor.progress.step
-    session.conductor.leave_out(absent, "was out of reach when the run went back")
-    text = f"taken up again from step {step:,}: steps after it are made again"
+    session.conductor.leave_out(absent, "was unreachable when the run went back")
+    text = f"resumed from step {step:,}: later steps are repeated"
     text += f"; {given_up}" if given_up else ""
     session.note(d.Happened(e.RunStateChanged("", "resumed", text), "warning", "auto", step))
 

@@ -124,7 +124,7 @@ def old_run(
         preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
     if step >= config.run.steps:
-        raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
+        raise InvalidInputError("resume", f"{paths.directory.name} has already done all its {config.run.steps} steps")
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is None:
@@ -132,7 +132,7 @@ def old_run(
         _complete(recorder, paths)
         done = _step(paths, step)
         if step and done is None:
-            problem = f"has no step {step}, which the checkpoint on {source.node} is of"
+            problem = f"has no step {step}, but {source.node} has a checkpoint of it"
             raise InvalidInputError(str(paths.record), problem)
         kept = durable.settings
         settings = _with_source(_settings_after(recorder, done, kept), source.node)
@@ -224,7 +224,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
 def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
     if then == latest:
         return ()
-    return (f"settings are those of step {step}: what commands changed after it is undone with those steps",)
+    return (f"settings are those of step {step}: changes made after it are undone with those steps",)
 
 
 @contextmanager
@@ -313,7 +313,7 @@ def _decoded(text: str, kind: type[T], record: Path) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(record), f"what its conductor kept cannot be read: {error}") from None
+        raise InvalidInputError(str(record), f"its conductor's saved state cannot be read: {error}") from None
 
 
 def _highest(durable: Durable, state: LastState) -> m.Generation:

@@ -26,9 +26,10 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
-"""An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
+"""An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
+missed."""
 UNCOMMITTED_PARTS = 64
-"""Newest parts of steps that no other rank had reported yet when they came late."""
+"""Newest late reports kept of steps that no other rank had reported."""
 
 CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
 
@@ -138,7 +139,7 @@ class Session:
     async def feed(self, event: d.Input) -> None:
         """Give the conductor an event and carry out what it decides: all of it, even if the caller is cancelled, and
         before the next event has its turn. What carries decisions out must not call it: it would wait for itself."""
-        assert self._taker is not asyncio.current_task(), "an event from within another's turn"
+        assert self._taker is not asyncio.current_task(), "an event was fed while another was handled"
         await asyncio.shield(self._take(event))
 
     async def _take(self, event: d.Input) -> None:

@@ -8,7 +8,7 @@ from trainctl.node_agent.services import model
 NAME = "trainctl-agent.service"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _OWN = "X-Trainctl"
-"""A section that systemd leaves alone."""
+"""Section that systemd ignores."""
 _ASKED = "LoadState,ActiveState,SubState,MainPID,UnitFileState"
 
 
@@ -103,7 +103,7 @@ def install_steps(
         steps.append(model.Call(systemctl(scope, "restart" if changed and now.loaded else "start", NAME)))
     if scope == "user" and not lingering:
         words = ("loginctl", "enable-linger", service.user)
-        steps.append(model.Call(words, f"it ends at logout, until an administrator runs: {' '.join(words)}"))
+        steps.append(model.Call(words, f"it ends at logout unless an administrator runs: {' '.join(words)}"))
     return tuple(steps)
 
 

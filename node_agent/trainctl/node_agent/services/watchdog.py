@@ -9,9 +9,9 @@ from typing import IO
 
 EXIT_STATUS = 70
 LOOKS = 8
-"""How often, while the limit passes, the beat is looked at."""
+"""Number of times the beat is checked within one limit."""
 TELL_SECONDS = 2.0
-"""How long the end waits for the log to have it."""
+"""Seconds the end waits for the log to be written."""
 
 
 class Stall:

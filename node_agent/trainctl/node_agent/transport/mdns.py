@@ -11,7 +11,7 @@ from trainctl.protocol.errors import installing
 from trainctl.protocol.machine import discovery
 
 LEAVE_SECONDS = 3.0
-"""How long an agent that ends waits for its last word to go out."""
+"""Seconds an ending agent waits for its last announcement to be sent."""
 
 
 class Advertisement:

@@ -18,12 +18,12 @@ from trainctl.protocol.wire.handshake import HandshakeWatch
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3
-"""Between a conversation that was lost or refused and the next."""
+"""Seconds between a link that was lost or refused and the next try."""
 REACH_SECONDS = 3.0
-"""How long an agent that is to host a rank may be out of reach, for it may just be starting."""
+"""Seconds an agent that hosts a rank may be unreachable, as it may just be starting."""
 
 CredentialsFor = Callable[[str, str], Credentials | None]
-"""By a node and the address of its agent."""
+"""Finds the credentials for a node by its name and its agent's address."""
 
 
 class PeerListener(Protocol):
@@ -136,17 +136,17 @@ class PeerLink:
     def move(self, address: str) -> None:
         """The other agent is reached elsewhere from here on."""
         self.address = address
-        self._lose(f"is at {address} now")
+        self._lose(f"is now at {address}")
 
     async def _transmit(self, message: m.ToPeer) -> bool:
-        assert message.link, "an order goes out by way of send(), which names the conversation"
+        assert message.link, "use send(), which names the link"
         frame = codec.encode(message)
         if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
             return False
         try:
             await self._socket.send(frame, zmq.DONTWAIT)
         except zmq.ZMQError:
-            self._lose("the connection to it was lost")
+            self._lose("its connection was lost")
             return False
         return True
 
@@ -162,7 +162,7 @@ class PeerLink:
                 await asyncio.sleep(PING_SECONDS)
                 continue
             except zmq.ZMQError as error:  # there is no descriptor for another socket
-                self._lose(f"no connection can be made to {self.address}: {error}")
+                self._lose(f"cannot connect to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -216,7 +216,7 @@ class PeerLink:
 
     async def _keep_up(self) -> None:
         if self.line.is_overdue(time.monotonic()):
-            self._lose(f"no word from {self.address}")
+            self._lose(f"no message from {self.address}")
         elif self.line.open:
             await self._transmit(m.PeerPing(
                 link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),

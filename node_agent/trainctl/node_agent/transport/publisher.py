@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 
 KEPT_MESSAGES = 10_000
-"""How many live messages can be asked for again; past that a client attaches anew, from the record."""
+"""Newest live messages that can be requested again; a client that missed more attaches again from the record."""
 
 
 class Publisher:

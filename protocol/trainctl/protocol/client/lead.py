@@ -14,9 +14,9 @@ from trainctl.protocol.errors import (
 )
 
 LOOK_SECONDS = 3.0
-"""How long the agents of a cluster have to say whether they conduct a run."""
+"""Seconds the agents of a cluster have to answer whether they lead a run."""
 GRACE_SECONDS = 0.5
-"""What the others still have once one has answered."""
+"""Seconds left for the others once one has answered."""
 
 
 def conducts(seen: m.Snapshot) -> bool:

@@ -206,7 +206,7 @@ def _check_data(config: RunFile, where: str) -> None:
     if not data.exists():
         raise InvalidInputError(where, f"no such file or folder: {data}")
     if config.data.kind == "samples" and data.is_dir():
-        raise InvalidInputError(where, f"samples are one JSON-lines file, {data} is a folder")
+        raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is a folder")
     files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
     if not any(file.stat().st_size for file in files):
         raise InvalidInputError(where, f"{data} {'holds no *.txt file with text' if data.is_dir() else 'is empty'}")
@@ -238,7 +238,7 @@ def _check_lengths(config: RunFile, where: str) -> None:
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
     with wrong.going_on():
         if batch.micro > batch.global_:
-            raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
+            raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is above batch.global = {batch.global_}")
     wrong.raise_any()
 
 
@@ -246,9 +246,9 @@ def _check_shares(config: RunFile, where: str) -> None:
     whole = config.batch.global_
     fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
     if fixed > whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares add up to {fixed}, above batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares add up to {fixed}, not to batch.global = {whole}")
 
 
 def _check_node(config: RunFile, name: str, where: str) -> None:
@@ -258,11 +258,11 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
     for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
         with wrong.going_on():
             if path is not None and not Path(path).is_absolute():
-                problem = f"{path!r} must be absolute: it is on that node"
+                problem = f"{path!r} must be an absolute path on that node"
                 raise InvalidInputError(f"{where}: nodes.{name}.{key}", problem)
     with wrong.going_on():
         if node.share is not None and node.micro is not None and node.micro > node.share:
-            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is over its share of {node.share}")
+            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is above its share of {node.share}")
     wrong.raise_any()
 
 

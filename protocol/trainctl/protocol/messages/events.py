@@ -306,9 +306,9 @@ AnyEvent = (
     | Evaluated | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured | NodeState | AlertRaised
     | AlertCleared | AlertFailed | RecordState | Notice
 )  # fmt: skip
-"""The closed union."""
+"""The closed union of events."""
 Change = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
     | NodeStateChanged | PolicyModeChanged
 )  # fmt: skip
-"""What has a state before and one after it."""
+"""Events that have a state before and one after."""

@@ -9,7 +9,7 @@ from trainctl.protocol.messages.base import MAX_COUNT, Count, Values
 from trainctl.protocol.messages.trainer import Phases
 
 MOST_GUEST_RANKS = 256
-"""Ranks of one such run."""
+"""Most ranks of one such run."""
 
 
 class GuestRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
 LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second", "steps_per_second")
-"""One of each set of metrics that records of an earlier program have no rollups of."""
+"""One of each set of metrics that has no rollups in records of an earlier program."""
 
 EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
@@ -41,7 +41,7 @@ WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_MET
 """Beside those, metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
 FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
-"""Given, and below where a sum of many would be infinite itself."""
+"""True of a value that is given and small enough that a sum of many stays finite."""
 
 
 def is_finite(value: float) -> bool:
@@ -52,12 +52,12 @@ def is_finite(value: float) -> bool:
 LIVE_RANK_STEPS: Final = (
     "rank_steps r JOIN steps s ON s.step = r.step AND s.term = r.term AND s.n = r.n AND NOT s.retracted"
 )
-"""The rank rows of steps that stand, as `r`."""
+"""The rank rows of steps that are not retracted, as `r`."""
 
 NAMED_VALUES: Final = (
     "SELECT step, present, body FROM metric_values WHERE rank = ? AND step BETWEEN ? AND ? ORDER BY step"
 )
-"""What a rank's metrics by name are unpacked from, of the steps first..last."""
+"""Selects the packed metrics by name of a rank, for the steps first..last."""
 
 
 class Evaluation(NamedTuple):

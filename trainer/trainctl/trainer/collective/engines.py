@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.messages import Engine
 
 _SLOWEST_STEP = timedelta(days=1)
-"""How long gloo waits within a sum for a slower rank; whoever waits in vain is ended from outside."""
+"""Time gloo waits within a sum for a slower rank; a rank that waits in vain is killed from outside."""
 _HEAD_START_SECONDS = 0.015
 _RETRY_SECONDS = 0.005
 _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}

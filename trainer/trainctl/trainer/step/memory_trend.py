@@ -6,7 +6,7 @@ from typing import Final
 from trainctl.trainer.backends.base import Memory
 
 STEPS: Final = 10
-"""Steps that the mean and the slope are of."""
+"""Steps over which the mean and the slope are taken."""
 _MIDDLE: Final = (STEPS - 1) / 2
 _SPREAD: Final = sum((step - _MIDDLE) ** 2 for step in range(STEPS))
 

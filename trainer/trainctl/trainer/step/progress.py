@@ -20,7 +20,8 @@ from trainctl.trainer.common.errors import AbandonedError, OutdatedError
 from trainctl.trainer.data.permutation import Indices, ranges_of
 
 KEPT_REPORTS = 8
-"""Reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step ahead."""
+"""Newest reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step
+ahead."""
 
 
 @dataclass
