@@ -91,7 +91,7 @@ class Reporter:
         self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
         self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
         self._sent_monotonic, self._attached = -math.inf, False
-        self._after_step: int | None = 0  # this program begins anew: what an earlier one recorded is retracted
+        self._after_step: int | None = 0  # this program begins again: what an earlier one recorded is retracted
         self.kept = 0
 
     def __enter__(self) -> "Reporter":

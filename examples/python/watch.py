@@ -20,7 +20,7 @@ from trainctl.protocol.errors import TrainctlError
 
 
 async def main() -> int:
-    """Print until so many steps were seen, or for ever; the exit code."""
+    """Print until so many steps were seen, or forever; the exit code."""
     given = arguments()
     try:
         async with Client(given.connect, by="watch.py") as client:

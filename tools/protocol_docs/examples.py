@@ -110,7 +110,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
         reason="initial shares by measured samples per second: studio 210/s, mbp 104/s",
     ),
     events.CommandApplied(node="mbp", result="restarted; it joins once it has loaded"),
-    events.CommandFailed(reason="99 is more than studio's share of 16 samples", field="micro", node="studio"),
+    events.CommandFailed(reason="99 is over studio's share of 16 samples", field="micro", node="studio"),
     events.NoteWritten(text="the fan of mbp is loud"),
     events.GenerationFormed(
         generation=_GENERATION,
@@ -256,7 +256,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             rid=_RID, id=_ID, state="applied", step=121, before="studio=8", after="studio=4", plan_version=3, run=_RUN
         ),
         "command-reply-rejected": m.CommandReply(
-            rid=_RID, id=_ID, state="rejected", reason="64 is more than studio's share of 16 samples", field="micro"
+            rid=_RID, id=_ID, state="rejected", reason="64 is over studio's share of 16 samples", field="micro"
         ),
         "audit": m.Audit(
             rid=_RID,

@@ -1,4 +1,4 @@
-"""The agent: binds the sockets, takes the loop's events to its parts, and survives whatever comes in."""
+"""The agent: binds the sockets, passes the loop's events to its parts, and survives any input."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ class Options:
     """What an agent may do beside its work."""
 
     watches_parent: bool = False  # it ends with its standard input, and its run
-    hooks: AlertHooks | None = None  # called about alerts in the place of what the cluster file names
+    hooks: AlertHooks | None = None  # called about alerts in place of what the cluster file names
     metrics: ListenAddress | None = None  # where Prometheus is served
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
@@ -204,7 +204,7 @@ class Agent:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
+        """Answer, lead and publish until told to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
@@ -260,7 +260,7 @@ class Agent:
             if await self._lead.heard(message, returned=returned):
                 continue
             if not await self._follower.heard(message, returned=returned):
-                # A trainer of a run that nobody conducts any more: it would wait for ever.
+                # A trainer of a run that no one leads any more: it would wait forever.
                 await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
 
     async def _watch(self) -> None:

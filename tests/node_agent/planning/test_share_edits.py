@@ -68,9 +68,9 @@ def test_shares_as_wanted(before, wanted, text):
     [
         ({"z": 4}, "no node 'z' in this run; there are a, b, c"),
         ({"c": 4}, "c is drained"),
-        ({"a": 10, "b": 5}, "add up to 15 of 16 samples; with every node named they must add up to 16"),
+        ({"a": 10, "b": 5}, "sum to 15 of 16 samples; with every node named they must sum to 16"),
         ({"a": 16}, "leaves nothing for b"),
-        ({"a": 20}, "add up to 20 of 16 samples, which leaves nothing for b"),
+        ({"a": 20}, "sum to 20 of 16 samples, which leaves nothing for b"),
         ({"a": "100%"}, "leaves nothing for b"),
         ({"a": "60%", "b": "50%"}, "17.6 of 16"),
         ({"a": "0%"}, "drain a"),
@@ -181,7 +181,7 @@ def test_who_has_been_silent_is_not_admitted(seconds, is_silent):
 
 def test_a_micro_batch_over_the_share_is_refused_though_it_is_kept_through_a_smaller_one():
     made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
-    with pytest.raises(InvalidInputError, match="micro: 3 is more than b's share of 2"):
+    with pytest.raises(InvalidInputError, match="micro: 3 is over b's share of 2"):
         apply(made, "resize-batch", "b", micro=3)
     smaller = apply(made, "resize-batch", "b", micro=1)
     assert said(smaller) == ("2", "1")

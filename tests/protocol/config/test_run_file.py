@@ -236,9 +236,9 @@ def test_a_bad_node_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ({"a": 20, "b": 5}, "add up to 25, above"),
-        ({"a": 10, "b": 5}, "add up to 15, not to"),
-        ({"a": 25}, "add up to 25, above"),
+        ({"a": 20, "b": 5}, "sum to 25, above"),
+        ({"a": 10, "b": 5}, "sum to 15, not to"),
+        ({"a": 25}, "sum to 25, above"),
     ],
 )
 def test_shares_that_do_not_add_up(tmp_path: Path, shares: dict[str, int], says: str) -> None:

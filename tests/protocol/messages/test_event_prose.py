@@ -63,10 +63,10 @@ def test_the_words_of_what_people_read_most(data: e.AnyEvent, verb: str | None, 
 
 
 def test_a_command_that_was_refused_says_by_what_and_why() -> None:
-    refused = e.CommandFailed("99 is more than a's share of 8 samples", "micro", "a")
+    refused = e.CommandFailed("99 is over a's share of 8 samples", "micro", "a")
     said = event_prose.text(refused, "resize-batch", "rejected")
-    assert said == "resize-batch a rejected: micro: 99 is more than a's share of 8 samples"
-    assert event_prose.brief(refused) == "micro: 99 is more than a's share of 8 samples"
+    assert said == "resize-batch a rejected: micro: 99 is over a's share of 8 samples"
+    assert event_prose.brief(refused) == "micro: 99 is over a's share of 8 samples"
 
 
 @pytest.mark.parametrize(

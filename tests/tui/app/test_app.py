@@ -110,9 +110,9 @@ async def test_an_agent_that_does_not_answer_is_said_in_the_dialog() -> None:
 async def test_what_the_agent_will_refuse_is_said_while_it_is_typed() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("b", "3", "4")
-        assert "34 is more than atlas's share of 24 samples" in dialog_text(app)
+        assert "34 is over atlas's share of 24 samples" in dialog_text(app)
         await pilot.press("escape", "colon", *"resize-batch micro=34")
-        assert "34 is more than atlas's share of 24 samples" in hint(app)
+        assert "34 is over atlas's share of 24 samples" in hint(app)
 
     await driven(source_of(1), play)
 

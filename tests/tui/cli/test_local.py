@@ -98,7 +98,7 @@ BAD = [
     (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file"),
     (["run", "none.toml"], "none.toml: no such run file"),
     (["check", "none.toml"], "none.toml: no such run file"),
-    (["ls", "--connect", "studio"], "studio: an address is tcp://host:port"),
+    (["ls", "--connect", "studio"], "studio: an address must be tcp://host:port"),
     (["logs", "--rank", "-1"], "--rank"),
     (["events", "-n", "501"], "--last"),
     (["demo", "--steps", "0"], "--steps"),

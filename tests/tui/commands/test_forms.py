@@ -139,16 +139,16 @@ def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
     name, mode = c.form("autopilot", state).fields
     assert (name.value, mode.value, mode.choices) == ("out-of-memory", "on", ("off", "advise", "on"))
     text = preview(command_line.parse("autopilot name=out-of-memory mode=off"), state, UNICODE).text
-    assert text.startswith("out-of-memory on → off: a trainer that died")
+    assert text.startswith("out-of-memory on → off: a trainer that ran out of memory")
     assert changes_nothing(command_line.parse("autopilot name=out-of-memory mode=on"), state)
 
 
 @pytest.mark.parametrize(
     ("text", "state", "says"),
     [
-        ("resize-batch micro=34", STATE, "34 is more than atlas's share of 24 samples"),
-        ("resize-batch micro=25 --node atlas", STATE, "25 is more than atlas's share of 24 samples"),
-        ("resize-batch micro=17", FLEET, "17 is more than studio's share of 16 samples"),
+        ("resize-batch micro=34", STATE, "34 is over atlas's share of 24 samples"),
+        ("resize-batch micro=25 --node atlas", STATE, "25 is over atlas's share of 24 samples"),
+        ("resize-batch micro=17", FLEET, "17 is over studio's share of 16 samples"),
         ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there are atlas"),
     ],
 )

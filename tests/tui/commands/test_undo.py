@@ -141,7 +141,7 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         {"resume": view.run},
         None,
     )
-    promoted = plain("promote", before="b leads", after="a leads, term 2")
+    promoted = plain("promote", before="b conducts", after="a conducts, term 2")
     assert order(promoted) == ("promote", {}, "b")
 
 

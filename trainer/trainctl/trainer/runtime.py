@@ -1,4 +1,4 @@
-"""One rank's life: load, say so, act on plans one after another, and leave."""
+"""A rank's main loop: load, report ready, carry out plans one after another, and leave."""
 
 import platform
 import time
@@ -90,7 +90,7 @@ class Trainer:
                 order = self._control.orders.get()
                 if not self._act(order, started):
                     return
-                if not isinstance(order, m.Fence):  # the time in which the group has no generation is nobody's wait
+                if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
             self._executor.group.close()

@@ -97,7 +97,7 @@ class StallWatch:
         self._seconds.append(step.step_seconds)
 
     def look(self, snapshot: RunSnapshot, now: float) -> Finding:
-        """A run that is meant to stand still doesn't stall."""
+        """A run that is meant to wait doesn't stall."""
         if snapshot.view.state != "running":
             self._last = now
         limit_seconds = self._limit_seconds(snapshot)

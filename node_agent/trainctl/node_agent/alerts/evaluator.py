@@ -118,7 +118,7 @@ class Evaluator:
         ]
 
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
-        """For a follower: how long its lead has said nothing."""
+        """For a follower: how long its lead has been silent."""
         self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)
         return self.turned(now, at)
 

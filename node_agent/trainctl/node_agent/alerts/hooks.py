@@ -145,7 +145,7 @@ async def _converse(process: asyncio.subprocess.Process, body: bytes) -> bytes:
 async def post(address: str, body: bytes, seconds: float = HOOK_SECONDS) -> str:
     """Post a JSON body; gives what went wrong in one line, empty if nothing did.
 
-    In a thread of its own, which nobody waits for any longer than that: a server can answer a byte at a time.
+    In a thread of its own, which no one waits for any longer than that: a server can answer a byte at a time.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str] = loop.create_future()

@@ -1,4 +1,4 @@
-"""When a condition becomes an alert and ceases to be one: after enough observations over enough time, either way."""
+"""Hysteresis of alerts: enough observations over enough time raise an alert, and enough clear it."""
 
 import dataclasses
 from typing import Final

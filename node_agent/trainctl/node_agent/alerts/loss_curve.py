@@ -1,4 +1,4 @@
-"""Watches the curve: losses that are no numbers, skipped steps, and losses far above their trend."""
+"""Watches the loss curve: non-finite losses, skipped steps, and losses far above their trend."""
 
 import math
 from collections import deque

@@ -77,7 +77,7 @@ class OwnLossWatch:
         return found
 
     def _finding(self, part: m.RankStep, found: _Departure, *, alone: bool) -> Finding:
-        """With one other rank nobody knows which of the two departs, and the higher loss is named."""
+        """With one other rank no one knows which of the two departs, and the higher loss is named."""
         table = self._table
         most = max(table.own_loss_deviations * found.scatter, table.own_loss_percent / 100 * abs(found.middle))
         above = found.by if alone else abs(found.by)

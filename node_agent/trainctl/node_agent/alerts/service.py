@@ -1,4 +1,4 @@
-"""The agent's alerts: about the run it conducts, its lead's silence, or without a run its own machine."""
+"""The agent's alerts: about the run it leads, its lead's silence, or without a run its own machine."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ OF_MACHINE = frozenset({"disk"})
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What an agent that restarts, or is promoted, goes on from."""
+    """What an agent that restarts, or is promoted, continues from."""
 
     alerts: tuple[m.AlertView, ...] = ()
     mutes: tuple[m.MuteView, ...] = ()
@@ -53,7 +53,7 @@ class AlertService:
 
     @property
     def _session(self) -> Session | None:
-        """The run that is conducted. Since the last look at it another agent may have taken it over."""
+        """The run that is led. Since the last look at it another agent may have taken it over."""
         return None if self._watched is None or self._watched.is_closed else self._watched
 
     # ------------------------------------------------------------ what is watched
@@ -77,7 +77,7 @@ class AlertService:
             self._evaluator.heard(reading, time.monotonic())
 
     def watch(self, session: Session | None, silent: dict[str, str]) -> None:
-        """Look at the run that is conducted; `silent` are nodes whose agents aren't heard. A few times a second."""
+        """Look at the run that is led; `silent` are nodes whose agents aren't heard. A few times a second."""
         if session is not self._watched or (session is None and not self._is_idle):
             self._turn_to(session)
         if session is None or self._is_idle:  # the latter: it has ended, and is being closed
@@ -88,8 +88,8 @@ class AlertService:
         self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:
-        """Another run is conducted, or none any more: what is open stays in the old one's record, and what is wrong
-        with this machine goes on."""
+        """Another run is led, or none any more: what is open stays in the old one's record, and what is wrong
+        with this machine continues."""
         of_machine, mutes = self._of_machine if self._is_idle or session is None else (), self._mutes
         self._watched, self._is_idle, self._kept = session, session is None, Kept()
         if session is None:
@@ -127,7 +127,7 @@ class AlertService:
         self._settle(changes)
 
     def ended(self, session: Session) -> None:
-        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more. The event
+        """The run is over, for good or until it is resumed: nothing of it calls for anybody any more. The event
         of its end says so for all of its alerts; whoever was called about one is called once more."""
         if session is not self._session or self._is_idle:
             return
@@ -167,7 +167,7 @@ class AlertService:
             self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, data: AnyEvent) -> None:
-        """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""
+        """Into the run's record, by whoever leads it: a follower's own would collide with its lead's."""
         if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
             self._session.note(d.Happened(data, severity, "auto", step))

@@ -1,4 +1,4 @@
-"""Watches how fast each rank is against itself: its own rate, the phase that grew, its device's clock under load."""
+"""Watches each rank's speed against its own past: its own rate, the phase that grew, its device's clock under load."""
 
 import dataclasses
 from collections import deque

@@ -1,4 +1,4 @@
-"""Whose key may do what at this agent: the list of keys and the cluster's nodes, looked up for every message."""
+"""The access list: which key may do what at this agent, by the list of keys and the cluster's nodes."""
 
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Rights(NamedTuple):
 class AccessList:
     """The keys as they count now; the file is read again whenever it has changed.
 
-    A file that can't be read lets nobody in: `problem` says why.
+    A file that can't be read lets no one in: `problem` says why.
     """
 
     def __init__(self, folder: KeyFolder, cluster: Cluster) -> None:

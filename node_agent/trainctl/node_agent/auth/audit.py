@@ -1,4 +1,4 @@
-"""Who was refused what at this agent: counted as it happens, kept in agent.db at most once a second, bounded."""
+"""The audit of refusals at this agent: counted as they happen, written to agent.db at most once a second, bounded."""
 
 import time
 from typing import NamedTuple

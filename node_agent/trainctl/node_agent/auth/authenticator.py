@@ -67,7 +67,7 @@ class Authenticator:
         self._authenticator.stop()
 
     async def serve(self) -> None:
-        """Authenticate. Should this end, nobody is let in any more."""
+        """Authenticate. Should this end, no one is let in any more."""
         poller = zmq.asyncio.Poller()
         poller.register(self._authenticator.zap_socket, zmq.POLLIN)
         while True:

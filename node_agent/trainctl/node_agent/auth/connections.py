@@ -1,6 +1,6 @@
-"""A listening socket's connections: that they come and go, or show no key, and which of them each identity speaks over.
+"""A listening socket's connections: their start and end, missing keys, and which connection each identity uses.
 
-A client may claim any identity as it connects, even one that another had before. So nobody is answered by identity
+A client may claim any identity as it connects, even one that another had before. So no one is answered by identity
 alone, but as a caller: an identity and the number of the connection over which it spoke.
 """
 

@@ -1,4 +1,4 @@
-"""What follows when keys change: subscribers show theirs again, agents are greeted anew; and the audit is kept."""
+"""Revocation of keys: subscribers present theirs again, links to agents start again, and the audit is written."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Revocation:
     def __init__(
         self, authenticator: Authenticator, audit: Audit, publisher: Publisher, context: Any, renew: Callable[[], None]
     ) -> None:
-        """`context`: of all the agent's sockets. `renew` begins the conversations with other agents anew."""
+        """`context`: of all the agent's sockets. `renew` begins the conversations with other agents again."""
         self._authenticator, self._audit, self._publisher = authenticator, audit, publisher
         self._context, self._renew = context, renew
 

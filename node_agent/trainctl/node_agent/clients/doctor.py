@@ -1,4 +1,4 @@
-"""What the doctor learns about this node: its machine's facts, and digests of the files that a run would use."""
+"""Facts for `trainctl doctor` about this node: its machine's facts, and digests of the files that a run would use."""
 
 import asyncio
 from pathlib import Path

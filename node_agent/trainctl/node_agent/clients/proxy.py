@@ -1,4 +1,4 @@
-"""Runs that this node led once and takes no part in any more: how they are is asked of whoever leads them now."""
+"""A proxy for runs that this node led but no longer takes part in: their state comes from their present lead."""
 
 import asyncio
 from collections.abc import Iterable
@@ -71,6 +71,6 @@ async def _runs_of(node: str, source: RunsSource) -> dict[str, m.RunSummary]:
 
 
 def _reached(node: str, source: RunsSource) -> str | None:
-    """Where an agent that is in touch takes requests."""
+    """Where an agent that is connected takes requests."""
     in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
     return source.address_of(node) if in_touch else None

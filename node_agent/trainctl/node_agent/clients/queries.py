@@ -1,4 +1,4 @@
-"""One handler for each request that only asks: they read the record in a thread and change nothing."""
+"""Queries: one handler for each request that changes nothing; they read the record in a thread."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Which commands are for another node's agent: about a run that it conducts, or for that node by name."""
+"""Redirects: commands for another node's agent, about a run that it leads or for that node by name."""
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.query_context import QueryContext
@@ -11,7 +11,7 @@ from trainctl.protocol.messages import verbs
 
 
 class Redirects:
-    """Looks at what this agent conducts, follows and has handed over."""
+    """Looks at what this agent leads, follows and has handed over."""
 
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService, query_context: QueryContext

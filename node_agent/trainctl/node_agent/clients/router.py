@@ -1,4 +1,4 @@
-"""The agent's socket for requests: lets in who may ask, gives each client its turn, and sends the answers."""
+"""The agent's ROUTER socket for requests: checks senders, gives each client its turn, and sends the answers."""
 
 import asyncio
 import contextlib

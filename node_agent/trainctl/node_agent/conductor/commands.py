@@ -1,4 +1,4 @@
-"""What commands do to a run: refused at once, kept for the next boundary, or turned into a mode."""
+"""Commands to a run: each is refused at once, kept for the next boundary, or turned into a mode."""
 
 from typing import assert_never
 
@@ -23,7 +23,7 @@ class Commands:
     ) -> None:
         self._state, self._pending, self._pipeline, self._rendezvous = state, pending, pipeline, rendezvous
         self._proposals = proposals
-        self.wants_new_generation = False  # a resumed run forms anew
+        self.wants_new_generation = False  # a resumed run forms again
 
     def take(self, command: d.Commanded, state: str, now: float) -> None:
         """`state`: the run's, in the words that clients see."""
@@ -161,7 +161,7 @@ class Commands:
         self._state.keep(mode="running")
 
     def expire(self, now: float) -> bool:
-        """End what no boundary took in time; True if a pause was among it, so that the run goes on."""
+        """End what no boundary took in time; True if a pause was among it, so that the run continues."""
         for command in self._pending.take_expired(now):
             self._state.end(command.id, "expired", reason=EXPIRED)
         is_wanted = self._pending.pausing or self._state.durable.mode == "paused"

@@ -1,4 +1,4 @@
-"""Recent train plans as first issued, and the commits that ranks' reports make of them."""
+"""Commits: recent train plans as first issued, and the steps that ranks' reports commit."""
 
 from collections.abc import Iterable
 
@@ -37,7 +37,7 @@ class Commits:
         self._parts = {part for part in self._parts if part[0] > oldest}
 
     def forget(self, step: int) -> None:
-        """What was planned of an uncommitted step is given up; it is planned anew."""
+        """What was planned of an uncommitted step is given up; it is planned again."""
         self._plans.pop(step, None)
 
     def count(self, report: m.Report) -> bool:

@@ -1,7 +1,7 @@
-"""What a run waits for: sums that are overdue, parts that take longer than they should, and who has not answered yet.
+"""Deadlines of a run: overdue sums, parts that take longer than they should, and ranks that have not answered.
 
-Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
-has none, for it may just be slow: that is reported, once for each plan. One that gets on with nothing at all is hung.
+A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
+has none, for it may just be slow: that is reported, once for each plan. One that makes no progress at all is hung.
 """
 
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
@@ -66,7 +66,7 @@ class Deadlines:
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self, now: float) -> str:
-        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has nobody to wait for."""
+        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has no one to wait for."""
         if self._state.stage != "formed" or self._rendezvous.engine == "none":
             return ""
         parameters = self._rendezvous.any_ready().parameters
@@ -93,7 +93,7 @@ class Deadlines:
 
     @property
     def end_of_part(self) -> str:
-        """Until when what is under way goes on, in words."""
+        """Until when what is under way continues, in words."""
         newest = self._in_flight.newest
         if newest is None or newest.plan.kind == "sync":
             return "until the group has formed again"
@@ -118,7 +118,7 @@ class Deadlines:
         return found
 
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
-        """One that waits for the others has a deadline itself, and gets on by that, at the latest with the next
+        """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
         rendezvous; one may still be at its last plan."""
         join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
         at_work = self.stalls.is_at_work(rank)
@@ -137,7 +137,7 @@ class Deadlines:
         return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
 
     def stuck_in_loading(self, rank: int) -> bool:
-        """Whether a trainer that says that it is there has got on with nothing while it loads."""
+        """Whether a trainer that says that it is there has made no progress while it loads."""
         return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds(self._parameters)
 
     def tell_slow(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that hang though they are heard of: who is replaced, and when the run goes back to a checkpoint. Pure."""
+"""Ranks that hang while their heartbeats arrive: which are replaced, and when the run goes back to a checkpoint."""
 
 from math import inf
 from typing import NamedTuple
@@ -37,13 +37,13 @@ class Hangs:
         self.late: dict[int, str] = {}
         """Why, of each rank that takes much longer over its part than is usual."""
         self.hung: dict[int, str] = {}
-        """Why, of each rank that is heard of and has got on with nothing for long."""
+        """Why, of each rank that is heard from and has made no progress for long."""
         self._still: dict[int, float] = {}
         self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
 
     def look(self, now: float) -> list[Hung]:
-        """Who has hung for so long that the others go on without it. Not if none of them gets on: then it is what they
-        have in common, as a disk, and another process would hang as well."""
+        """Ranks that have hung for so long that the others continue without them. None if no rank makes progress: then
+        something shared, such as a disk, is the cause, and another process would hang as well."""
         self.late, self._still = self._deadlines.late(now), self._deadlines.still(now)
         still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
         self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
@@ -64,7 +64,7 @@ class Hangs:
         return Hung(long[0], f"hung, {self._why(long[0])}") if long and self.may_go_back else None
 
     def is_last(self, rank: int) -> bool:
-        """Whether nobody else has the state of the last step."""
+        """Whether no one else has the state of the last step."""
         return rank in self._rendezvous.live and not self._restarts.can_spare(rank)
 
     @property

@@ -1,4 +1,4 @@
-"""Plans that were sent and not yet reported by all their ranks, and how long their sums may take."""
+"""Plans in flight: sent, but not yet reported by all their ranks; and how long their sums may take."""
 
 import dataclasses
 import statistics
@@ -29,7 +29,7 @@ class PlanInFlight:
         return (self.plan.generation, self.plan.seq) == (answer.generation, answer.seq) and answer.rank in self.ranks
 
     def at_own_part(self, *, alone: bool) -> set[int]:
-        """The ranks that wait for nobody and are not done; of a step, one of several has done its part at the sum."""
+        """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""
         done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
         return self.ranks - done
 

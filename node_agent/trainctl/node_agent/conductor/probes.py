@@ -1,4 +1,4 @@
-"""Whether ranks hold the same model, by what each says of the same tokens: pure, no run and no conductor.
+"""Probes: whether ranks hold the same model, judged by their outputs for the same tokens.
 
 The largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss
 moved by 1e-6 and logits by 1.6e-2.

@@ -1,4 +1,4 @@
-"""Policies within the conductor: they are given facts, and what they propose is done, advised or left. Pure."""
+"""Proposals of policies in the conductor: each gets facts, and its proposal is sent, advised or ignored."""
 
 import uuid
 

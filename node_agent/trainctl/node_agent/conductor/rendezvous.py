@@ -1,6 +1,6 @@
-"""Generations: who has loaded, fences and their answers, offers, forming, and who is given whose state.
+"""The rendezvous of a generation: loaded ranks, fences and answers, offers, forming, and state transfer.
 
-Pure, as all of the conductor. It knows nothing of plans: the conductor tells it when a generation is to be left or made
+It knows nothing of plans: the conductor tells it when a generation is to be left or made
 and acts when all have answered.
 """
 
@@ -98,7 +98,7 @@ class Rendezvous:
         return self._state.stage in ("offering", "forming")
 
     def silent_seconds(self, now: float) -> dict[int, float]:
-        """Since when nothing was heard of each rank that has ever said something."""
+        """Since when nothing was heard from each rank that has ever said something."""
         return {rank: now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     @property
@@ -173,7 +173,7 @@ class Rendezvous:
             self._left = now
 
     def unanswered(self, now: float, silent_seconds: Mapping[int, float]) -> list[int]:
-        """The live ranks that should have answered a fence by now; one that is heard of may be in a long update."""
+        """The live ranks that should have answered a fence by now; one that is heard from may be in a long update."""
         if self._state.stage != "fencing" or now < self._due:
             return []
         patient = now < self._due + UPDATE_SECONDS

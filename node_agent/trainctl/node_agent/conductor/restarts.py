@@ -1,4 +1,4 @@
-"""Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
+"""Restarts of lost ranks: when a trainer is started again, and when the rank counts as failed."""
 
 from collections.abc import Collection
 from math import inf
@@ -38,7 +38,7 @@ class Restarts:
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
-        """Whether the others can go on without it: another one, none of `without`, has the state of the last step."""
+        """Whether the others can continue without it: one of them, not in `without`, has the last step's state."""
         ranks = self._rendezvous.ranks
         others = self._state.settings.live.keys() & self._rendezvous.members - {rank, *without}
         return any(not ranks[other].ended for other in others)

@@ -1,4 +1,4 @@
-"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up nobody else."""
+"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up no one else."""
 
 import socket
 import threading
@@ -116,7 +116,7 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Whoever reads or writes it goes on at once, with an error or an end."""
+    """Whoever reads or writes it continues at once, with an error or an end."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

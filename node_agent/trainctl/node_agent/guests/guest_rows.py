@@ -58,7 +58,7 @@ def after_step(view: m.RunView, made: m.GuestStep) -> m.RunView:
 
 
 def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:
-    """The view of a run whose program has said nothing for `seconds`."""
+    """The view of a run whose program has been silent for `seconds`."""
     why = f"its program has been silent for {seconds:.0f} s"
     ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
     return msgspec.structs.replace(view, ranks=tuple(ranks))

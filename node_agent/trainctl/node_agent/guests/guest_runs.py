@@ -1,4 +1,4 @@
-"""The runs of other programs that are live on this agent: each attaches, brings its steps, and ends or falls silent.
+"""The runs of other programs that are live on this agent: each attaches, reports its steps, and ends or falls silent.
 
 Their number does not depend on the hosted run, nor does that on them.
 """

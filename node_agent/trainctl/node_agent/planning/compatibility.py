@@ -1,4 +1,4 @@
-"""Whether what the ranks have loaded agrees, and which engine can sum their gradients: pure, from what they said."""
+"""Compatibility of what the ranks have loaded, and the engine that can sum their gradients."""
 
 from collections.abc import Mapping, Sequence
 

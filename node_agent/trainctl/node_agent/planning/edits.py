@@ -69,9 +69,7 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
     for rank in chosen:
         setting = settings.ranks[rank]
         if args.micro > setting.share:
-            raise InvalidInputError(
-                "micro", f"{args.micro} is more than {setting.node}'s share of {setting.share} samples"
-            )
+            raise InvalidInputError("micro", f"{args.micro} is over {setting.node}'s share of {setting.share} samples")
     ranks = {
         rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
         for rank, setting in settings.ranks.items()

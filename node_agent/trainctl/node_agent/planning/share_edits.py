@@ -1,4 +1,4 @@
-"""What rebalance, drain and admit make of the shares: pure functions to settings and what changed.
+"""Edits of shares by rebalance, drain and admit: pure functions to settings and what changed.
 
 Shares of live ranks always sum to G, each at least one; a change names absolute shares by node, so that its `before` is
 what undoes its `after`.
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     speeds: Mapping[int, Speed] = {}  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
-    silent_seconds: Mapping[int, float] = {}  # since anything was heard of them
+    silent_seconds: Mapping[int, float] = {}  # since anything was heard from them
 
 
 def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
@@ -147,7 +147,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
 def lose(settings: Settings, rank: int) -> Edit:
     """Without a rank that is gone: its samples go to the others in proportion. There must be others.
 
-    What each had before the first loss is kept for their return; a command that deals shares anew forgets it.
+    What each had before the first loss is kept for their return; a command that deals shares again forgets it.
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}

@@ -1,4 +1,4 @@
-"""How fast each rank is: its own samples per second, and what a step takes it whatever its share."""
+"""Throughput of each rank: its own samples per second, and a step's fixed cost whatever its share."""
 
 from collections import deque
 from collections.abc import Iterable

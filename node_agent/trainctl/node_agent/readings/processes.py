@@ -1,4 +1,4 @@
-"""What this node's own processes take: the agent, and each trainer with its shim and reducers."""
+"""CPU and memory of this node's own processes: the agent, and each trainer with its shim and reducers."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A file that only takes up room, so that there is some to give up when the disk is full."""
+"""The ballast: a file that only takes up space, which is freed when the disk is full."""
 
 import os
 import shutil

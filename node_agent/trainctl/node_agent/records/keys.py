@@ -1,4 +1,4 @@
-"""The keys under which a run's record keeps what is no row of a table."""
+"""Keys under which a run's record keeps values that are not rows of a table."""
 
 DURABLE_KEY = "conductor"
 """Key of the state that the conductor must not lose."""

@@ -1,6 +1,6 @@
-"""What every node of a run keeps of its lead's record, so that each could conduct it: sent as it is kept, in order.
+"""Replication of the lead's record to every node of a run, in order, so that each could lead it.
 
-A node that missed something tells how far its record goes when it is in touch again, and gets the rest from the lead's.
+A node that missed something reports where its record ends when it connects again, and gets the rest from the lead.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Copies:
                     self._waiting.pop(node, None)
 
     def begin(self, node: Node, hosted: m.HostedRank) -> None:
-        """A node is in touch: give it what it lacks, by what it reports of its record."""
+        """A node is connected: give it what it lacks, by what it reports of its record."""
         self._waiting.pop(node, None)
         before = self._behind.pop(node, None)
         if before is not None:
@@ -133,8 +133,8 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
 
 
 def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
-    """What a node's record has and another one's, which is about to conduct the run, has not: its lead was gone before
-    it had told both alike. Raises RefusedError if that is much, for then this node is the one to conduct."""
+    """What a node's record has and another one's, which is about to lead the run, has not: its lead was gone before
+    it had told both alike. Raises RefusedError if that is much, for then this node is the one to lead."""
     if not is_beyond(own, other):
         return []
     items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]

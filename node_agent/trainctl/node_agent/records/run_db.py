@@ -42,7 +42,7 @@ CHECKPOINTS_EVERY_PLANS = 500
 
 @dataclass(frozen=True)
 class LastState:
-    """What an agent that restarts goes on from."""
+    """What an agent that restarts continues from."""
 
     step: m.StepCommitted | None  # the newest committed one
     rank_steps: tuple[m.RankStep, ...]  # of that step
@@ -104,7 +104,7 @@ class RunDb:
     def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
         """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too.
 
-        Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could go on from with them.
+        Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could continue from with them.
         """
         if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
             self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
@@ -140,7 +140,7 @@ class RunDb:
             self.commit(step, of_step, step.committed_at)
 
     def retract_after(self, step: int, event: int | None = None) -> None:
-        """Mark every step above `step`, as when a run goes on from an older checkpoint, and hide the events above
+        """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above
         `event` (None: none), which were of a conductor that had been replaced."""
         self._write(writes.retract_after(step))
         if event is not None:

@@ -17,7 +17,7 @@ report each time."""
 
 
 class PlayedAlerts:
-    """What is open after each step that is played; nobody is called about it."""
+    """What is open after each step that is played; no one is called about it."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline, self._seconds = timeline, 0.0

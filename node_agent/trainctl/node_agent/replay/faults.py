@@ -1,4 +1,4 @@
-"""What happens to a played recording beside what was recorded: the same faults at the same steps each time, pure.
+"""Scripted faults of a played recording: the same faults at the same steps each time; pure.
 
 A rank slows down as it grows hot, a node is lost and comes back, the loss jumps once, and the lead is away for a while.
 All are placed by the recording's length and happen once.

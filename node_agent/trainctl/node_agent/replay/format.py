@@ -1,4 +1,4 @@
-"""A real run in one small file: what it measured at each step, what happened in it, and what its trainers said.
+"""The recording format, a real run in one small file: measurements of each step, events, and trainers' logs.
 
 Kept as zlib over msgpack; durations are whole microseconds, which half the size and lose nothing that is shown.
 """

@@ -1,4 +1,4 @@
-"""What a played node's machine reads: the recorded readings in turn, and the scripted heat of its device."""
+"""Readings of a played node's machine: the recorded ones in turn, and the scripted heat of its device."""
 
 import random
 

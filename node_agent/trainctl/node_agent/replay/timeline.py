@@ -111,7 +111,7 @@ class Timeline:
         return self._step_seconds(step, self._works(step))
 
     def _step_seconds(self, step: int, works: dict[int, Work]) -> float:
-        """Those of the slowest rank, and the sum that nobody waits in."""
+        """Those of the slowest rank, and the sum that no one waits in."""
         sync = min(part.sync for part in self.recorded(step).parts) * 1e-6
         return max(work.alone for work in works.values()) + sync
 

@@ -1,4 +1,4 @@
-"""How this node comes to take up an ended run that another one led: with its lead's consent, or as `promote` does."""
+"""Adoption of an ended run that another node led: with its lead's consent, or as `promote` does."""
 
 import asyncio
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from trainctl.protocol.record.paths import RunPaths
 class Taken(NamedTuple):
     """What the run has to do without, and what its events should say of it; nothing for one of this node's own."""
 
-    without: Collection[int] = ()  # ranks whose node is out of reach
+    without: Collection[int] = ()  # ranks whose node is unreachable
     notices: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ class Adoption:
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
     def check_free(self) -> None:
-        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
+        """Raises InvalidInputError while this node takes part in a run that another one leads."""
         node, followed = self._context.node, self._role.followed
         if followed is None:
             return

@@ -1,4 +1,4 @@
-"""How a node gets the consent to conduct a run in a new term: the old lead's, a majority's, or an operator's word."""
+"""Election of a lead for a new term: with the old lead's consent, a majority's, or an operator's word."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -30,7 +30,7 @@ class Copy(Protocol):
 
 
 class Claim:
-    """One run that this node is to conduct in the place of `lead`; `resume`: it has ended, and is taken up again.
+    """One run that this node is to lead in place of `lead`; `resume`: it has ended, and is resumed.
 
     `still` raises InvalidInputError where what was so when the claim was begun isn't any more.
     """
@@ -43,7 +43,7 @@ class Claim:
         self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
 
     async def consented(self, old_lead_is_off: bool) -> int:
-        """The term in which this node may conduct the run. Raises InvalidInputError."""
+        """The term in which this node may lead the run. Raises InvalidInputError."""
         await self._ask_first(old_lead_is_off)
         if self._is_lead_open:
             handed_over = await self._handed_over()
@@ -88,7 +88,7 @@ class Claim:
         if asked == [self._lead] and answers[self._lead] is None:
             if self._is_lead_open:
                 raise self._no_answer()
-            await self._ask_first(old_lead_is_off)  # it has gone out of reach meanwhile: of the others
+            await self._ask_first(old_lead_is_off)  # it has become unreachable meanwhile: of the others
             return
         for node, answer in answers.items():
             if answer is not None and answer.takes_part and self._resume:
@@ -100,7 +100,7 @@ class Claim:
             self._context.db.saw(m.Generation(term, 0))
 
     async def _handed_over(self) -> int | None:
-        """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
+        """The lead itself lets go, and no one else is asked; None if it has become unreachable meanwhile."""
         lead, term = self._lead, self._next(self._context.db.term)
         self._context.db.consent(term, self._context.node, self._copy.run)
         answer = (await self._ask(term, [lead]))[lead]

@@ -31,7 +31,7 @@ Reclaim = Callable[[int], Awaitable[None]]
 
 
 class _Conducting(Protocol):
-    """What a follower has to do with its own agent's conducting."""
+    """What a follower has to do with its own agent's leading."""
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
     async def let_go(self, successor: str) -> Released: ...
@@ -39,14 +39,14 @@ class _Conducting(Protocol):
 
 
 class Follower:
-    """Hosts at most one rank of one run that another node's agent conducts."""
+    """Hosts at most one rank of one run that another node's agent leads."""
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
         settle: Settle, reclaim: Reclaim,
     ) -> None:  # fmt: skip
-        """`conducting`: what this agent conducts itself. `settle` is given commands as a lead has them; `reclaim` has
-        this agent conduct again, in a term above the one given, what it had handed over."""
+        """`conducting`: what this agent leads itself. `settle` is given commands as a lead has them; `reclaim` has
+        this agent lead again, in a term above the one given, what it had handed over."""
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
         self._role, self._hosting = role, hosting
@@ -128,7 +128,7 @@ class Follower:
         told = hello.generation
         if told is not None and hello.run is not None and hello.run == self._role.run:
             if told.term <= restore.kept_term(self._paths(hello.run)):
-                return True  # as far as is known here it is this agent that conducts
+                return True  # as far as is known here it is this agent that leads
             try:
                 await self.step_down(hello.lead, hello.address)
             except RefusedError:
@@ -151,7 +151,7 @@ class Follower:
         return RunPaths(runs_directory(self._context.directory) / run)
 
     async def step_down(self, lead: str, address: str) -> None:
-        """Follow another node's agent in the run that this one conducts. Raises RefusedError if that can't be now."""
+        """Follow another node's agent in the run that this one leads. Raises RefusedError if that can't be now."""
         let_go = await self._conducting.let_go(lead)
         if let_go.rank is None:
             self._db.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
@@ -304,11 +304,11 @@ class Follower:
         return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
-        """How long its lead has said nothing, as far as it was listened for."""
+        """How long its lead has been silent, as far as it was listened for."""
         return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
 
     async def _look_for_lead(self, followed: FollowedRank) -> None:
-        """A trainer counts only its own agent; without the lead it would wait for ever."""
+        """A trainer counts only its own agent; without the lead it would wait forever."""
         lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:
             await followed.end("failed", f"its lead {lead} has been silent for {silent_seconds:.0f} s")

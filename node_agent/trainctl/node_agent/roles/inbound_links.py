@@ -45,7 +45,7 @@ class InboundLinks:
         return self._heard_monotonic.get(lead, 0.0)
 
     async def greet(self, identity: bytes, hello: m.PeerHello, welcome: m.PeerWelcome) -> None:
-        """A new conversation in the place of an older one with the same lead."""
+        """A new conversation in place of an older one with the same lead."""
         self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
         self._heard_monotonic[hello.lead] = time.monotonic()
         await self._send(identity, welcome)

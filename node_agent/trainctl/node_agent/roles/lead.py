@@ -1,4 +1,4 @@
-"""What an agent does as the lead of a run: starts it on all its nodes, conducts it, and sees it to its end."""
+"""What an agent does as the lead of a run: starts it on all its nodes, leads it, and sees it to its end."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ FINISH_SECONDS = 5.0
 
 
 class _Alerts(Protocol):
-    """What follows the run that is conducted, and carries out commands about alerts."""
+    """What follows the run that is led, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
@@ -51,7 +51,7 @@ class _Alerts(Protocol):
 
 
 class Lead:
-    """Conducts at most one run; `session` is that run while it is active."""
+    """Leads at most one run; `session` is that run while it is active."""
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer,
@@ -72,17 +72,17 @@ class Lead:
         )  # fmt: skip
         self.journal = CommandJournal(context.db, answer, role, handlers, guests)
         self.last_run: str | None = None  # the newest to have been opened by this agent
-        self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
+        self.superseded = ""  # why another node must be leading this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended
 
     @property
     def session(self) -> Session | None:
-        """The run that is conducted, until its record is closed."""
+        """The run that is led, until its record is closed."""
         return self._role.session
 
     @property
     def run(self) -> str | None:
-        """The run that is conducted, or about to be."""
+        """The run that is led, or about to be."""
         return self._role.run
 
     @property
@@ -151,7 +151,7 @@ class Lead:
             await self._role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
-        """Conduct again a run that was active when the last agent of this node ended.
+        """Lead again a run that was active when the last agent of this node ended.
 
         Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
         """
@@ -164,9 +164,9 @@ class Lead:
         await self._go_on(opening, known)
 
     async def take_over(self, known: KnownRun, term: int, before: str) -> int:
-        """Conduct, from `term` on, a run that the node `before` conducted; gives the step it stands at.
+        """Lead, from `term` on, a run that the node `before` led; gives the step it stands at.
 
-        Raises InvalidInputError if the record doesn't allow it; then nothing is conducted.
+        Raises InvalidInputError if the record doesn't allow it; then nothing is led.
         """
         opening = self.launch.surviving(known, term)
         self.launch.check_nodes(opening)
@@ -190,14 +190,14 @@ class Lead:
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What the record of the run that is conducted has beyond a claimant's. Raises RefusedError if that is much."""
+        """What the record of the run that is led has beyond a claimant's. Raises RefusedError if that is much."""
         if self.session is None:
             return []
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
         return beyond(self.session.recorder, self.session.paths, own, other)
 
     async def let_go(self, successor: str) -> Released:
-        """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
+        """Lead the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
         session, run = self.session, self.run
         if run is None or self.is_starting:
@@ -242,10 +242,10 @@ class Lead:
         self._db.set_run_state(session.run, "starting")
         return session
 
-    # ------------------------------------------------------------ conducting
+    # ------------------------------------------------------------ leading
 
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
-        """What a trainer of this node said; False if it is of no run that is conducted here."""
+        """What a trainer of this node said; False if it is of no run that is led here."""
         session = self.session
         if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
             return False
@@ -253,7 +253,7 @@ class Lead:
         return True
 
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None:
-        """What a trainer of the run that is conducted said; `returned`: what it was told before may be lost."""
+        """What a trainer of the run that is led said; `returned`: what it was told before may be lost."""
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         await session.feed(answer)
@@ -272,7 +272,7 @@ class Lead:
             session.check_record()
 
     async def _give_up_lost(self, session: Session) -> None:
-        """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
+        """The end of a run doesn't wait forever for a node that can't be reached; its trainer ends when it can."""
         for rank, node in self.remote(session).items():
             silent_seconds = self.peers.links[node].silent_seconds
             limit_seconds = GONE_SECONDS if session.conductor.goes_back else LOST_SECONDS
@@ -305,7 +305,7 @@ class Lead:
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
         if self.session is not session:
-            return  # it was dropped meanwhile, for another node had conducted it to its end
+            return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
         self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
@@ -325,7 +325,7 @@ class Lead:
             self._role.turn(transitions.finish(self._role.now))
 
     def _stop_waiting(self, run: str | None) -> bool:
-        """Have the run that waits to be taken up again end instead; False if there is none, or not that one."""
+        """Have the run that waits to be resumed end instead; False if there is none, or not that one."""
         now = self._role.now
         if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
             return False
@@ -343,7 +343,7 @@ class Lead:
             self.session.close()
 
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
-        """Have nothing to do any more with a run that another node has conducted to its end."""
+        """Have nothing to do any more with a run that another node has led to its end."""
         session = self.session
         self._role.turn(transitions.let_go(self._role.now))
         self._recovery.forget()

@@ -1,4 +1,4 @@
-"""The rank that this node hosts for another node's agent: begun, taken up again, let go of, and what is kept of it."""
+"""The rank that this node hosts for another node's agent: begun, resumed, let go of, and what is kept of it."""
 
 import asyncio
 import re
@@ -81,7 +81,7 @@ class RankHosting:
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = restore.make_directory(paths, config, resumable=False)
         if recorder.meta(HANDED_OVER_KEY):
-            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to conduct it
+            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to lead it
         try:
             if row is None:
                 self._db.add_run(known.run, config.run.name, paths.directory, time.time())
@@ -119,7 +119,7 @@ class RankHosting:
         self._context.publisher.publish(followed.view)
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
-        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
+        """Let go of the rank that is followed, for this agent is to lead its run; the trainer stays as it is."""
         followed = self.followed
         assert followed is not None
         row = self._db.known_run(followed.run)

@@ -1,4 +1,4 @@
-"""How this node comes to conduct an active run that another one did, while its trainers go on."""
+"""Transfer of an active run's leadership to this node, while its trainers continue."""
 
 import contextlib
 from typing import NamedTuple, Protocol
@@ -25,14 +25,14 @@ these."""
 
 
 class Released(NamedTuple):
-    """A run that an agent conducts no more."""
+    """A run that an agent leads no more."""
 
     run: KnownRun
     rank: int | None  # this node's, None if it has none
 
 
 class _Conducting(Protocol):
-    """The part of an agent that conducts."""
+    """The part of an agent that leads."""
 
     peers: Peers
     launch: Launch
@@ -47,7 +47,7 @@ class Transfer:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
-        """Conduct the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
+        """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
         followed = self._check(command)
         self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead
@@ -57,8 +57,8 @@ class Transfer:
         return d.CommandEnded(command.id, "applied", step, made=e.LeadChanged(before, self._context.node, term))
 
     async def reclaim(self, term: int) -> None:
-        """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this
-        node. Whoever is in reach is asked first: if the claimant has begun it hands over what it has committed. Where
+        """Lead again the run that is followed and was handed over in `term`, for its claimant has not greeted this
+        node. Whoever is reachable is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
         followed = self._role.followed
         if followed is not None and followed.wanted is None and self._role.run is None:
@@ -78,7 +78,7 @@ class Transfer:
         return step
 
     async def _consented(self, followed: FollowedRank, old_lead_is_off: bool) -> int:
-        """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
+        """The term in which the run that is followed may be led here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
         self._context.db.saw(m.Generation(restore.kept_term(followed.paths), 0))
 

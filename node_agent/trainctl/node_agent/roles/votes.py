@@ -1,4 +1,4 @@
-"""What this node says to another that claims to conduct a run: one consents to one claimant a term."""
+"""Votes of this node for others that claim to lead a run: it consents to one claimant per term."""
 
 from collections.abc import Awaitable, Callable
 
@@ -73,7 +73,7 @@ class Votes:
         return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
-        """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
+        """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
         active = self._active
         if claimant not in self._context.cluster.nodes:
             return f"{self._node} knows no node {claimant} in its cluster"

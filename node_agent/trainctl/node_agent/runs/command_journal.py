@@ -56,7 +56,7 @@ class CommandJournal:
 
     @property
     def session(self) -> Session | None:
-        """The run that is conducted."""
+        """The run that is led."""
         return self._conducting.session
 
     def propose(self, proposed: d.Proposed) -> None:
@@ -78,7 +78,7 @@ class CommandJournal:
         self._reasons.pop(command.id, None)
 
     async def take(self, identity: bytes, command: m.Command) -> None:
-        """One command from one client; of a policy's, whose identity is empty, nobody is told how it ended. The same
+        """One command from one client; of a policy's, whose identity is empty, no one is told how it ended. The same
         id again gets the outcome that the first one had or will have."""
         digest = digest_of(command)
         asker = _Asker(identity, command.rid)
@@ -154,7 +154,7 @@ class CommandJournal:
         for row in self._db.open_commands():
             under_way = (
                 verbs.args_type(row.verb) is verbs.Promote and row.id in self._askers
-            )  # it is by this that the run is conducted here
+            )  # it is by this that the run is led here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
             if row.run != session.run and await self._note_again(row):
@@ -232,12 +232,12 @@ class CommandJournal:
             await self._answer(identity, reply)
 
     def _hand_on(self, id: str) -> None:
-        """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""
+        """Have the run's other nodes keep the command as it is now: one of them may lead the run after this one."""
         row = self._db.find(id)
         if self.session is not None and row is not None and row.run == self.session.run:
             self.session.copies.add(row)
 
-    # ------------------------------------------------------------ of a run that another node's agent conducts
+    # ------------------------------------------------------------ of a run that another node's agent leads
 
     async def settle(self, kept: m.KeptCommand) -> None:
         """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
@@ -248,7 +248,7 @@ class CommandJournal:
             await self._tell(kept.id)
 
     async def give_up_left(self) -> None:
-        """End what this agent had accepted before another one conducted the run, and what that never heard of."""
+        """End what this agent had accepted before another one led the run, and what that never heard of."""
         if self.session is not None or not self._askers:
             return
         for row in self._db.open_commands():

@@ -1,4 +1,4 @@
-"""Notes on a run that is not conducted here: on one that has ended, or on a live one of another program."""
+"""Notes on a run that is not led here: on one that has ended, or on a live one of another program."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from trainctl.protocol.record.paths import RunPaths
 
 
 class LateNotes:
-    """Takes notes on runs of this node's db that it doesn't conduct."""
+    """Takes notes on runs of this node's db that it doesn't lead."""
 
     def __init__(
         self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting, guests: GuestRuns

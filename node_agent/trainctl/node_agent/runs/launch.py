@@ -1,4 +1,4 @@
-"""Runs are opened here: on all their nodes or on none, anew, from a checkpoint, or as another conductor left them."""
+"""Runs are opened here: on all their nodes or on none, again, from a checkpoint, or as another conductor left them."""
 
 import asyncio
 import shutil
@@ -65,7 +65,7 @@ class Launch:
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
     ) -> restore.Opening:
         """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
-        in reach again. Raises InvalidInputError or RefusedError."""
+        reachable again. Raises InvalidInputError or RefusedError."""
         known = self._db.known_run(run)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
@@ -93,7 +93,7 @@ class Launch:
             raise
 
     def _term(self, paths: RunPaths) -> int:
-        """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
+        """In which a run is resumed: the one that it was led in here, or a newer one of this node's own if nodes
         have been heard of newer ones since. It counts as seen from here on."""
         kept = restore.kept_term(paths)
         if not kept or kept < self._db.term:
@@ -152,7 +152,7 @@ class Launch:
                 raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which this cluster lacks")
 
     def check_take_over(self, paths: RunPaths) -> None:
-        """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
+        """Raises InvalidInputError if a run in whose record this is can't be led here."""
         run_file.read(paths.run_file)
         for node in restore.kept_ranks(paths).values():
             if node != self._context.node and node not in self._peers.links:

@@ -1,4 +1,4 @@
-"""One run that this agent conducts: carries the conductor's decisions out to the record, the ranks and the clients."""
+"""One run that this agent leads: carries the conductor's decisions out to the record, the ranks and the clients."""
 
 import asyncio
 import dataclasses
@@ -105,7 +105,7 @@ class Session:
                 await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch, alone))
 
     def _silent_seconds(self, rank: int) -> float:
-        """For how long a trainer that lives has said nothing, if that is too long; then also notice where it was."""
+        """For how long a trainer that lives has been silent, if that is too long; then also notice where it was."""
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
@@ -180,7 +180,7 @@ class Session:
                 self._keep_durable(durable)
                 self.doing = plan.kind
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
-                await self.copies.flush()  # so that nobody has a plan without the settings it is made from
+                await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
             case d.Persist(durable):
@@ -307,7 +307,7 @@ class Session:
 
 
 class Conducting(Protocol):
-    """The part of an agent that conducts."""
+    """The part of an agent that leads."""
 
     @property
     def session(self) -> Session | None: ...

@@ -76,7 +76,7 @@ def heard(message: m.Live) -> None:
 
 
 def shorten_boot_log(limit_bytes: int = BOOT_LOG_BYTES) -> None:
-    """launchd has standard error in a file that nobody rotates: begin it anew when it is long."""
+    """launchd has standard error in a file that no one rotates: begin it again when it is long."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         known = os.fstat(sys.stderr.fileno())
         if stat.S_ISREG(known.st_mode) and known.st_size > limit_bytes:

@@ -45,7 +45,7 @@ class Write(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """Make a folder that is the user's, and what of it lacks, for nobody else to read."""
+    """Make a folder that is the user's, and what of it lacks, for no one else to read."""
 
     path: Path
     user: str

@@ -1,5 +1,5 @@
 """What the agent does for whoever supervises it, while it serves: says that it is ready, lives and stops; ends by
-itself where nobody counts its beats; and keeps a log."""
+itself where no one counts its beats; and keeps a log."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
 async def supervised(
     notifier: Notifier, stall_seconds: float, doing: Callable[[], str], traces: Callable[[], IO[str] | None]
 ) -> AsyncIterator[None]:
-    """`stall_seconds`: how long the event loop may stand still before the process ends, 0 for as long as it likes."""
+    """`stall_seconds`: how long the event loop may stall before the process ends, 0 for as long as it likes."""
     guard = Watchdog(stall_seconds, _tell_stall, traces) if stall_seconds else None
     limits = [limit / _BEATS for limit in (notifier.watchdog_seconds, stall_seconds) if limit]
     notifier.ready(doing())

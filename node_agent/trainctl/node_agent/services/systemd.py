@@ -70,7 +70,7 @@ def linger_question(user: str) -> tuple[str, ...]:
 
 
 def lingers(text: str) -> bool:
-    """Whether a user's services go on without a session, as `loginctl` says."""
+    """Whether a user's services continue without a session, as `loginctl` says."""
     return "Linger=yes" in text.splitlines()
 
 
@@ -91,7 +91,7 @@ def install_steps(
     service: model.Service, file: Path, before: bytes | None, now: model.State, *, lingering: bool
 ) -> tuple[model.Step, ...]:
     """From how things are to a service that runs as the unit says; none where all is so already. `lingering`: the
-    user's services go on without a session."""
+    user's services continue without a session."""
     data = unit(service).encode()
     changed, scope = data != before, service.scope
     steps: list[model.Step] = (

@@ -222,7 +222,7 @@ class RemoteRank:
 
     @property
     def reached_monotonic(self) -> float:
-        """Since when its agent has been in touch; before that nothing could be heard of the rank."""
+        """Since when its agent has been in touch; before that nothing could be heard from the rank."""
         return self._link.reached_monotonic if self._link.line.open else 0.0
 
     async def start_again(self) -> None:

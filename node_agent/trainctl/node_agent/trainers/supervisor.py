@@ -84,7 +84,7 @@ class TrainerSupervisor:
         return HostedTrainer(known["pid"], known["started_at"], tuple(known["command"]), known["keeper_pid"])
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
-        """How the rank's last trainer ended (negative: the signal); None if it lives, or nobody was there to see it."""
+        """How the rank's last trainer ended (negative: the signal); None if it lives, or no one was there to see it."""
         deadline = time.monotonic() + STATUS_SECONDS
         while self.is_ending(run_paths, rank) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -27,7 +27,7 @@ class Advertisement:
         try:
             try:
                 await asyncio.to_thread(self._begin)
-            except Exception as error:  # noqa: BLE001  whatever the library does, the agent's work goes on
+            except Exception as error:  # noqa: BLE001  whatever the library does, the agent's work continues
                 print(f"trainctl-agent: not advertised: {_why(error)}", file=sys.stderr, flush=True)
             await asyncio.Event().wait()
         finally:

@@ -1,4 +1,4 @@
-"""The lead's socket to one follower's agent: a greeting, numbered orders, a ping each second, and all anew if lost."""
+"""The lead's socket to one follower's agent: a greeting, numbered orders, a ping each second, and all again if lost."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ class PeerLink:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long its agent has been out of reach, 0 if it isn't."""
+        """For how long its agent has been unreachable, 0 if it isn't."""
         return 0.0 if self.line.state == "connected" else time.monotonic() - self._since_monotonic
 
     @property
@@ -80,19 +80,19 @@ class PeerLink:
         return self._since_monotonic
 
     def is_out(self, seconds: float) -> bool:
-        """Whether its agent has not been reached yet, or has been out of reach for so long."""
+        """Whether its agent has not been reached yet, or has been unreachable for so long."""
         return not self.line.open and (self.line.state == "unknown" or self.silent_seconds > seconds)
 
     # ------------------------------------------------------------ to the follower
 
     async def send(self, order: Order) -> bool:
-        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins anew. Its link and
+        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins again. Its link and
         number are given to it here."""
         return self.line.open and await self._transmit(self.line.numbers.stamped(order))
 
     async def host(self, order: m.PeerHost, seconds: float) -> m.PeerHosted | None:
         """Ask it to host a rank, again should the conversation be lost meanwhile; None without an answer in time, or
-        from an agent that stays out of reach."""
+        from an agent that stays unreachable."""
         self._hosting = (order, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(seconds if self.line.open else min(seconds, REACH_SECONDS)) as limit:
@@ -108,8 +108,8 @@ class PeerLink:
     async def claim(
         self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
     ) -> m.PeerConsent | None:
-        """Ask it to consent to this agent's conducting of the run that it has a record of, or has one of and takes up
-        again (`resume`); None without an answer in time."""
+        """Ask it to consent to this agent's leading of the run that it has a record of, or has one of and resumes
+        (`resume`); None without an answer in time."""
         self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
@@ -130,7 +130,7 @@ class PeerLink:
         return await self.send(m.PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
 
     def renew(self) -> None:
-        """Begin the conversation anew: what this agent says of itself has changed."""
+        """Begin the conversation again: what this agent says of itself has changed."""
         self._broken.set()
 
     def move(self, address: str) -> None:
@@ -153,7 +153,7 @@ class PeerLink:
     # ------------------------------------------------------------ keeping in touch
 
     async def serve(self) -> None:
-        """Converse, and begin anew whenever a conversation is lost."""
+        """Converse, and begin again whenever a conversation is lost."""
         while True:
             try:
                 await self._serve_once(self._credentials(self.node, self.address))

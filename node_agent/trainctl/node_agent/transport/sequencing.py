@@ -49,7 +49,7 @@ class Numbers:
 
 
 class Line:
-    """The lead's end: whether the follower's agent is in touch, and when the conversation is to begin anew.
+    """The lead's end: whether the follower's agent is connected, and when the conversation is to begin again.
 
     `now` is a reading of a monotonic clock, in seconds.
     """
@@ -94,7 +94,7 @@ class Line:
         return "welcome"
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has said nothing for too long, to a hello or to pings."""
+        """Whether it has been silent for too long, to a hello or to pings."""
         return now - self._heard > SILENT_AFTER_SECONDS
 
     def lose(self, why: str) -> None:

@@ -57,7 +57,7 @@ class Speed(NamedTuple):
     floor_seconds: float = 0.0  # transfer, optimizer and plan
 
     def seconds(self, share: int) -> float:
-        """The length of a step that nobody else makes longer."""
+        """The length of a step that no one else makes longer."""
         return share / self.samples_per_second + self.floor_seconds
 
 

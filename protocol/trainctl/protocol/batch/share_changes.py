@@ -1,4 +1,4 @@
-"""What rebalance, drain and admit make of a split: pure functions of shares by rank, to do or to foretell it."""
+"""Changes of shares by rebalance, drain and admit: pure functions of shares by rank, to apply or preview."""
 
 from collections.abc import Collection, Mapping
 from fractions import Fraction
@@ -78,8 +78,6 @@ def _check_rest(total: int, left: Fraction, unnamed: Collection[str], *, exact: 
     given = f"{float(total - left):g} of {total} samples"
     if unnamed and left <= 0:
         nodes = ", ".join(dict.fromkeys(unnamed))
-        raise InvalidInputError("shares", f"shares add up to {given}, which leaves nothing for {nodes}")
+        raise InvalidInputError("shares", f"shares sum to {given}, which leaves nothing for {nodes}")
     if not unnamed and (left if exact else abs(left) >= 1):
-        raise InvalidInputError(
-            "shares", f"shares add up to {given}; with every node named they must add up to {total}"
-        )
+        raise InvalidInputError("shares", f"shares sum to {given}; with every node named they must sum to {total}")

@@ -188,7 +188,7 @@ class Client(AttachedRuns):
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
-        `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that conducts
+        `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that leads
         it, and the command is sent there. Raises UnreachableError if no first reply comes; past that it waits as long
         as the caller does, asking again (the same id) should the agent be restarted meanwhile.
         """

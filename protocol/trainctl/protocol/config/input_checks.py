@@ -1,4 +1,4 @@
-"""Cheap looks into what a run file points at: weights by their header, samples by their first lines, text by its size.
+"""Cheap checks of what a run file points at: weights by their header, samples by their first lines, text by its size.
 
 They need no tensor library, so the command line and the agent make them before a run directory exists.
 """

@@ -29,7 +29,7 @@ class RunTable(_Table, frozen=True):
     steps: PositiveInt
     seed: NonNegativeInt = 0
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
-    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and gets on with nothing for so long
+    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long
 
 
 class ModelTable(_Table, frozen=True):
@@ -58,8 +58,8 @@ class GroupTable(_Table, frozen=True):
     chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
     first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement
     sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
-    hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that gets on with nothing for so long hangs
-    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, out of reach
+    hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that makes no progress for so long hangs
+    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, unreachable
 
 
 class OptimizerTable(_Table, frozen=True):
@@ -143,7 +143,7 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 
 def on_node(config: RunFile, node: str) -> RunFile:
-    """The run file as it is for one node: its own model and data paths in the place of the common ones."""
+    """The run file as it is for one node: its own model and data paths in place of the common ones."""
     table = config.nodes.get(node)
     if table is None or (table.model_path is None and table.data_path is None):
         return config
@@ -246,9 +246,9 @@ def _check_shares(config: RunFile, where: str) -> None:
     whole = config.batch.global_
     fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
     if fixed > whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares add up to {fixed}, above batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, above batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares add up to {fixed}, not to batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {whole}")
 
 
 def _check_node(config: RunFile, name: str, where: str) -> None:

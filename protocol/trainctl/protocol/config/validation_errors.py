@@ -1,4 +1,4 @@
-"""What msgspec found wrong with a value, in the words of a person who typed it."""
+"""Validation errors of msgspec, in the words of the person who typed the value."""
 
 import re
 import types

@@ -1,4 +1,4 @@
-"""Events in words: the only place where text is made of what an event says, for screens, logs, hooks and exports."""
+"""Prose of events: the only place that makes text from an event's data, for screens, logs, hooks and exports."""
 
 from collections.abc import Mapping
 from typing import Final

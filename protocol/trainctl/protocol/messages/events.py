@@ -1,4 +1,4 @@
-"""What an event of a run says, as data: a closed union of kinds, each with fields of its own.
+"""Events of a run as data: a closed union of kinds, each with fields of its own.
 
 `event_prose` makes text of them, for every reader; no program has to read that text back.
 """
@@ -28,7 +28,7 @@ class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class SharesChanged(EventData, tag="shares-changed", frozen=True):
-    """Samples of the global batch were dealt anew, by a command or because a node left or came."""
+    """Samples of the global batch were dealt again, by a command or because a node left or came."""
 
     category: ClassVar[Category] = "rank"
     before: dict[str, Count]  # by node, in the order of ranks; 0: it took no part
@@ -69,16 +69,16 @@ class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
 
 
 class LeadChanged(EventData, tag="lead-changed", frozen=True):
-    """Another node's agent conducts the run."""
+    """Another node's agent leads the run."""
 
     category: ClassVar[Category] = "agent"
-    before: str  # the node that conducted it
-    after: str  # the node that conducts it from here on
+    before: str  # the node that led it
+    after: str  # the node that leads it from here on
     term: Count = 0  # 0: not known yet
 
 
 class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
-    """The run pauses, goes on, stops, ends or goes back to a checkpoint."""
+    """The run pauses, continues, stops, ends or goes back to a checkpoint."""
 
     before: str  # empty: not said
     after: str  # a run's state, or "going back" (to a checkpoint) or "resumed" (from one)
@@ -175,7 +175,7 @@ class StepRetracted(EventData, tag="step-retracted", frozen=True):
 
 
 class StepsStopped(EventData, tag="steps-stopped", frozen=True):
-    """Too few nodes are in reach for the run to make steps, or enough again."""
+    """Too few nodes are reachable for the run to make steps, or enough again."""
 
     lacking: str  # what is missing; empty: nothing any more
 
@@ -214,7 +214,7 @@ class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
     category: ClassVar[Category] = "checkpoint"
     step: Count  # whose state it is
     size_bytes: Count | None = None  # of all its files; null: not known
-    loop_seconds: float | None = None  # for which training stood still
+    loop_seconds: float | None = None  # for which training stalled
 
 
 class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
@@ -278,7 +278,7 @@ class AlertCleared(EventData, tag="alert-cleared", frozen=True):
 
 
 class AlertFailed(EventData, tag="alert-failed", frozen=True):
-    """An alert that goes on after the run's end, or a hook that could not be called."""
+    """An alert that continues after the run's end, or a hook that could not be called."""
 
     category: ClassVar[Category] = "alert"
     text: str  # for a person, on one line

@@ -1,4 +1,4 @@
-"""What followers keep of a run."""
+"""Items of a run's record that followers keep."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class KeptDrifts(Message, tag="kept-drifts", frozen=True):
 
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
-    """What comes after a step, and after an event, doesn't stand: others made it, or nobody that is left."""
+    """What comes after a step, and after an event, doesn't stand: others made it, or no one that is left."""
 
     after_step: Count
     after_event: Count | None = None  # None: all events stand

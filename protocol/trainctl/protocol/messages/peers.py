@@ -1,4 +1,4 @@
-"""Between the lead's agent and a follower's."""
+"""Messages between the lead's agent and a follower's."""
 
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class PeerHello(Message, tag="peer-hello", frozen=True):
     lead: str  # node
     address: str  # where the lead takes requests
     generation: Generation | None = None  # highest that the lead knows; a follower that knows a higher term refuses
-    run: str | None = None  # the run it conducts
+    run: str | None = None  # the run it leads
 
 
 class PeerHost(Message, tag="peer-host", frozen=True):
@@ -74,7 +74,7 @@ class PeerTrainer(Message, tag="peer-trainer", frozen=True):
 
 
 class PeerKeep(Message, tag="peer-keep", frozen=True):
-    """What the lead has kept of the run: a follower keeps it too, so that it could conduct the run itself."""
+    """What the lead has kept of the run: a follower keeps it too, so that it could lead the run itself."""
 
     link: Name
     seq: Count
@@ -83,9 +83,9 @@ class PeerKeep(Message, tag="peer-keep", frozen=True):
 
 
 class PeerClaim(Message, tag="peer-claim", frozen=True):
-    """Whoever says this is to conduct the run in the term told; answered by PeerConsent.
+    """Whoever says this is to lead the run in the term told; answered by PeerConsent.
 
-    An agent that conducts it hands it over; any other consents to one claimant a term. In term 0 it only asks: nobody
+    An agent that leads it hands it over; any other consents to one claimant a term. In term 0 it only asks: no one
     consents, and the refusal tells how it stands there.
     """
 
@@ -94,7 +94,7 @@ class PeerClaim(Message, tag="peer-claim", frozen=True):
     run: Name
     term: Count
     hosted: HostedRank  # how far the claimant's record goes
-    resume: bool = False  # the run has ended and is to be taken up again: refused by whoever takes part in it
+    resume: bool = False  # the run has ended and is to be resumed: refused by whoever takes part in it
 
 
 class PeerPing(Message, tag="peer-ping", frozen=True):
@@ -184,7 +184,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     link: Name
     code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
-    run: str | None = None  # older-term: the one that the lead said it conducts
+    run: str | None = None  # older-term: the one that the lead said it leads
     state: RunState | None = None  # that run's, as it is known here; None: not known
     reason: str = ""  # of that state
 

@@ -1,4 +1,4 @@
-"""What an agent answers a client."""
+"""Replies of an agent to a client."""
 
 from typing import Annotated, Literal
 
@@ -76,10 +76,10 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_loss: float | None
     started_at: float
     directory: str
-    lead: str = ""  # node that conducts it, or did last
+    lead: str = ""  # node that leads it, or did last
     nodes: tuple[str, ...] = ()  # of its ranks
     last_step_at: float | None = None  # when the last step was committed
-    stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
+    stale: bool = False  # another node leads it and is unreachable: this is how it was when that took it over
     kind: RunKind = "hosted"
     rates: RunRates | None = None  # by its last step
 
@@ -255,7 +255,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
         "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"
     ]
     text: str
-    lead: str | None = None  # not-lead: the address of the agent that conducts
+    lead: str | None = None  # not-lead: the address of the agent that leads
     lead_key: str | None = None  # not-lead: that agent's public key, Z85
 
 

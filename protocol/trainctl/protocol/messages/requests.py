@@ -1,4 +1,4 @@
-"""What a client asks of an agent."""
+"""Requests of a client to an agent."""
 
 from typing import Annotated, Any, Literal
 
@@ -135,7 +135,7 @@ class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=Tr
     steps: Count | None = None  # total
     weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # of what the loss is divided by
     loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
-    after_step: Count | None = None  # the run goes on after this step: those above it in the record are retracted
+    after_step: Count | None = None  # the run continues after this step: those above it in the record are retracted
 
 
 class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What clients see: what an agent publishes of its run, its machine and its alerts."""
+"""Telemetry: what an agent publishes about its run, its machine and its alerts."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ class RankView(msgspec.Struct, frozen=True):
 
     rank: Count
     node: str
-    state: RankState  # late: slow at its part; hung: silent, or gets on with nothing; draining: out when that is done
+    state: RankState  # late: slow at its part; hung: silent, or without progress; draining: out when that is done
     since_at: float  # when it came to this state
     share: Count | None  # samples of the global batch
     micro_batch: Count | None
@@ -85,7 +85,7 @@ class RunView(Message, tag="run-view", frozen=True):
     recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
     kind: RunKind = "hosted"  # by this program's trainers; guest: a loop that attached itself; exec: a watched command
     verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it isn't taken; empty: it is). Others: taken if hosted
-    policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't conduct the run
+    policies: tuple[PolicyView, ...] = ()  # empty: not known, as by a node that doesn't lead the run
     weight_unit: str = TOKENS  # of what the loss is divided by, as the objective has it: "tokens", "pairs"
     loss_unit: str = "nats per token"
     boot: str = ""
@@ -109,7 +109,7 @@ class RunView(Message, tag="run-view", frozen=True):
         return self.rate_unit if is_rate else metric.unit
 
     def takes_over(self, shown: "RunView") -> bool:
-        """Whether who watches `shown`, and has chosen no run, goes on with this one."""
+        """Whether who watches `shown`, and has chosen no run, continues with this one."""
         return self.state in ACTIVE_RUN_STATES and (self.kind == "hosted" or shown.state not in ACTIVE_RUN_STATES)
 
     def why_not(self, verb: str) -> str:
@@ -344,7 +344,7 @@ class AlertView(msgspec.Struct, frozen=True):
 
 
 class MuteView(msgspec.Struct, frozen=True):
-    """A kind of alert that is still kept but calls nobody."""
+    """A kind of alert that is still kept but calls no one."""
 
     kind: AlertKind
     node: str | None  # None: on any node

@@ -1,4 +1,4 @@
-"""Between an agent and a trainer: orders down, answers up."""
+"""Messages between an agent and a trainer: orders down, answers up."""
 
 from typing import Annotated, Literal
 
@@ -61,7 +61,7 @@ class Form(Message, tag="form", frozen=True):
     layout_digest: str = ""  # what every rank's parameters must be laid out as
     step: Count = 0  # last committed step of the generation's start
     cursor: Count = 0  # first position after it
-    source: Count | None = None  # the rank whose state those behind are given; None: nobody is behind
+    source: Count | None = None  # the rank whose state those behind are given; None: no one is behind
     behind: tuple[int, ...] = ()  # ranks that are given it
     deadline_seconds: float = 30.0  # for joining and levelling; then the reducer is ended and the answer GroupFailed
 
@@ -153,7 +153,7 @@ class Alive(Message, tag="alive", frozen=True):
     generation: Generation | None
     step: Count  # the step in progress
     phase: str
-    progress: Count | None = None  # grows when the main thread gets on: a phase, a micro-batch
+    progress: Count | None = None  # grows when the main thread makes progress: a phase, a micro-batch
     ready: Ready | None = None  # repeated so that an agent that restarted learns it
 
 
@@ -255,7 +255,7 @@ class GroupFailed(Message, tag="group-failed", frozen=True):
 
 
 class TrainerFailed(Message, tag="trainer-failed", frozen=True):
-    """The trainer cannot go on; it exits after this."""
+    """The trainer cannot continue; it exits after this."""
 
     run: Name
     rank: Count

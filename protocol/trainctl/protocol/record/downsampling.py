@@ -1,4 +1,4 @@
-"""How a span of steps is cut into about as many buckets as a screen has columns, and the query that fills them.
+"""Downsampling of a span of steps into about as many buckets as a screen has columns, and its query.
 
 Buckets start at multiples of their size, so they don't move while a run grows. Up to RAW_STEPS_PER_COLUMN steps a
 bucket they are made from the steps themselves; above, from the rollups, with the few steps that a rollup would take in

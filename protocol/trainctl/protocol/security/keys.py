@@ -117,7 +117,7 @@ class KeyFolder:
         return toml_file.checked(toml_file.read(path, "key file"), KeyPair, str(path))
 
     def authorized(self) -> Authorized:
-        """Whose keys may do what here; nobody's where there is no file."""
+        """Whose keys may do what here; no one's where there is no file."""
         path = self.authorized_path
         if not path.is_file():
             return Authorized()
@@ -207,7 +207,7 @@ def check_name(name: str) -> str:
 
 
 def write_private(path: Path, tables: dict[str, Any]) -> None:
-    """Write a TOML file that nobody but its owner can read at any moment, whole or not at all."""
+    """Write a TOML file that no one but its owner can read at any moment, whole or not at all."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600, whatever the umask lets by
     try:
         os.fchmod(descriptor, 0o600)

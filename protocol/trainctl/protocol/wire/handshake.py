@@ -1,4 +1,4 @@
-"""What a socket's handshakes say of the other side: that it refuses this side's key, wants keys, or has none."""
+"""Reasons of failed handshakes: the other side refuses this side's key, requires keys, or has none."""
 
 import asyncio
 import contextlib

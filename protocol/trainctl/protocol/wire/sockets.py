@@ -88,7 +88,7 @@ def secure_client(socket: Any, own: KeyPair, server: str) -> None:
 
 def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
     """Have a socket serve, as `own`, only those that the authenticator of its context lets into `domain`; before it
-    binds. Without an authenticator it serves nobody."""
+    binds. Without an authenticator it serves no one."""
     if not domain:
         raise ValueError("an empty domain would admit every key")
     socket.curve_server = True

@@ -1,4 +1,4 @@
-"""What a rank asks of an array library.
+"""The backend interface: what a rank needs from an array library.
 
 A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
 float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by

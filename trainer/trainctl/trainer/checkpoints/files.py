@@ -1,4 +1,4 @@
-"""Writing a checkpoint so that it is whole or absent, and taking one up again.
+"""Checkpoint files: written whole or not at all, and loaded to resume.
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files),
 so any tool can load it. Beside that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32),

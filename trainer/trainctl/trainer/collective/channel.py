@@ -98,7 +98,7 @@ class Channel:
         self._socket = connected
 
     def send(self, message: Order | Answer, descriptors: Sequence[int] = ()) -> None:
-        """Raises OSError if nobody is at the other end any more."""
+        """Raises OSError if no one is at the other end any more."""
         body = msgspec.msgpack.encode(message)
         frame = len(body).to_bytes(_LENGTH_BYTES, "little") + body
         sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0

@@ -1,7 +1,7 @@
 """The libraries whose all-reduce a reducer runs: gloo through torch.distributed, and the ring of mlx.distributed.
 
 An engine joins once in the life of a process. While it is connecting, the ring keeps the interpreter's lock, so no
-other Python thread runs; a process that may not wait for ever needs a timer of the system's.
+other Python thread runs; a process that may not wait forever needs a timer of the system's.
 """
 
 import contextlib
@@ -142,7 +142,7 @@ def _rendezvous(index: int, endpoints: Sequence[Sequence[str]]) -> None:
 
 def _connected(host: str, port: int) -> socket.socket:
     while True:
-        with contextlib.suppress(ConnectionRefusedError):  # nobody listens yet
+        with contextlib.suppress(ConnectionRefusedError):  # no one listens yet
             return socket.create_connection((host, port))
         time.sleep(_RETRY_SECONDS)
 

@@ -168,7 +168,7 @@ class ReducerGroup(Group):
         except (GroupError, AbandonedError):
             self.close()
             raise
-        if form.engine == "gloo":  # the reducer has its own; this one would take connections that nobody serves
+        if form.engine == "gloo":  # the reducer has its own; this one would take connections that no one serves
             self._close_ports()
 
     def complete(self) -> None:

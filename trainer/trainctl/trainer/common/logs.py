@@ -1,4 +1,4 @@
-"""What a trainer says in its log: how it came into the group, what it wrote, and what went wrong; steps are in the
+"""A trainer's log lines: how it joined the group, what it wrote, and what went wrong; steps are in the
 record."""
 
 import logging

@@ -1,4 +1,4 @@
-"""What the control thread does about orders to offer, form and fence."""
+"""The control thread's handler of orders to offer, form and fence."""
 
 from collections.abc import Callable
 from queue import SimpleQueue

@@ -1,4 +1,4 @@
-"""How near a rank's memory comes to its cap, and whether it grows, over its last steps."""
+"""Memory trend of a rank over its last steps: use of its cap, and growth."""
 
 from collections import deque
 from typing import Final
