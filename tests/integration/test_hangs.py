@@ -63,7 +63,7 @@ def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
         lost = until(lambda: [text for text in texts_of(client) if "beta is lost" in text], 120, "its loss")
         assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {step} for "), lost
     have_back(client)
-    assert any("beta joins again" in text for text in texts_of(client))
+    assert any("beta rejoins" in text for text in texts_of(client))
     wait_for_step(client, client.snapshot(0).run.step + 3)
     last = client.send("pause", {}).step
     check_ledger(cluster, run, last, was_lost={"beta"})

@@ -131,7 +131,8 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
 
 
 @pytest.mark.parametrize(
-    ("who", "words"), [("keyless", "wants keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")]
+    ("who", "words"),
+    [("keyless", "requires keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
     """With the product's client, which says why, and by a socket that sends every verb whatever it is told."""
@@ -248,7 +249,7 @@ def test_a_nodes_key_reads_no_runs_and_sends_no_verbs(guarded: Guarded) -> None:
     hello = examples.EXAMPLES["lead to follower"]["peer-hello"]
     reply = ask_peer(guarded, "mbp", hello)  # it says that it is studio
     assert isinstance(reply, m.PeerRefusal)
-    assert "doesn't speak for studio" in reply.text
+    assert "may not act for studio" in reply.text
     assert guarded.state() == before
 
 
@@ -293,7 +294,10 @@ def test_the_command_line_says_it_in_one_line_with_exit_code_6(
     assert main.main(["send", "pause", "--connect", at, "--server-key", key]) == 6
     assert main.main(["ls", "--connect", at]) == 6
     said = capsys.readouterr().err.strip().splitlines()
-    assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "wants keys" in line] == [True, True]
+    assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "requires keys" in line] == [
+        True,
+        True,
+    ]
     monkeypatch.setenv("TRAINCTL_SERVER_KEY", key)
     monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("anna").path))
     assert main.main(["keys", "audit", "--connect", at]) == 0

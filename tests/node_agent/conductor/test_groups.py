@@ -186,7 +186,7 @@ def test_ranks_without_the_checkpoint_are_given_the_state_of_one_that_has_it():
     form = next(order for order in simulation.ranks[0].down if isinstance(order, m.Form))
     assert (form.step, form.cursor, form.source, form.behind) == (7, 84, 1, (0, 2))
     simulation.until(lambda: simulation.conductor.stage == "formed")
-    assert texts(simulation) == ["g1.1 formed, 3 ranks by gloo; a, c received the state of b"]
+    assert texts(simulation) == ["g1.1 formed, 3 ranks by gloo; a, c synced from b"]
     assert {rank.state for rank in simulation.ranks.values()} == {"seven"}
 
 
@@ -207,7 +207,7 @@ def test_a_sum_that_some_had_and_others_not_is_made_good_by_giving_the_state():
         rank.failed = True
     unlucky[0]._say(m.GroupFailed, unlucky[0].generation, reason="connection closed by peer")
     simulation.run()
-    assert any("; b, c received the state of a; the ranks waited " in text for text in texts(simulation))
+    assert any("; b, c synced from a; the ranks waited " in text for text in texts(simulation))
     assert simulation.ended.state == "finished"
     assert {(step, rank) for rank in range(3)} & simulation.parts == {(step, 0)}  # theirs was never made
     check_ledger(simulation)
@@ -410,7 +410,7 @@ def test_a_drained_node_idles_from_one_step_on_and_comes_back_with_the_state():
     admit = simulation.command("admit", node="b")
     simulation.run()
     assert simulation.ends[admit].after == "a=4 b=4 c=4"
-    assert any("; b received the state of a" in text for text in texts(simulation))
+    assert any("; b synced from a" in text for text in texts(simulation))
     assert simulation.ended.state == "finished"
     simulation.check_alike()
     check_ledger(simulation)

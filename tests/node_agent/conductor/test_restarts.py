@@ -62,7 +62,7 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert "c rejoins: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)
     simulation.run()
-    assert any("formed, 3 ranks by gloo; c received the state of a" in text for text in texts(simulation))
+    assert any("formed, 3 ranks by gloo; c synced from a" in text for text in texts(simulation))
     assert rows(simulation, lost + 2) == {0: 6, 1: 6}
     assert rows(simulation, 60) == {0: 4, 1: 4, 2: 4}
     simulation.check_alike()
@@ -166,9 +166,7 @@ def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_gene
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
     formed = [text for text in texts(simulation) if "formed" in text]
-    assert formed[-1].startswith(
-        f"{before.next()} formed, 3 ranks by gloo; b received the state of a; the ranks waited "
-    )
+    assert formed[-1].startswith(f"{before.next()} formed, 3 ranks by gloo; b synced from a; the ranks waited ")
 
 
 def test_where_a_rank_was_when_it_fell_silent_is_told():
@@ -190,7 +188,7 @@ def test_a_node_out_of_reach_is_lost_and_its_trainer_joins_as_it_is_when_it_is_b
     simulation.until(lambda: any("formed, 2 ranks" in text for text in texts(simulation)))
     assert not simulation.ranks[2].gone, "it can't be told"
     simulation.reconnect(simulation.ranks[2])
-    simulation.until(lambda: any("3 ranks by gloo; c received the state of a" in text for text in texts(simulation)))
+    simulation.until(lambda: any("3 ranks by gloo; c synced from a" in text for text in texts(simulation)))
     assert simulation.starts == 0
     assert go_on(simulation).ended.state == "finished"
 

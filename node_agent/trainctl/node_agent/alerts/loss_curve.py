@@ -83,7 +83,7 @@ class LossWatch:
         above = loss - found.expected
 
         def say() -> Said:
-            text = f"loss {number(loss)} at step {step.step:,}, expected {number(found.expected)} by its trend"
+            text = f"loss {number(loss)} at step {step.step:,}, trend {number(found.expected)}"
             scatter = f"scatter of the last {WINDOW_STEPS} steps {number(found.scatter)}"
             return Said(text, (scatter, *_facts(step)))
 

@@ -227,7 +227,7 @@ def _rank(data: e.RankChanged) -> str:
 def _formed(data: e.GenerationFormed) -> str:
     said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
     said += f" by {data.engine}" if data.engine != "none" else ""
-    said += f"; {', '.join(data.behind)} received the state of {data.source}" if data.source else ""
+    said += f"; {', '.join(data.behind)} synced from {data.source}" if data.source else ""
     return said + (f"; the ranks waited {data.waited_seconds:.2g} s" if data.waited_seconds is not None else "")
 
 
