@@ -21,9 +21,9 @@ from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.errors import RefusedError, TrainctlError
 
 SEND_SECONDS = 0.5
-"""How often steps are sent."""
+"""Seconds between sending steps."""
 MOST_WAITING = 10_000
-"""Steps kept for an agent that is away; the oldest go first."""
+"""Most steps kept while the agent is away; the oldest are dropped first."""
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     given = arguments()
     text = given.text.read_bytes()
     if len(text) < 2:
-        print(f"attach.py: {given.text} has no two bytes to learn from", file=sys.stderr)
+        print(f"attach.py: {given.text} has fewer than two bytes to learn from", file=sys.stderr)
         return 2
     model, chance = Bigrams(), random.Random(given.seed)
     with Reporter(given.connect, given.run, given.text.name, given.steps) as reporter:
@@ -91,7 +91,7 @@ class Reporter:
         self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
         self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
         self._sent_monotonic, self._attached = -math.inf, False
-        self._after_step: int | None = 0  # this program begins anew: what an earlier one recorded is retracted
+        self._after_step: int | None = 0  # this program begins again: what an earlier one recorded is retracted
         self.kept = 0
 
     def __enter__(self) -> "Reporter":
@@ -133,12 +133,12 @@ class Reporter:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a bigram model, and show it in trainctl.")
-    parser.add_argument("text", type=Path, help="file whose bytes are learned")
+    parser = argparse.ArgumentParser(description="Train a bigram model and show it in trainctl.")
+    parser.add_argument("text", type=Path, help="file to learn from")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
     parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="id of the run")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=64, help="pairs of bytes in a step")
+    parser.add_argument("--batch", type=int, default=64, help="pairs of bytes per step")
     parser.add_argument("--learning-rate", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

@@ -20,7 +20,7 @@ from trainctl.protocol.errors import TrainctlError
 
 
 async def main() -> int:
-    """Print until so many steps were seen, or for ever; the exit code."""
+    """Print until so many steps were seen, or forever; the exit code."""
     given = arguments()
     try:
         async with Client(given.connect, by="watch.py") as client:
@@ -78,7 +78,7 @@ def step_line(step: m.StepCommitted) -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Follow a run.")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many [never]")
+    parser.add_argument("--steps", type=int, default=0, help="stop after this many steps [never]")
     return parser.parse_args()
 
 

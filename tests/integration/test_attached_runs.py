@@ -84,11 +84,14 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
         client.run_steps(RUN, steps(1, 3))
         for run in (RUN, None):
             refused = client.send("pause", {}, run=run)
-            assert (refused.state, refused.reason) == ("rejected", f"{RUN} takes no pause: its trainer isn't ours")
+            assert (refused.state, refused.reason) == (
+                "rejected",
+                f"{RUN} does not support pause: another program trains it",
+            )
         noted = client.send("note", {"text": "looks odd"}, run=RUN)
         assert (noted.state, noted.step) == ("applied", 3)
         texts = [event.text for event in client.events(RUN).events]
-        assert "looks odd" in texts and sum("its trainer isn't ours" in text for text in texts) == 2
+        assert "looks odd" in texts and sum("another program trains it" in text for text in texts) == 2
         resumed = client.send("start-run", {"resume": RUN})
         assert resumed.state == "rejected" and "another program" in resumed.reason
         client.end_run(RUN, "stopped")
@@ -177,7 +180,7 @@ def test_two_programs_cannot_take_a_hosted_runs_id(live: AgentProcess) -> None:
     with live.client() as client:
         view = client.snapshot(0).run
         assert view is not None
-        with pytest.raises(RefusedError, match="take another id"):
+        with pytest.raises(RefusedError, match="choose another id"):
             client.attach_run(view.run, "thief", RANKS)
         assert client.snapshot(0).run.kind == "hosted"  # type: ignore[union-attr]
 

@@ -315,7 +315,7 @@ def test_the_same_id_again_is_the_same_outcome_and_another_body_a_conflict(agent
     [
         (["resize-batch", "micro=64"], "micro: 64 is over here's share of 4"),
         (["resize-batch", "micro=2", "--node", "studio"], "node: no node 'studio'"),
-        (["pause", "--run", "nobody"], "run: no active run 'nobody'"),
+        (["pause", "--run", "nobody"], "run: 'nobody' is not active"),
         (["set-lr", "value=1e-3", "--if-plan", "99999"], "plan"),
         (["start-run", "resume=nobody"], "run"),
     ],

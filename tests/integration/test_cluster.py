@@ -92,7 +92,7 @@ def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(
         assert (other.state, other.field) == ("rejected", "run")
         assert "beta" in other.reason and run in other.reason
         again = third.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha"))})
-        assert "alpha" in again.reason and "conducts" in again.reason
+        assert "alpha" in again.reason and "leads" in again.reason
         resized = follower.send("resize-batch", {"micro": 2})
         assert resized.state == "applied" and resized.step > 1
         machines_are_in_the_record(client, run)
@@ -133,7 +133,7 @@ def begin_again(cluster, client, run: str) -> None:
     assert view.run == run
     texts = [event.text for event in client.events(newest=True).events]
     assert any(text.startswith("rank 0 (beta) was ended by signal 9") and "going back" in text for text in texts)
-    assert any(text.startswith("taken up again from step 0") for text in texts)
+    assert any(text.startswith("resumed from step 0") for text in texts)
 
 
 def take_up_from_there(cluster, client, run: str, at: int) -> None:

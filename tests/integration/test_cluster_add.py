@@ -135,7 +135,7 @@ def test_each_failure_names_its_step_and_leaves_nothing_here(pair: Pair, first: 
         (3, "connect: no Python 3.11 or newer there (looked for /no/python)", {"--python": "/no/python"}),
         (2, "--here: no node 'nowhere'", {"--here": "nowhere"}),
         (2, "--name: 'home' is this machine's own name", {"--name": "home"}),
-        (2, "an address is tcp://host:port", {"--address": "away"}),
+        (2, "an address must be tcp://host:port", {"--address": "away"}),
         (3, "keys there: ", {"--address": "tcp://127.0.0.1:2"}),
         (3, "install (pip): ", {"--pip-args": "--no-such-option"}),
     ):

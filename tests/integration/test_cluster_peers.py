@@ -59,7 +59,7 @@ def test_orders_for_what_is_not_hosted_and_of_a_generation_that_was_left_are_ref
     lead.relay(1, m.Fence(run=run, generation=m.Generation(1, 1)))
     assert lead.hear(m.PeerRefusal).code == "busy"
     lead.say(m.PeerEnd(link=lead.link, seq=2, run=run, rank=1, state="stopping"))
-    assert lead.hear(m.PeerExit).why == "is not known to its agent any more"
+    assert lead.hear(m.PeerExit).why == "is no longer known to its agent"
     config = run_config(nodes=on("alpha", "gamma"))
     for seq, (run_id, field) in enumerate((("../../etc", "run"), (run, "")), 3):
         lead.say(m.PeerHost(link=lead.link, seq=seq, run=run_id, rank=1, config=config, generation=m.Generation(1, 0)))

@@ -190,7 +190,7 @@ def test_a_command_not_applied_in_time_says_so(live):
 
 
 def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everywhere(agent, run_config):
-    why = "there are no held-out samples: data.held_out keeps none"
+    why = "there are no held-out samples: data.held_out is 0"
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000, data__held_out=0)}, wait="accepted")
         run = wait_for_step(client, 1).run

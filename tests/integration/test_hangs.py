@@ -1,5 +1,5 @@
 """A rank whose main thread hangs while its heartbeats go on: named, ended and replaced, and no step is lost by it. With
-its node out of reach the run goes back without it."""
+its node unreachable the run goes back without it."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
         lost = until(lambda: [text for text in texts_of(client) if "beta is lost" in text], 120, "its loss")
         assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {step} for "), lost
     have_back(client)
-    assert any("beta joins again" in text for text in texts_of(client))
+    assert any("beta rejoins" in text for text in texts_of(client))
     wait_for_step(client, client.snapshot(0).run.step + 3)
     last = client.send("pause", {}).step
     check_ledger(cluster, run, last, was_lost={"beta"})
@@ -76,7 +76,7 @@ def end_trainers(cluster: Cluster, node: str) -> None:
 
 
 def lose_all(cluster: Cluster, client: BlockingClient) -> None:
-    """First a node that is out of reach from then on, and then the only rank that is left."""
+    """First a node that is unreachable from then on, and then the only rank that is left."""
     cluster["beta"].kill()
     end_trainers(cluster, "beta")
     until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")

@@ -118,8 +118,8 @@ def test_the_operator_is_let_in_under_its_keys_name(guarded: Guarded) -> None:
 
 
 WHYS = {
-    "keyless": {"it has no keys", "it showed no key"},  # it may hang up before it has said so
-    "unknown": {"its key is not let in"},
+    "keyless": {"it has no key", "it presented no key"},  # it may hang up before it has said so
+    "unknown": {"its key is not authorised"},
     "wrong server": {"it expects another agent's key"},
 }
 
@@ -131,7 +131,8 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
 
 
 @pytest.mark.parametrize(
-    ("who", "words"), [("keyless", "wants keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")]
+    ("who", "words"),
+    [("keyless", "requires keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
     """With the product's client, which says why, and by a socket that sends every verb whatever it is told."""
@@ -209,7 +210,7 @@ def test_a_viewer_hears_what_it_asked_itself_and_nothing_else(guarded: Guarded) 
             anna.send(codec.encode(asked))
             received(anna)
         assert not any(one.poll(200) for one in (vera, named, numbered)), "it heard what another one asked"
-    assert guarded.audited(name="vera", what="any request", why="it chose its own identity")
+    assert guarded.audited(name="vera", what="any request", why="its socket set its own identity")
 
 
 def received(dealer: Any) -> bytes:
@@ -248,7 +249,7 @@ def test_a_nodes_key_reads_no_runs_and_sends_no_verbs(guarded: Guarded) -> None:
     hello = examples.EXAMPLES["lead to follower"]["peer-hello"]
     reply = ask_peer(guarded, "mbp", hello)  # it says that it is studio
     assert isinstance(reply, m.PeerRefusal)
-    assert "doesn't speak for studio" in reply.text
+    assert "may not act for studio" in reply.text
     assert guarded.state() == before
 
 
@@ -293,7 +294,10 @@ def test_the_command_line_says_it_in_one_line_with_exit_code_6(
     assert main.main(["send", "pause", "--connect", at, "--server-key", key]) == 6
     assert main.main(["ls", "--connect", at]) == 6
     said = capsys.readouterr().err.strip().splitlines()
-    assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "wants keys" in line] == [True, True]
+    assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "requires keys" in line] == [
+        True,
+        True,
+    ]
     monkeypatch.setenv("TRAINCTL_SERVER_KEY", key)
     monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("anna").path))
     assert main.main(["keys", "audit", "--connect", at]) == 0

@@ -136,7 +136,7 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
         assert view.run == run
         assert client.steps(run, after_step=0, limit=500).steps[step].step == step + 1
         texts = [event.text for event in client.events(newest=True).events]
-        assert any(text.startswith(f"taken up again from step {step:,}") for text in texts)
+        assert any(text.startswith(f"resumed from step {step:,}") for text in texts)
     agent.kill()
     agent.start()
     with agent.client() as client:

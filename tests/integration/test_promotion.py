@@ -114,7 +114,7 @@ def hand_over(cluster: Cluster, run: str) -> None:
     term = view_at(cluster, "alpha").generation.term
     for micro, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), 1):
         reply = promote(cluster, node, through=before)
-        assert (reply.state, reply.before) == ("applied", f"{before} conducts"), reply
+        assert (reply.state, reply.before) == ("applied", f"{before} leads"), reply
         view = until(lambda node=node: (v := view_at(cluster, node)).lead == node and v.state == "running" and v, 30)
         assert view.generation.term > term
         term = view.generation.term
@@ -171,7 +171,7 @@ def lose_leads(cluster: Cluster) -> None:
         until(lambda: {peer.state for peer in client.snapshot(0).peers} == {"silent"}, 20, "the silence")
     refused = promote(cluster, "beta", through="beta")
     assert (refused.state, refused.field) == ("rejected", "node")
-    assert "1 of 3 nodes agree, and a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
+    assert "1 of 3 nodes agree, a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
     assert view_at(cluster, "beta").lead == "gamma"
     assert promote(cluster, "beta", through="beta", off=True).state == "applied"
     for node in ("gamma", "alpha"):
@@ -203,7 +203,7 @@ def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitt
 def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
     for through in ("alpha", "beta"):
         reply = promote(cluster, "beta", through)
-        assert (reply.state, reply.field) == ("rejected", "node") and "no rank of an active run" in reply.reason
+        assert (reply.state, reply.field) == ("rejected", "node") and "no rank in an active run" in reply.reason
     reply = promote(cluster, "nowhere", "alpha")
     assert (reply.state, reply.field) == ("rejected", "node") and "no node 'nowhere'" in reply.reason
     with cluster.client("alpha") as client:
@@ -227,7 +227,7 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
         until(lambda: {"silent"} <= {peer.state for peer in client.snapshot(0).peers}, 20, "the silence")
         (row,) = [row for row in client.runs().runs if row.run == begun.run]
         assert (row.lead, row.stale) == ("beta", True)
-        assert "beta conducts it and is out of reach" in client.snapshot(0).run.reason
+        assert "its lead beta is unreachable" in client.snapshot(0).run.reason
         cluster.start("beta")
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
         assert client.send("stop", {"checkpoint": False}).state == "applied"
@@ -236,7 +236,7 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
 
 
 def begun_term(cluster: Cluster, run: str) -> int:
-    """The term in which the node that has the run's rank conducts it."""
+    """The term in which the node that has the run's rank leads it."""
     view = view_at(cluster, "beta")
     assert view.run == run
     return view.generation.term

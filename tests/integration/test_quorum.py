@@ -49,7 +49,7 @@ def test_no_step_is_made_without_a_majority_and_a_node_at_another_address_is_fou
         assert (went_on.state, went_on.reason) == ("running", "")
         strict["gamma"].kill()
         stands = until(lambda: (v := client.snapshot(0).run).state == "starting" and v, 20, "the standstill")
-        assert "1 of 3 nodes in reach, and a majority is 2: no beta, gamma" in stands.reason
+        assert "1 of 3 nodes reachable, a majority is 2; missing: beta, gamma" in stands.reason
         step = until(lambda: still(client), what="the end of the last step")
         # What is not for a step is still done.
         assert client.send("checkpoint", {}).state == "applied"
@@ -59,9 +59,9 @@ def test_no_step_is_made_without_a_majority_and_a_node_at_another_address_is_fou
         peers = {peer.node: (peer.address, peer.state) for peer in client.snapshot(0).peers}
         assert peers["beta"] == (strict["beta"].address, "connected")
         texts = [event.text for event in client.events(limit=100).events]
-        assert any(text.startswith("no more steps: 1 of 3 nodes in reach") for text in texts)
-        assert any("enough nodes are in reach" in text for text in texts)
-        assert any(f"the agent of beta is at {strict['beta'].address} now" in text for text in texts)
+        assert any(text.startswith("training waits: 1 of 3 nodes reachable") for text in texts)
+        assert any("enough nodes are reachable" in text for text in texts)
+        assert any(f"the agent of beta is now at {strict['beta'].address}" in text for text in texts)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         assert wait_for_end(client).state == "stopped"
     strict.start("gamma")

@@ -120,7 +120,7 @@ def stand_still(agent: AgentProcess, client: BlockingClient) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
-        why = r"silent in \w+ of step \d+; nobody else has the run's state, and there is no checkpoint"
+        why = r"silent in \w+ of step \d+; no other rank has the run's state; there is no checkpoint"
         assert re.fullmatch(why, rank.why)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -155,7 +155,7 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         assert all(step.loss == before[step.step].loss for step in after if step.step in before)
         texts = [event.text for event in client.events(newest=True).events]
         assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts), texts
-        (taken,) = [text for text in texts if text.startswith("taken up again from step ")]
+        (taken,) = [text for text in texts if text.startswith("resumed from step ")]
         assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
 
 

@@ -109,7 +109,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
         command="rebalance studio=16 mbp=8",
         reason="initial shares by measured samples per second: studio 210/s, mbp 104/s",
     ),
-    events.CommandApplied(node="mbp", result="started again, and joins when it has loaded"),
+    events.CommandApplied(node="mbp", result="restarted; it joins once it has loaded"),
     events.CommandFailed(reason="99 is over studio's share of 16 samples", field="micro", node="studio"),
     events.NoteWritten(text="the fan of mbp is loud"),
     events.GenerationFormed(
@@ -135,7 +135,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.NodeState(node="mbp", state="silent", detail="no heartbeat for 5 s"),
     events.AlertRaised(id="clock:mbp:1", node="mbp", text="+142 ms in backward: 84 °C, 1.62→1.38 GHz"),
     events.AlertCleared(id="clock:mbp:1", node="mbp", alert="clock", seconds=180.0),
-    events.AlertFailed(text="the hook hooks/page.sh ended with status 1"),
+    events.AlertFailed(text="the hook hooks/page.sh exited with status 1"),
     events.RecordState(problem="the disk is full"),
     events.Notice(text="taken up again without mbp"),
 )
@@ -264,7 +264,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 m.Refused(
                     first_at=1763600000.5, last_at=1763600003.25, count=2, name="anna@mbp",
                     key="rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", what="command pause",
-                    why="anna@mbp is viewer here: it reads, and only an operator may send command pause",
+                    why="anna@mbp is a viewer here; only an operator may send command pause",
                 ),
             ),
         ),
@@ -274,7 +274,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "refusal-not-authorised": m.Refusal(
             rid=_RID, code="not-authorised",
-            text="anna@mbp is viewer here: it reads, and only an operator may send command pause",
+            text="anna@mbp is a viewer here; only an operator may send command pause",
         ),
     },
     "published by an agent": {
@@ -369,7 +369,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "peer-hosted": m.PeerHosted(link=_LINK, seq=1, run=_RUN, rank=1),
         "peer-consent": m.PeerConsent(link=_LINK, seq=2, run=_RUN, term=2),
         "peer-consent-refused": m.PeerConsent(
-            link=_LINK, seq=2, run=_RUN, term=3, refusal="mbp has consented to mini in term 3"
+            link=_LINK, seq=2, run=_RUN, term=3, refusal="mbp has agreed to mini in term 3"
         ),
         "peer-answer": m.PeerAnswer(link=_LINK, seq=2, answer=_REPORT, returned=False),
         "peer-exit": m.PeerExit(link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9"),
@@ -382,7 +382,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
         "peer-refusal-older-term": m.PeerRefusal(
-            link=_LINK, code="older-term", text="mbp has seen term 2, studio leads in an older one", run=_RUN,
+            link=_LINK, code="older-term", text="mbp has seen term 2; studio leads in an older one", run=_RUN,
             state="finished",
         ),
     },

@@ -1,1 +1,1 @@
-"""One machine: hosts trainers, conducts, records and publishes."""
+"""One machine's agent: hosts trainers; leads, records and publishes runs."""

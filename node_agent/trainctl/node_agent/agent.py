@@ -1,4 +1,4 @@
-"""The agent: binds the sockets, takes the loop's events to its parts, and survives whatever comes in."""
+"""The agent: binds the sockets, passes the loop's events to its parts, and survives any input."""
 
 import asyncio
 import contextlib
@@ -50,11 +50,11 @@ from trainctl.protocol.wire import sockets
 
 BEAT_SECONDS = 1.0
 PROCESSES_SECONDS = 5.0
-"""How often the agent looks which processes its trainers have."""
+"""Seconds between looks at which processes the agent's trainers have."""
 WATCH_SECONDS = 0.25
-"""How often the agent looks whether its trainers live, and lets commands expire."""
+"""Seconds between looks at whether trainers live and whether commands have expired."""
 FAREWELL_SECONDS = 3.0
-"""How long an agent that watches its parent answers after it was let go and its run has ended."""
+"""Seconds an agent that watches its parent still answers after its run has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Options:
     """What an agent may do beside its work."""
 
     watches_parent: bool = False  # it ends with its standard input, and its run
-    hooks: AlertHooks | None = None  # called about alerts in the place of what the cluster file names
+    hooks: AlertHooks | None = None  # called about alerts in place of what the cluster file names
     metrics: ListenAddress | None = None  # where Prometheus is served
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
@@ -81,7 +81,9 @@ class Agent:
     ) -> None:  # fmt: skip
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(names.NAME_PATTERN, node):
-            raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
+            raise InvalidInputError(
+                "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
+            )
         if options.watches_parent:
             parent_watch.check()
         self._options = options
@@ -202,7 +204,7 @@ class Agent:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
+        """Answer, lead and publish until told to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
@@ -256,8 +258,8 @@ class Agent:
             if await self._lead.heard(message, returned=returned):
                 continue
             if not await self._follower.heard(message, returned=returned):
-                # A trainer of a run that nobody conducts any more: it would wait for ever.
-                await self._link.send(message.rank, m.Leave(run=message.run, reason="this run is not conducted here"))
+                # A trainer of a run that no one leads any more: it would wait forever.
+                await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
 
     async def _watch(self) -> None:
         async for _ in _every(WATCH_SECONDS):

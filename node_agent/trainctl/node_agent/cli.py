@@ -23,7 +23,7 @@ from trainctl.protocol.wire.sockets import DEFAULT_PORT
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The node agent: hosts this machine's trainer, conducts, records and publishes.",
+    help="The node agent: hosts this machine's trainers; leads, records and publishes runs.",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def root(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """The node agent: hosts this machine's trainer, conducts, records and publishes."""
+    """The node agent: hosts this machine's trainers; leads, records and publishes runs."""
     if version:
         from trainctl.protocol.machine.facts import installed_version
 
@@ -46,44 +46,44 @@ def root(
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
     cluster: Annotated[
-        Path | None, typer.Option(help="The cluster.toml that names all nodes; default: the one of this machine.")
+        Path | None, typer.Option(help="The cluster.toml that lists all nodes; default: this machine's.")
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            help="Where requests are taken; port 0 picks a free one. Default: as the cluster file says, or "
+            help="Address for requests; port 0 picks a free one. Default: the cluster file's, or "
             f"tcp://127.0.0.1:{DEFAULT_PORT}."
         ),
     ] = None,
-    live: Annotated[str | None, typer.Option(help="Where live messages go out; default: the port after.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
+    live: Annotated[str | None, typer.Option(help="Address for live messages; default: the next port.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder that holds this machine's nodes and runs.")] = None,
     alert_command: Annotated[
-        str, typer.Option(help="A program and its arguments, called about alerts; instead of the cluster file's.")
+        str, typer.Option(help="Program and arguments to run on each alert; overrides the cluster file.")
     ] = "",
     alert_webhook: Annotated[
-        str, typer.Option(help="An http address that alerts are posted to; instead of the cluster file's.")
+        str, typer.Option(help="HTTP address to post alerts to; overrides the cluster file.")
     ] = "",
     metrics: Annotated[
-        str, typer.Option(help=f"Serve Prometheus at HOST:PORT, such as {EXAMPLE}; instead of the cluster file's.")
+        str, typer.Option(help=f"Serve Prometheus at HOST:PORT, such as {EXAMPLE}; overrides the cluster file.")
     ] = "",
     metrics_for_anyone: Annotated[
-        bool, typer.Option("--metrics-for-anyone", help="Also off loopback, outside the cluster's trusted networks.")
+        bool, typer.Option("--metrics-for-anyone", help="Allow --metrics outside loopback and trusted networks.")
     ] = False,
     advertise: Annotated[
-        bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
+        bool, typer.Option("--advertise", help="Announce this agent on the local network (multicast DNS).")
     ] = False,
     keys: Annotated[
         Literal["auto", "require"],
-        typer.Option(help="auto: keys off loopback, or where the cluster file names this node's; require: always."),
+        typer.Option(help="auto: require keys off loopback, or if the cluster file has this node's; require: always."),
     ] = "auto",
     parent_watch: Annotated[
-        bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
+        bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
     ] = False,
     exit_if_stalled: Annotated[
-        float, typer.Option(min=0, max=3600, help="End when the event loop stands still for so many seconds; 0: never.")
+        float, typer.Option(min=0, max=3600, help="Exit if the event loop hangs for this many seconds; 0: never.")
     ] = 0.0,
 ) -> None:
-    """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
+    """Run the agent in the foreground until SIGTERM; its trainers keep running."""
     node = name or node_name()
     nodes = _cluster_of(node, cluster)
     if listen is None:
@@ -162,31 +162,34 @@ def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) ->
 def play(
     recording: Annotated[
         Path | None,
-        typer.Argument(help="The recording (default: the one that comes with the program).", show_default=False),
+        typer.Argument(help="The recording to play (default: the bundled one).", show_default=False),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=64, help="How many (default: those recorded); further ones repeat them.")
+        int | None, typer.Option(min=1, max=64, help="Number of nodes (default: as recorded); extra ones repeat these.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.01, max=200, help="Steps a second (default: as recorded). Beats --speed.")
+        float | None,
+        typer.Option(min=0.01, max=200, help="Steps per second (default: as recorded); overrides --speed."),
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.01, max=200, help="Times as fast as recorded.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(min=0.01, max=200, help="Playback speed; 2 is twice as fast as recorded.")
+    ] = 1.0,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="How many (default: those recorded); past them its last third comes again."),
+        typer.Option(min=1, help="Number of steps (default: as recorded); after those its last third repeats."),
     ] = None,
-    begin: Annotated[int, typer.Option(min=0, help="Steps that are there at once.")] = 0,
-    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings of each machine a second.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of how repeated ranks differ.")] = 0,
-    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="With the scripted faults.")] = True,
+    begin: Annotated[int, typer.Option(min=0, help="Steps already recorded at the start.")] = 0,
+    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings of each machine per second.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed for how repeated ranks differ.")] = 0,
+    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Play the scripted faults.")] = True,
     folder: Annotated[
         Path | None,
-        typer.Option(help="The run directory, continued if it has a record (default: one that is dropped)."),
+        typer.Option(help="Run directory, continued if it has a record (default: a temporary one)."),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
+    listen: Annotated[str, typer.Option(help="The first node's address for requests.")] = "tcp://127.0.0.1:0",
     metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT, on loopback.")] = "",
     parent_watch: Annotated[
-        bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")
+        bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")
     ] = False,
 ) -> None:
     """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
@@ -216,10 +219,10 @@ def play(
 
 @app.command()
 def record(
-    run_directory: Annotated[Path, typer.Argument(help="A finished run's, on the node that conducted it.")],
-    output: Annotated[Path, typer.Argument(help="The recording to write.")],
+    run_directory: Annotated[Path, typer.Argument(help="Run directory of a finished run, on the node that led it.")],
+    output: Annotated[Path, typer.Argument(help="File to write the recording to.")],
 ) -> None:
-    """Make a recording, which `play` plays, from a finished run."""
+    """Make a recording for `play` from a finished run."""
     from trainctl.node_agent.replay import format as recordings
     from trainctl.node_agent.replay.capture import of_run
 
@@ -232,7 +235,7 @@ service_commands.register(app)
 
 
 def main() -> None:
-    """Entry point: every error that is the user's business is one line and an exit code."""
+    """Entry point: an expected error prints one line and sets the exit code."""
     try:
         code = typer.main.get_command(app).main(prog_name="trainctl-agent", standalone_mode=False)
     except typer.TyperException as error:

@@ -5,4 +5,4 @@ import warnings
 
 def warn(old: str, new: str) -> None:
     """Warn whoever imports the module `old` that its names are in `new` now."""
-    warnings.warn(f"{old} is {new} now; the old name will go", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{old} is now {new}; the old name will be removed", DeprecationWarning, stacklevel=3)

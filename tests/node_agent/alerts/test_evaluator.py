@@ -121,7 +121,7 @@ def test_a_loss_that_is_no_number_is_told_at_once_and_is_over_after_twenty_that_
     world = World()
     world.step(math.nan, skipped="nan")
     assert world.told == ["raised nonfinite"]
-    assert world.text("nonfinite") == "loss is nan at step 1; the step is skipped"
+    assert world.text("nonfinite") == "loss is nan at step 1; the step was skipped"
     for _ in range(19):
         world.step()
     assert world.told == ["raised nonfinite"]
@@ -170,7 +170,7 @@ def test_a_spike_that_stays_is_told_of_and_one_that_passes_is_not(slope: float) 
     for _ in range(3):
         world.step(usual() + 2)
     assert world.told == ["raised loss-spike"]
-    assert "by its trend" in world.text("loss-spike")
+    assert ", trend " in world.text("loss-spike")
     for _ in range(15):
         world.step(usual())
     assert world.told == ["raised loss-spike", "cleared loss-spike"]
@@ -208,7 +208,7 @@ def test_steps_that_take_long_as_a_rule_and_a_checkpoint_get_their_time() -> Non
     world.look(300)
     assert world.told == []
     world.look(200)
-    assert world.text("stall").endswith("checkpoint under way; all ranks are in touch")
+    assert world.text("stall").endswith("checkpoint under way; all ranks are responding")
 
 
 def steps(world: World, count: int, backward: float, **part: Any) -> None:
@@ -240,7 +240,7 @@ def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_s
     both(60, 0.6, 0.6)
     both(80, 0.9, 0.9)
     assert world.told == ["raised throughput"]
-    assert world.text("throughput") == "2 of 2 ranks slower together, own rates -25 % in the middle"
+    assert world.text("throughput") == "2 of 2 ranks are slower together; median own rate -25 %"
     assert world.facts("throughput") == (
         "studio rank 0: own rate 1,099→826 tok/s (-25 %)",
         "mbp rank 1: own rate 1,099→826 tok/s (-25 %)",
@@ -382,7 +382,7 @@ def test_memory_and_disk_have_two_edges() -> None:
 
 def test_a_lost_rank_is_told_at_once_and_a_silent_one_after_a_while() -> None:
     world = World()
-    world.silent = {"mbp": "no word from tcp://mbp:7474"}
+    world.silent = {"mbp": "no message from tcp://mbp:7474"}
     for _ in range(8):
         world.look(1)
     assert world.told == []

@@ -94,7 +94,7 @@ async def test_both_hooks_get_the_alert_and_are_called_only_so_often(tmp_path: P
     for _ in range(2 * BURST):
         hooks.call(CALL)
     assert len(problems) == 1
-    assert "more than 10 calls a minute" in problems[0]
+    assert "more than 10 calls per minute" in problems[0]
 
 
 async def test_failures_are_told_once_until_it_works_again(server: Server) -> None:
@@ -111,7 +111,7 @@ async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(
     began = time.monotonic()
     problem = await run_command(("sh", "-c", script), b"{}", {}, seconds=0.5)
     assert time.monotonic() - began < 50, "it does not sleep for its 60 s"
-    assert problem == "sh took longer than 0.5 s, and was killed"
+    assert problem == "sh took longer than 0.5 s and was killed"
     pid = int(pid_file.read_text())
     deadline = time.monotonic() + HANG_SECONDS
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -121,7 +121,7 @@ async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(
 
 async def test_what_a_failing_command_says_is_told_in_one_line() -> None:
     assert await run_command(("sh", "-c", "echo first >&2; echo no mail >&2; exit 3"), b"{}", {}) == (
-        "sh ended with 3: no mail"
+        "sh exited with 3: no mail"
     )
     assert "No such file" in await run_command(("/no/such/program",), b"{}", {})
 

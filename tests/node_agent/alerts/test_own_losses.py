@@ -79,7 +79,7 @@ def test_a_rank_that_stays_apart_is_named_with_what_to_look_at_until_it_is_back(
     assert 250 + WINDOW_STEPS / 2 < cleared_at < 250 + 2 * WINDOW_STEPS
     said = re.fullmatch(r"own loss ([\d.]+), median of the ranks ([\d.]+)", alert.text)
     assert said is not None and (float(said[1]) > float(said[2])) == (by > 0)
-    assert [fact.split()[0] for fact in alert.facts] == ["apart", "look", "if"]
+    assert [fact.split()[0] for fact in alert.facts] == ["differs", "check", "if"]
 
 
 def test_a_step_that_few_report_and_a_run_that_goes_back_are_no_reason() -> None:

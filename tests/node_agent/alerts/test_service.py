@@ -118,7 +118,7 @@ def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
         agent.obey("mute", "d", kind="disk")
     agent.session.close()
     idle = AlertService("a", AlertHooks(), agent.publisher)
-    with pytest.raises(InvalidInputError, match="no active run 'sim'; none is active"):
+    with pytest.raises(InvalidInputError, match="'sim' is not active; no run is active"):
         idle.obey(m.Command(rid="r", id="0" * 36, verb="mute", run="sim"), verbs.Mute(kind="disk"))
 
 

@@ -157,7 +157,7 @@ def test_ranks_that_loaded_unlike_data_never_start():
     simulation.feed(msgspec.structs.replace(simulation.ranks[1].ready(), data_digest="other"))
     simulation.run()
     assert simulation.ended.state == "failed"
-    assert "data digest of b" in simulation.ended.reason
+    assert "data digests of b" in simulation.ended.reason
     assert not simulation.plans
 
 

@@ -148,13 +148,13 @@ def test_the_first_sum_of_a_large_model_is_given_the_time_of_its_size():
     tick(simulation, 20)
     assert simulation.conductor.stage == "formed"
     tick(simulation, 10)
-    assert "g1.1 left: c did not come out of the sum at step 1 in time" in texts(simulation)
+    assert "g1.1 left: c did not finish the sum of step 1 in time" in texts(simulation)
 
 
 def test_the_first_sum_of_a_small_model_is_overdue_soon():
     simulation = in_the_first_sum(1000)
     tick(simulation, 11)
-    assert any("did not come out of the sum at step 1" in text for text in texts(simulation))
+    assert any("did not finish the sum of step 1" in text for text in texts(simulation))
 
 
 # ---------------------------------------------------------------- parts that hang

@@ -73,11 +73,11 @@ def test_one_rank_alone_is_formed_without_an_engine():
 @pytest.mark.parametrize(
     ("digest", "files", "words"),
     [
-        ("layout_digest", {}, "layout digest of b is not that of a"),
+        ("layout_digest", {}, "layout digests of b and a differ"),
         ("model_digest", {"model_files": (m.FileDigest("config.json", "1"), m.FileDigest("model.safetensors", "9"))},
-         "model digest of b is not that of a: model.safetensors differs"),
+         "model digests of b and a differ: model.safetensors differs"),
         ("data_digest", {"data_files": (m.FileDigest("more.txt", "5"),)},
-         "data digest of b is not that of a: more.txt is only on b"),
+         "data digests of b and a differ: more.txt is only on b"),
     ],
 )  # fmt: skip
 def test_unlike_ranks_are_refused_before_any_form(digest, files, words):
@@ -186,13 +186,13 @@ def test_ranks_without_the_checkpoint_are_given_the_state_of_one_that_has_it():
     form = next(order for order in simulation.ranks[0].down if isinstance(order, m.Form))
     assert (form.step, form.cursor, form.source, form.behind) == (7, 84, 1, (0, 2))
     simulation.until(lambda: simulation.conductor.stage == "formed")
-    assert texts(simulation) == ["g1.1 formed, 3 ranks by gloo; a, c given the state of b"]
+    assert texts(simulation) == ["g1.1 formed, 3 ranks by gloo; a, c synced from b"]
     assert {rank.state for rank in simulation.ranks.values()} == {"seven"}
 
 
 def test_a_run_that_nobody_has_the_state_of_goes_back():
     simulation = resumed(0, 4).begin().run()
-    assert simulation.ended == d.Ended("failed", "no node is at step 7 any more")
+    assert simulation.ended == d.Ended("failed", "no node has the state of step 7 any more")
     assert simulation.conductor.goes_back
 
 
@@ -207,7 +207,7 @@ def test_a_sum_that_some_had_and_others_not_is_made_good_by_giving_the_state():
         rank.failed = True
     unlucky[0]._say(m.GroupFailed, unlucky[0].generation, reason="connection closed by peer")
     simulation.run()
-    assert any("; b, c given the state of a; the ranks waited " in text for text in texts(simulation))
+    assert any("; b, c synced from a; the ranks waited " in text for text in texts(simulation))
     assert simulation.ended.state == "finished"
     assert {(step, rank) for rank in range(3)} & simulation.parts == {(step, 0)}  # theirs was never made
     check_ledger(simulation)
@@ -222,7 +222,7 @@ def test_a_sum_that_hangs_is_fenced_when_it_is_overdue():
     assert simulation.conductor.stage == "formed"
     simulation.tick(2.0)
     assert simulation.conductor.stage == "fencing"
-    assert "c did not come out of the sum" in texts(simulation)[-1]
+    assert "c did not finish the sum" in texts(simulation)[-1]
     assert simulation.finish().ended.state == "finished"
 
 
@@ -363,7 +363,7 @@ def test_shares_stay_even_where_nothing_could_be_timed():
     simulation.ranks[1].speed = 0.0
     simulation.begin().until(lambda: len(simulation.sent_plans) == 3)
     assert simulation.sent_plans[2].kind == "train"
-    assert "first shares stay even: no rate could be measured on b" in texts(simulation)
+    assert "initial shares stay even: no rate was measured on b" in texts(simulation)
 
 
 def test_auto_shares_follow_the_rates_of_the_steps():
@@ -410,7 +410,7 @@ def test_a_drained_node_idles_from_one_step_on_and_comes_back_with_the_state():
     admit = simulation.command("admit", node="b")
     simulation.run()
     assert simulation.ends[admit].after == "a=4 b=4 c=4"
-    assert any("; b given the state of a" in text for text in texts(simulation))
+    assert any("; b synced from a" in text for text in texts(simulation))
     assert simulation.ended.state == "finished"
     simulation.check_alike()
     check_ledger(simulation)
@@ -476,10 +476,10 @@ def test_a_drained_trainer_may_end_and_is_started_again_when_it_is_admitted():
     simulation.until_step(8)
     simulation.end_rank(simulation.ranks[2], clean=False)
     simulation.talk()
-    assert "c is drained, and its trainer was ended by signal 9" in texts(simulation)
+    assert "c is drained; its trainer was ended by signal 9" in texts(simulation)
     assert views.rank_view(simulation.conductor, 2, None, "", None, 0.0).state == "lost"
     admit = simulation.command("admit", node="c")
-    assert simulation.ends[admit].after == "started again, and joins when it has loaded"
+    assert simulation.ends[admit].after == "restarted; it joins once it has loaded"
     assert simulation.run().ended.state == "finished"
 
 
@@ -494,7 +494,7 @@ def test_weights_are_synchronised_between_steps_and_the_drift_is_told():
     simulation = group(steps=10, group={"sync_weights_every": 4}).begin().run()
     assert [(plan.step, len(plan.work)) for plan in simulation.sent_plans if plan.kind == "sync"] == [(4, 3), (8, 3)]
     assert simulation.drifts == [d.Drifted(step, {0: 0.0, 1: 1e-6, 2: 2e-6}) for step in (4, 8)]
-    assert "all ranks given a's weights; drift 2e-06 at most, on c" in texts(simulation)
+    assert "all ranks synced to a's weights; largest drift 2e-06, on c" in texts(simulation)
 
 
 def test_a_fence_in_the_ending_does_not_evaluate_twice_nor_forget_the_checkpoint():

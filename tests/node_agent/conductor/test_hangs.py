@@ -26,7 +26,7 @@ def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_fi
     hang_in_its_part(simulation, 2)
     tick(simulation, 12)
     assert shown(simulation, 2).state == "late"
-    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long, as a rule ")
+    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long (usually ")
     tick(simulation, 55)
     assert (shown(simulation, 2).state, shown(simulation, 0).state) == ("hung", "run")
     assert shown(simulation, 2).why == f"no progress in {simulation.conductor.ranks[2].doing}"
@@ -140,13 +140,14 @@ def test_the_last_one_that_is_silent_for_long_is_given_up_for_a_checkpoint():
     simulation.stop(simulation.ranks[1])
     tick(simulation, 59)
     assert simulation.conductor.final is None
-    ends = "; nobody else has the run's state, after 60 s given up for the newest checkpoint"
+    ends = "; no other rank has the run's state; after 60 s the run goes back to the newest checkpoint"
     assert shown(simulation, 1, "silent").why == "silent" + ends
-    waited = "b, the last with the run's state, is silent: waited for, after 60 s given up for the newest checkpoint"
+    back = "; after 60 s the run goes back to the newest checkpoint"
+    waited = f"b, the last rank with the run's state, is silent: waiting for it{back}"
     assert texts(simulation).count(waited) == 1
     tick(simulation, 3)
     assert simulation.conductor.goes_back
-    assert any("b, the last with the run's state, has been silent" in text for text in texts(simulation))
+    assert any("b, the last rank with the run's state, has been silent" in text for text in texts(simulation))
     assert simulation.ranks[1].gone
     tick(simulation, 5)
     assert simulation.ended.state == "failed"
@@ -158,7 +159,7 @@ def test_without_a_checkpoint_the_last_one_is_waited_for_and_its_state_says_so()
     tick(simulation, 300)
     assert simulation.conductor.final is None
     view = shown(simulation, 1, "silent")
-    assert (view.state, view.why) == ("hung", "silent; nobody else has the run's state, and there is no checkpoint")
+    assert (view.state, view.why) == ("hung", "silent; no other rank has the run's state; there is no checkpoint")
     simulation.ranks[1].silent = False
     assert go_on(simulation).ended.state == "finished"
 
@@ -168,12 +169,12 @@ def test_the_last_one_out_of_reach_is_given_up_later_than_a_silent_one_and_that_
     simulation.disconnect(simulation.ranks[1])
     tick(simulation, 290)
     assert simulation.conductor.final is None
-    until = ", after 300 s given up for the newest checkpoint"
-    assert texts(simulation).count(f"b, the last with the run's state, is out of reach: waited for{until}") == 1
-    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{until}"
+    until = "; after 300 s the run goes back to the newest checkpoint"
+    assert texts(simulation).count(f"b, the last rank with the run's state, is unreachable: waiting for it{until}") == 1
+    assert shown(simulation, 1, "no agent").why == f"no agent; no other rank has the run's state{until}"
     tick(simulation, 15)
     assert simulation.conductor.goes_back
-    told = "b, the last with the run's state, has been out of reach for 30"
+    told = "b, the last rank with the run's state, has been unreachable for 30"
     assert any(text.startswith(told) and "(no agent answers): going back" in text for text in texts(simulation))
 
 
@@ -184,7 +185,7 @@ def test_that_it_is_waited_for_is_told_once_though_it_owes_an_answer():
     simulation.disconnect(simulation.ranks[1])
     tick(simulation, 250)
     assert simulation.conductor.stage == "fencing"
-    assert len([text for text in texts(simulation) if text.startswith("b, the last with the run's state")]) == 1
+    assert len([text for text in texts(simulation) if text.startswith("b, the last rank with the run's state")]) == 1
     simulation.reconnect(simulation.ranks[1])
     assert go_on(simulation).ended.state == "finished"
 
@@ -210,7 +211,7 @@ def test_the_run_file_says_how_long_a_node_out_of_reach_is_waited_for():
     assert simulation.conductor.goes_back
 
 
-@pytest.mark.parametrize("why", [", and no other node is in reach", ", and there is no checkpoint"])
+@pytest.mark.parametrize("why", ["; no other node is reachable", "; there is no checkpoint"])
 def test_where_nothing_is_to_be_had_instead_the_state_is_not_given_up(why):
     simulation = alone(every=0 if "checkpoint" in why else 2)
     simulation.disconnect(simulation.ranks[1])
@@ -218,7 +219,7 @@ def test_where_nothing_is_to_be_had_instead_the_state_is_not_given_up(why):
         simulation.disconnect(simulation.ranks[0])
     tick(simulation, 1000)
     assert simulation.conductor.final is None
-    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{why}"
+    assert shown(simulation, 1, "no agent").why == f"no agent; no other rank has the run's state{why}"
     for rank in simulation.ranks.values():
         simulation.reconnect(rank)
     assert go_on(simulation).ended.state == "finished"
@@ -232,7 +233,7 @@ def test_the_last_one_that_hangs_is_given_up_later_than_any_other():
     assert simulation.conductor.final is None
     tick(simulation, 200)
     assert simulation.conductor.goes_back
-    assert any("b, the last with the run's state, hung, no progress in " in text for text in texts(simulation))
+    assert any("b, the last rank with the run's state, hung, no progress in " in text for text in texts(simulation))
 
 
 def test_a_checkpoint_is_known_to_the_next_conductor():
@@ -265,7 +266,7 @@ def test_a_trainer_that_says_nothing_after_its_start_is_ended_and_started_again_
     tick(simulation, 118)
     assert simulation.starts == 1
     tick(simulation, 6)
-    assert any("the trainer of c has said nothing for 12" in text for text in texts(simulation))
+    assert any("the trainer of c has been silent for 12" in text for text in texts(simulation))
     assert simulation.starts == 2
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
@@ -279,7 +280,7 @@ def test_one_that_hangs_while_it_loads_is_ended_and_started_again():
     for _ in range(620):
         simulation.tick(1.0)
         simulation.talk()
-    assert any("the trainer of c has got on with nothing for long while it loads" in text for text in texts(simulation))
+    assert any("the trainer of c has made no progress for too long while loading" in text for text in texts(simulation))
     assert simulation.starts == 2
     del trainer.load
     simulation.command("resume")
@@ -321,8 +322,8 @@ def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins()
     assert not simulation.happened
     assert shown(simulation, 2).state == "starting"
     pass_seconds(simulation, 10)
-    assert "the trainer of c has got on with nothing for long while it loads: it is ended" in texts(simulation)
-    assert "the trainer of c is started again, 2 of 5" in texts(simulation)
+    assert "the trainer of c has made no progress for too long while loading; it is killed" in texts(simulation)
+    assert "the trainer of c restarts, attempt 2 of 5" in texts(simulation)
     assert simulation.starts == 1
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
@@ -335,7 +336,7 @@ def test_one_that_never_says_a_word_as_well():
     pass_seconds(simulation, 28)
     assert not simulation.happened
     pass_seconds(simulation, 5)
-    assert "the trainer of c has said nothing for 30 s while it loads: it is ended" in texts(simulation)
+    assert "the trainer of c has been silent for 30 s while loading; it is killed" in texts(simulation)
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
 
@@ -347,7 +348,7 @@ def test_after_five_starts_the_run_fails_by_that_ranks_own_error():
         pass_seconds(simulation, 1)
     assert simulation.starts == 4
     assert simulation.conductor.reason == (
-        "c: its trainer was started 5 times and hung each time while it loaded; the last time it was ended by signal 9"
+        "c: its trainer was started 5 times and hung each time while loading; the last time it was ended by signal 9"
     )
     assert go_on(simulation).ended.state == "failed"
 
@@ -368,7 +369,7 @@ def test_a_node_that_is_gone_before_it_has_loaded_is_not_waited_for_without_end(
     pass_seconds(simulation, 298)
     assert simulation.conductor.final is None
     pass_seconds(simulation, 4)
-    assert simulation.conductor.reason == "c has said nothing for 300 s and has not loaded; no agent answers"
+    assert simulation.conductor.reason == "c has been silent for 300 s and has not loaded; no agent answers"
     simulation.reconnect(simulation.ranks[2])
     assert go_on(simulation).ended.state == "failed"
 

@@ -1,4 +1,4 @@
-"""Ranks that die, hang or are out of reach: the others finish the same batch, and who is back is given the state."""
+"""Ranks that die, hang or are unreachable: the others finish the same batch, and who is back is given the state."""
 
 import pytest
 from tests.node_agent.conductor.test_groups import group, rows, texts
@@ -57,12 +57,12 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     assert state(simulation, 2) == "lost"
     simulation.until_step(lost + 3)
     simulation.tick(1.1)
-    assert "the trainer of c is started again, 1 of 5" in texts(simulation)
+    assert "the trainer of c restarts, attempt 1 of 5" in texts(simulation)
     assert state(simulation, 2) == "rejoining"
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
-    assert "c joins again: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)
+    assert "c rejoins: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)
     simulation.run()
-    assert any("formed, 3 ranks by gloo; c given the state of a" in text for text in texts(simulation))
+    assert any("formed, 3 ranks by gloo; c synced from a" in text for text in texts(simulation))
     assert rows(simulation, lost + 2) == {0: 6, 1: 6}
     assert rows(simulation, 60) == {0: 4, 1: 4, 2: 4}
     simulation.check_alike()
@@ -106,7 +106,7 @@ def test_a_step_that_only_the_lost_had_made_is_retracted_and_made_again():
     assert any(not rank.gone for rank in simulation.ranks.values())
     assert go_on(simulation).ended.state == "finished"
     assert [step.step for step in simulation.retracted] == [7]
-    assert "step 7 retracted: only ranks that are lost had made it; it is made again" in texts(simulation)
+    assert "step 7 retracted: only lost ranks had completed it; it is repeated" in texts(simulation)
     again = next(commit for commit in simulation.commits if commit.step == 7)
     assert again.generation > made.generation
     assert (again.cursor, again.tokens_total, again.tokens) == (made.cursor, made.tokens_total, 2)
@@ -156,7 +156,7 @@ def test_one_that_comes_back_with_other_data_stays_out():
     simulation.feed(other)
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
-    assert any("b cannot join again: data digest of b is not that of a" in text for text in texts(simulation))
+    assert any("b cannot rejoin: data digests of b and a differ" in text for text in texts(simulation))
 
 
 def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_generation():
@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_gene
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
     formed = [text for text in texts(simulation) if "formed" in text]
-    assert formed[-1].startswith(f"{before.next()} formed, 3 ranks by gloo; b given the state of a; the ranks waited ")
+    assert formed[-1].startswith(f"{before.next()} formed, 3 ranks by gloo; b synced from a; the ranks waited ")
 
 
 def test_where_a_rank_was_when_it_fell_silent_is_told():
@@ -177,7 +177,7 @@ def test_where_a_rank_was_when_it_fell_silent_is_told():
     simulation.run()
     simulation.tick(6.0)
     (lost,) = [text for text in texts(simulation) if text.startswith("b is lost")]
-    assert ", last heard of in idle of step " in lost
+    assert ", last seen in idle of step " in lost
 
 
 def test_a_node_out_of_reach_is_lost_and_its_trainer_joins_as_it_is_when_it_is_back():
@@ -188,7 +188,7 @@ def test_a_node_out_of_reach_is_lost_and_its_trainer_joins_as_it_is_when_it_is_b
     simulation.until(lambda: any("formed, 2 ranks" in text for text in texts(simulation)))
     assert not simulation.ranks[2].gone, "it can't be told"
     simulation.reconnect(simulation.ranks[2])
-    simulation.until(lambda: any("3 ranks by gloo; c given the state of a" in text for text in texts(simulation)))
+    simulation.until(lambda: any("3 ranks by gloo; c synced from a" in text for text in texts(simulation)))
     assert simulation.starts == 0
     assert go_on(simulation).ended.state == "finished"
 
@@ -198,7 +198,7 @@ def test_a_lost_node_may_be_drained_so_that_it_stays_out():
     simulation.kill(simulation.ranks[2])
     simulation.until(lambda: state(simulation, 2) == "lost")
     refused = simulation.command("admit", node="c")
-    assert simulation.ends[refused].reason == "c is lost, and joins by itself once it is back"
+    assert simulation.ends[refused].reason == "c is lost; it rejoins by itself when it is back"
     drain = simulation.command("drain", node="c")
     simulation.run(300)
     assert simulation.ends[drain].state == "applied"
@@ -256,7 +256,7 @@ def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
         simulation.kill(simulation.ranks[2])
     assert state(simulation, 2) == "failed"
     admit = simulation.command("admit", node="c")
-    assert simulation.ends[admit].after == "started again, and joins when it has loaded"
+    assert simulation.ends[admit].after == "restarted; it joins once it has loaded"
     simulation.tick(0.1)
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert go_on(simulation).ended.state == "finished"

@@ -227,5 +227,5 @@ def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: boo
     "text", ["9474", "studio:9474", "127.0.0.1:", "127.0.0.1:70000", ":9474", "127.0.0.1:x", "::1:²"]
 )
 def test_what_is_no_place_is_named(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"--metrics: .* is no IP-ADDRESS:PORT, such as 127.0.0.1:9474"):
+    with pytest.raises(InvalidInputError, match=r"--metrics: .* is not IP-ADDRESS:PORT, such as 127.0.0.1:9474"):
         listen_address.parse(text, "--metrics")

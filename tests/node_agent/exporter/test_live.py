@@ -210,5 +210,7 @@ def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:
     file.write_text('[nodes.a]\naddress = "tcp://127.0.0.1:1"\nmetrics = "10.0.0.1:9474"\n')
     done = call("run", "--name=a", f"--cluster={file}", f"--state={tmp_path}")
     assert done.returncode == 2
-    assert done.stderr.startswith("trainctl-agent: cluster file: nodes.a.metrics: 10.0.0.1:9474 is readable by whoever")
+    assert done.stderr.startswith(
+        "trainctl-agent: cluster file: nodes.a.metrics: anyone who reaches 10.0.0.1:9474 can read"
+    )
     assert done.stderr.count("\n") == 1

@@ -70,12 +70,12 @@ def test_silence_loses_the_ranks_then_the_run_and_a_word_brings_them_back(life: 
     life.now += 1
     life.guests.watch()
     life.guests.watch()
-    assert life.shown()[1:] == [("running", "lost", "its program has said nothing for 31 s")]
+    assert life.shown()[1:] == [("running", "lost", "its program has been silent for 31 s")]
     life.steps()
     assert life.shown()[2:] == [("running", "run", "")]
     life.now += guest_runs.GIVE_UP_SECONDS + 1
     life.guests.watch()
-    assert life.state() == ("failed", "its program has said nothing for 601 s")
+    assert life.state() == ("failed", "its program has been silent for 601 s")
     assert life.shown()[-1] == ("failed", "failed", "") and life.guests.live == ()
     with pytest.raises(NotAttachedError):
         life.steps(step(1))

@@ -68,9 +68,9 @@ def test_shares_as_wanted(before, wanted, text):
     [
         ({"z": 4}, "no node 'z' in this run; there are a, b, c"),
         ({"c": 4}, "c is drained"),
-        ({"a": 10, "b": 5}, "come to 15 of 16 samples; with every node named they must sum to 16"),
+        ({"a": 10, "b": 5}, "sum to 15 of 16 samples; with every node named they must sum to 16"),
         ({"a": 16}, "leaves nothing for b"),
-        ({"a": 20}, "come to 20 of 16 samples, which leaves nothing for b"),
+        ({"a": 20}, "sum to 20 of 16 samples, which leaves nothing for b"),
         ({"a": "100%"}, "leaves nothing for b"),
         ({"a": "60%", "b": "50%"}, "17.6 of 16"),
         ({"a": "0%"}, "drain a"),
@@ -126,7 +126,7 @@ def test_drain_gives_the_share_to_the_others_in_proportion():
     ("verb", "node", "words"),
     [
         ("drain", "z", "no node 'z'"),
-        ("drain", "c", "c is drained already"),
+        ("drain", "c", "c is already drained"),
         ("admit", "z", "no node 'z'"),
         ("admit", "a", "a is not drained"),
     ],
@@ -146,7 +146,7 @@ def test_the_last_live_node_stays():
 def test_the_last_node_that_has_the_state_stays():
     """b was admitted and is not levelled yet."""
     facts = Facts({}, {0}, {0: LINUX, 1: LINUX})
-    with pytest.raises(InvalidInputError, match="the last one with the state of the last step"):
+    with pytest.raises(InvalidInputError, match="only a has the state of the last step"):
         apply(group(a=8, b=8), "drain", "a", facts)
 
 
@@ -161,8 +161,8 @@ def test_admit_goes_by_the_last_rates_or_evenly():
 def test_who_cannot_join_is_not_admitted():
     settings = group(a=8, b=8, c=0)
     for other, words in (
-        ({}, "the trainer of c is not there"),
-        ({2: msgspec.structs.replace(LINUX, data_digest="other")}, "data digest of c is not that of a"),
+        ({}, "the trainer of c is not ready to join"),
+        ({2: msgspec.structs.replace(LINUX, data_digest="other")}, "data digests of c and a differ"),
         ({2: msgspec.structs.replace(LINUX, engines=())}, "c has no torch"),
     ):
         with pytest.raises(InvalidInputError, match=f"^node: .*{words}"):
@@ -188,7 +188,7 @@ def test_a_micro_batch_over_the_share_is_refused_though_it_is_kept_through_a_sma
 
 
 def test_too_small_a_batch_for_one_more_is_refused():
-    with pytest.raises(InvalidInputError, match="node: 2 samples are fewer than the 3 ranks"):
+    with pytest.raises(InvalidInputError, match="node: 2 samples are too few for 3 ranks"):
         apply(group(a=1, b=1, c=0), "admit", "c")
 
 

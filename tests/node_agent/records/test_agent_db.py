@@ -94,7 +94,7 @@ def test_the_digest_is_of_the_body_alone() -> None:
 def test_runs_are_listed_newest_first(db: AgentDb) -> None:
     db.add_run("old", "demo", Path("/x/old"), 1000.0)
     db.add_run("new", "demo", Path("/x/new"), 2000.0, "running")
-    with pytest.raises(RefusedError, match="run old exists already"):
+    with pytest.raises(RefusedError, match="run old already exists"):
         db.add_run("old", "demo", Path("/x/old"), 3000.0)
     db.set_run_state("old", "failed", "rank 0 was lost")
     assert [(run.run, run.state, run.reason) for run in db.runs()] == [

@@ -34,7 +34,7 @@ def test_a_claim_is_as_near_above_as_may_be(names: set[str], above: int) -> None
 
 class Others:
     """Beta's links to the agents of the other two; each refuses all terms below the one in `said`, and None says that
-    it is out of reach."""
+    it is unreachable."""
 
     def __init__(self, **said: int | None) -> None:
         self.said, self.asked = said, list[tuple[str, int]]()
@@ -108,7 +108,7 @@ async def test_of_a_lead_that_goes_out_of_reach_meanwhile_a_majority_decides(db:
 
 async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=SAYS_NOTHING)
-    with pytest.raises(InvalidInputError, match="gamma leads the run, is in touch, and did not answer"):
+    with pytest.raises(InvalidInputError, match="gamma leads the run and is connected, but did not answer"):
         await claim(db, others).consented(old_lead_is_off=False)
     assert others.asked == [("gamma", 0)]
     assert db.consented_term(RUN) == 0
@@ -121,13 +121,13 @@ async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_
     if off:
         assert await claim(db, others).consented(old_lead_is_off=True) == 4
     else:
-        with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, and a majority is 2: gamma is out of reach"):
+        with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, a majority is 2: gamma is unreachable"):
             await claim(db, others).consented(old_lead_is_off=False)
     assert db.consented_term(RUN) == (4 if off else 0)
 
 
 async def test_a_lead_that_refuses_is_not_asked_for_ever(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=ALWAYS_NEWER)
-    with pytest.raises(InvalidInputError, match="gamma does not hand the run over"):
+    with pytest.raises(InvalidInputError, match="gamma refuses to hand over the run"):
         await claim(db, others).consented(old_lead_is_off=False)
     assert len(others.asked) == 2

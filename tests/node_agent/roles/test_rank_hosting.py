@@ -26,7 +26,7 @@ async def test_not_while_a_run_is_being_started(run: str | None) -> None:
     role = AgentRole()
     role.turn(transitions.start(role.now, run))
     field, problem = await RankHosting(context, role).host("b", "tcp://127.0.0.1:1", ORDER)
-    assert (field, problem) == ("run", f"conducts {run or 'a run that is starting'}; one run at a time")
+    assert (field, problem) == ("run", f"leads {run or 'a run that is starting'}; one run at a time")
 
 
 async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,4 +40,4 @@ async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pyte
 
     monkeypatch.setattr(preflight, "check_on", check)
     field, problem = await RankHosting(context, role).host("b", "tcp://127.0.0.1:1", ORDER)
-    assert (field, problem) == ("run", "conducts a run that is starting; one run at a time")
+    assert (field, problem) == ("run", "leads a run that is starting; one run at a time")

@@ -23,7 +23,7 @@ ID = "8b7c6d5e-0000-4000-8000-000000000001"
 
 
 class Idle:
-    """Nothing is conducted; or, busy without a session, something is just being taken up."""
+    """Nothing is conducted; or, busy without a session, something is being resumed."""
 
     session: Session | None = None
     is_busy = False
@@ -77,7 +77,7 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
         world.late_notes.note(world.asked("run-9", ID[:-1] + "2"))
     row = world.asked()
     world.idle.is_busy = True
-    with pytest.raises(RefusedError, match="just being taken up"):
+    with pytest.raises(RefusedError, match="being resumed"):
         world.late_notes.note(row)
     world.idle.is_busy = False
     world.db.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))

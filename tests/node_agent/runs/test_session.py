@@ -138,7 +138,7 @@ def test_an_event_from_within_anothers_turn_is_a_fault_that_is_seen(told):
             await told.session.feed(d.Ticked())
 
         told.session._on_command_end = end
-        with pytest.raises(AssertionError, match="within another's turn"):
+        with pytest.raises(AssertionError, match="while another was handled"):
             await told.session.feed(command("resume"))
 
     asyncio.run(main())

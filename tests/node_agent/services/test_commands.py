@@ -35,7 +35,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "code", "says"),
     [
         (["install", "--dry-run"], 7, "--manager systemd"),
-        (["install", "--dry-run", "--name", "a b"], 2, "--name: 'a b' is no node name"),
+        (["install", "--dry-run", "--name", "a b"], 2, "--name: 'a b' is not a node name"),
         (["install", "--dry-run", "--env", "FOO"], 2, "--env: 'FOO' is not of the form NAME=VALUE"),
         ([], 2, "give one of run, play, record, install, uninstall, status"),
         (["run", "--nane", "x"], 2, "No such option: --nane"),
@@ -146,9 +146,9 @@ def test_what_a_person_reads(managers: Managers, typed: Typed) -> None:
         "installed\nservice   trainctl-agent.service (systemd, user)\nnode      studio\n"
     )
     # Lingering is an administrator's to allow: it is said what that means, and the service is there all the same.
-    assert "note: it ends at logout, until an administrator runs: loginctl enable-linger " in out
+    assert "note: it ends at logout unless an administrator runs: loginctl enable-linger " in out
     code, out, _ = typed("install", "--name", "studio")
-    assert code == 0 and out.startswith("nothing changed: it was installed like this, and runs\n")
+    assert code == 0 and out.startswith("no change: already installed like this and running\n")
     code, out, _ = typed("install", "--name", "studio", "--dry-run")
     assert code == 0 and "would write" not in out
     code, out, _ = typed("status")
@@ -181,14 +181,14 @@ def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(
     ("words", "says"),
     [
         (["--bogus"], "install: No such option: --bogus"),
-        (["--name", "No Name"], "--name: 'No Name' is no node name"),
+        (["--name", "No Name"], "--name: 'No Name' is not a node name"),
         (["--listen", "tcp:/x"], "tcp:/x"),
         (["--cluster", "none.toml"], "none.toml: no such cluster file"),
         (["--leash"], "--leash: a service has no standard input"),
-        (["--nice", "-5"], "--nice: -5 is not a user's to give"),
+        (["--nice", "-5"], "--nice: a user may not set -5"),
         (["--env", "A"], "--env: 'A' is not of the form NAME=VALUE"),
-        (["--env", "A B=c"], "--env: 'A B' is no variable's name"),
-        (["--run-as", "nobody-here"], "--run-as: a user's service is that user's own"),
+        (["--env", "A B=c"], "--env: 'A B' is not a variable name"),
+        (["--run-as", "nobody-here"], "--run-as: only nobody-here can install that user's service"),
     ],
 )
 def test_what_cannot_be_installed_is_refused_in_a_line_and_nothing_is_done(
@@ -266,7 +266,7 @@ def test_a_service_of_the_machine_is_where_its_manager_looks(managers: Managers,
 
 def test_only_root_installs_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Exception, match=r"installed by root: sudo .* -P -m trainctl.node_agent.cli") as caught:
+    with pytest.raises(Exception, match=r"needs root: run sudo .* -P -m trainctl.node_agent.cli") as caught:
         Machine("system", "systemd").check_allowed()
     assert getattr(caught.value, "exit_code", None) == 6
     Machine("user", "systemd").check_allowed()

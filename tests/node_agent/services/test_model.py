@@ -137,7 +137,7 @@ def test_a_users_service_lingers_or_says_that_it_ends_at_logout() -> None:
     (step,) = systemd.install_steps(wanted, FILE, same, RUNS, lingering=False)
     assert step == Call(
         ("loginctl", "enable-linger", "ada"),
-        "it ends at logout, until an administrator runs: loginctl enable-linger ada",
+        "it ends at logout unless an administrator runs: loginctl enable-linger ada",
     )
     assert systemd.install_steps(wanted, FILE, same, RUNS, lingering=True) == ()
     assert (
@@ -182,7 +182,7 @@ def test_a_launch_agent_names_no_user() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"<plist>", plistlib.dumps([]), plistlib.dumps({"Label": "x"})])
 def test_what_is_no_job_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"not a property list|no job"):
+    with pytest.raises(ValueError, match=r"not a property list|not a launchd job"):
         launchd.parsed(data)
     assert launchd.installed(data) is None
 
@@ -223,7 +223,7 @@ def test_what_launchctl_says() -> None:
 def test_launchd_steps_from_nothing_from_another_setting_and_from_what_is_wanted() -> None:
     wanted, at = service(), "system/trainctl.agent"
     same, runs = launchd.plist(wanted), State(True, True, True, 4711, "running")
-    begin = ["make /s p/studio/logs of root", f"write {FILE}", f"launchctl bootstrap system {FILE}"]
+    begin = ["create /s p/studio/logs, owned by root", f"write {FILE}", f"launchctl bootstrap system {FILE}"]
     assert lines(launchd.install_steps(wanted, FILE, None, State(enabled=True), 0)) == begin
     changed = launchd.install_steps(service(nice=3), FILE, same, runs, 0)
     assert lines(changed) == [

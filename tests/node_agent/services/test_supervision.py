@@ -155,7 +155,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
     assert time.monotonic() - began < 50, "it does not sleep for its 60 s"
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
-        assert " CRITICAL the event loop has stood still for " in text
+        assert " CRITICAL the event loop hung for " in text
         assert "in sleep_soundly" in text
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
 
@@ -187,7 +187,7 @@ def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
         try:
             raise ValueError("a fault")
         except ValueError:
-            agent_log.log.exception("ended by a fault")
+            agent_log.log.exception("ended by an internal error")
         first = agent_log.path(tmp_path).read_text().splitlines()
         for number in range(400):
             agent_log.log.info("line %s %s", number, "x" * 80)
@@ -199,7 +199,7 @@ def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
     assert "line 399 " in agent_log.path(tmp_path).read_text()
     assert [read(line).text for line in capfd.readouterr().err.splitlines()] == [
         "r-1: rank 2 is lost",
-        "ended by a fault",
+        "ended by an internal error",
     ]
     assert not any(
         isinstance(handler, logging.handlers.RotatingFileHandler) for handler in logging.getLogger().handlers

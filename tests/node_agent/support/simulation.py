@@ -539,10 +539,10 @@ class Simulation:
                 del self.sent[id]
         self._succeed()
         if lead.rank in self.conductor.ranks and self.ended is None:
-            self.feed(d.RankSilent(lead.rank, "its node's agent is gone, and another one was promoted"))
+            self.feed(d.RankSilent(lead.rank, "its node's agent is gone and another node was promoted"))
 
     def lack(self, lacking: str) -> None:
-        """A majority of nodes goes out of reach, or comes back."""
+        """A majority of nodes becomes unreachable, or comes back."""
         self.lacking = lacking
         self.feed(d.Quorum(lacking))
 

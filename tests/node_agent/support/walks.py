@@ -172,6 +172,8 @@ def end(run: Simulation) -> None:
     run.check_periodic()
     if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
         hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
-        gave_up = "the last with the run's state, hung" in run.ended.reason  # time was let pass in which it did nothing
+        gave_up = (
+            "the last rank with the run's state, hung" in run.ended.reason
+        )  # time was let pass in which it did nothing
         unlike = run.ended.reason.startswith("probe: ") and len({rank.model for rank in run.ranks.values()}) > 1
         assert run.nobody_left or hopeless or gave_up or unlike, (run.ended.reason, run.faults)

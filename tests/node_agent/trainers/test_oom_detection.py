@@ -192,7 +192,7 @@ def test_again_and_again_down_to_one_and_then_it_is_told():
         simulation.until(lambda: bool(simulation.conductor.durable.settings.ranks[1].out))
         simulation.tick(1.1)
     assert seen == [4, 2, 1]
-    assert any("b is out of memory at a micro-batch of 1: the kernel killed it" in text for text in texts(simulation))
+    assert any("b ran out of memory at a micro-batch of 1: the kernel killed it" in text for text in texts(simulation))
 
 
 def test_one_that_dies_while_it_loads_keeps_its_micro_batch():

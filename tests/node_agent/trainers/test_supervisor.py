@@ -89,11 +89,11 @@ def test_a_trainer_is_ending_until_its_exit_status_is_there(paths: RunPaths) -> 
 def test_ranks_are_apart_and_a_running_one_is_not_started_again(paths: RunPaths) -> None:
     host = TrainerSupervisor()
     host.start(paths, 0, ["sleep", "60"])
-    with pytest.raises(RefusedError, match="rank 0 of run-1 runs already"):
+    with pytest.raises(RefusedError, match="rank 0 of run-1 is already running"):
         host.start(paths, 0, ["sleep", "60"])
     host.start(paths, 1, ["sleep", "60"])
     assert alive(host, paths, 0).pid != alive(host, paths, 1).pid
-    with pytest.raises(RefusedError, match="rank 1 of run-1 runs already, pid"):
+    with pytest.raises(RefusedError, match="rank 1 of run-1 is already running, pid"):
         TrainerSupervisor().start(paths, 1, ["sleep", "60"])
 
 

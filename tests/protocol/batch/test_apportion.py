@@ -58,7 +58,7 @@ def test_weights_without_a_proportion_are_refused(weights: dict[int, float]) -> 
 
 
 def test_more_ranks_than_samples_are_refused_by_the_field() -> None:
-    with pytest.raises(InvalidInputError, match="shares: 2 samples are fewer than the 3 ranks"):
+    with pytest.raises(InvalidInputError, match="shares: 2 samples are too few for 3 ranks"):
         apportion(2, {0: 1, 1: 1, 2: 1}, "shares")
 
 
@@ -108,7 +108,7 @@ def test_a_floor_is_paid_for_with_samples(
 def test_shares_by_speed_need_ranks_that_have_one() -> None:
     with pytest.raises(InvalidInputError, match="auto: shares by speed need a rate above 0"):
         quickest(8, {0: Speed(1.0), 1: Speed(0.0)}, "auto")
-    with pytest.raises(InvalidInputError, match="auto: 1 samples are fewer than the 2 ranks"):
+    with pytest.raises(InvalidInputError, match="auto: 1 samples are too few for 2 ranks"):
         quickest(1, {0: Speed(1.0), 1: Speed(1.0)}, "auto")
 
 

@@ -90,7 +90,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("batch.global", 0, " of at least 1"),
         ("batch.global", "24", "needs a whole number"),
         ("batch.micro", 0, " of at least 1"),
-        ("batch.micro", 25, "over batch.global = 24"),
+        ("batch.micro", 25, "above batch.global = 24"),
         ("optimizer.learning_rate", 0, "must be a number above 0"),
         ("optimizer.learning_rate", float("nan"), "number"),
         ("optimizer.learning_rate", float("inf"), " of at most 100"),
@@ -113,8 +113,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.device", "tpu", "must match '^"),
         ("nodes.studio.threads", -1, " of at least 0"),
         ("nodes.studio.memory_limit_gb", 0, "must be a number above 0"),
-        ("nodes.studio.model_path", "model", "must be absolute"),
-        ("nodes.studio.data_path", "data", "must be absolute"),
+        ("nodes.studio.model_path", "model", "must be an absolute path"),
+        ("nodes.studio.data_path", "data", "must be an absolute path"),
         ("nodes.studio.interface", "e" * 65, "at most 64"),
         ("group.engine", "nccl", "'nccl'"),
         ("group.links_per_peer", 9, " of at most 8"),
@@ -144,9 +144,9 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.disk_free_percent", 7, "must be at most alerts.disk_clear_percent = 3"),
         ("alerts.disk_clear_percent", 101, " of at most 100"),
         ("alerts.silent_seconds", 1, " of at least 3"),
-        ("policy.first-shares.mode", "maybe", "'maybe' is none of off, advise, on"),
+        ("policy.first-shares.mode", "maybe", "'maybe' is not one of off, advise, on"),
         ("policy.first-shares.moode", "on", "there is no such field"),
-        ("policy.rebalnce", {"mode": "on"}, "'rebalnce' is none of out-of-memory, replays, first-shares"),
+        ("policy.rebalnce", {"mode": "on"}, "'rebalnce' is not one of out-of-memory, replays, first-shares"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),
         ("nodes.studio.priority", "low", "needs a whole number"),
@@ -175,9 +175,9 @@ def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: 
         ("GLOO_SOCKET_IFNAME", "en0", "is set by trainctl itself"),
         ("MLX_HOSTFILE", "/x", "is set by trainctl itself"),
         ("NOTIFY_SOCKET", "/x", "is set by trainctl itself"),
-        ("WITH SPACE", "x", "'WITH SPACE' is no variable's name"),
-        ("A=B", "x", "is no variable's name"),
-        ("", "x", "'' is no variable's name"),
+        ("WITH SPACE", "x", "'WITH SPACE' is not a variable name"),
+        ("A=B", "x", "is not a variable name"),
+        ("", "x", "'' is not a variable name"),
         ("ZERO", "a\0b", ".ZERO: needs text of at most 4000 bytes, without a zero byte"),
         ("LONG", "ü" * 2001, "needs text of at most 4000 bytes"),
         ("NUMBER", 3, "needs text"),
@@ -194,7 +194,7 @@ def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
     wanted = {"OMP_NUM_THREADS": "2", "MLX_METAL_FAST_SYNCH": "1", "PYTORCH_CUDA_ALLOC_CONF": "a:b", "mine": "ü=$x"}
     assert run_file.read(write(tmp_path, with_value(good(), "nodes.studio.env", wanted))).nodes["studio"].env == wanted
     many = with_value(good(), "nodes.studio.env", {f"V{number}": "" for number in range(65)})
-    assert "nodes.studio.env: 65 variables are over the 64 that fit" in problem_of(write(tmp_path, many))
+    assert "nodes.studio.env: 65 variables are too many; at most 64 fit" in problem_of(write(tmp_path, many))
 
 
 def test_every_field_of_the_run_file_is_tried_above() -> None:
@@ -211,7 +211,7 @@ def test_every_field_of_the_run_file_is_tried_above() -> None:
 def test_a_missing_table_is_named(tmp_path: Path, table: str) -> None:
     raw = good()
     del raw[table]
-    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {table}: is required and not there"
+    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {table}: is required but missing"
 
 
 @pytest.mark.parametrize("key", ["run.name", "run.steps", "model.path", "data.path", "optimizer.learning_rate"])
@@ -219,7 +219,7 @@ def test_a_missing_field_is_named(tmp_path: Path, key: str) -> None:
     raw = good()
     table, name = key.split(".")
     del raw[table][name]
-    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {key}: is required and not there"
+    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {key}: is required but missing"
 
 
 @pytest.mark.parametrize("key", ["run.stepz", "models.path", "batch.global_", "nodes.studio.shares"])
@@ -235,7 +235,11 @@ def test_a_bad_node_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shares", "says"),
-    [({"a": 20, "b": 5}, "sum to 25, over"), ({"a": 10, "b": 5}, "sum to 15, not to"), ({"a": 25}, "sum to 25, over")],
+    [
+        ({"a": 20, "b": 5}, "sum to 25, above"),
+        ({"a": 10, "b": 5}, "sum to 15, not to"),
+        ({"a": 25}, "sum to 25, above"),
+    ],
 )
 def test_shares_that_do_not_add_up(tmp_path: Path, shares: dict[str, int], says: str) -> None:
     raw = good() | {"nodes": {name: {"share": share} for name, share in shares.items()}}
@@ -345,12 +349,12 @@ def _write(name: str, raw: bytes) -> Any:
             "model.path",
             "more.safetensors is not a safetensors file: its first 8",
         ),
-        (_write("model/more.safetensors", b"x" * 99), "model.path", "its first 8 bytes are no header's length"),
+        (_write("model/more.safetensors", b"x" * 99), "model.path", "its first 8 bytes are not a header length"),
         (_write("model/more.safetensors", safetensors(b"{not")), "model.path", "is not a safetensors file: "),
         (_write("model/more.safetensors", safetensors(b"\xff\xff")), "model.path", "not UTF-8 text"),
         (_write("model/more.safetensors", safetensors(b"[1]")), "model.path", "no JSON object"),
         (_write("model/more.safetensors", safetensors(b'{"a": {"data_offsets": 7}}')), "model.path", "data_offsets"),
-        (_write("model/more.safetensors", safetensors(data=7)), "model.path", "is cut short: 76 bytes"),
+        (_write("model/more.safetensors", safetensors(data=7)), "model.path", "is truncated: it has 76 bytes"),
         (_write("data/a.txt", b"x" * 15), "data.path", "16 tokens of text, fewer than one block of 513"),
     ],
 )
@@ -406,7 +410,7 @@ def test_samples_whose_first_lines_are_in_order(tmp_path: Path, text: str) -> No
         ("{}", '"tokens" must be a list of whole numbers'),
         ('{"tokens": [1, 2.5], "mask": [1, 1]}', '"tokens" must be a list of whole numbers'),
         ('{"tokens": [1, 2], "mask": 1}', '"mask" must be a list'),
-        ('{"tokens": [1, 2], "mask": [1]}', "2 tokens and 1 mask values, not equally many"),
+        ('{"tokens": [1, 2], "mask": [1]}', "2 tokens but 1 mask values; give one per token"),
     ],
     ids=lambda value: value[:30],
 )
@@ -437,7 +441,7 @@ def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
         run_file.parse(raw, "r.toml")
     assert [str(one) for one in caught.value.each] == [
         "r.toml: run.steps: must be a whole number of at least 1",
-        "r.toml: optimizer.schedule: 'square' is none of cosine, linear, constant",
+        "r.toml: optimizer.schedule: 'square' is not one of cosine, linear, constant",
         "r.toml: nodes.mbp.share: must be a whole number of at least 1",
         "r.toml: nodes.studio.shares: there is no such field",
     ]

@@ -202,7 +202,7 @@ def test_a_node_refuses_a_priority_that_it_may_not_give() -> None:
     )  # fmt: skip
     own, _, said = done.stdout.strip().partition(" ")
     assert said == (
-        f"nodes.box.priority: -20 is not permitted here; {own} and above are, or install the agent with --nice -20"
+        f"nodes.box.priority: -20 is not permitted here; use {own} or more, or install the agent with --nice -20"
     )
 
 

@@ -276,11 +276,11 @@ def test_what_cannot_be_asked_is_refused_by_name(small: RunPaths) -> None:
     with RecordReader(small) as reader:
         with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; there are loss"):
             reader.series("los")
-        with pytest.raises(InvalidInputError, match="rank: wait_seconds is kept per rank"):
+        with pytest.raises(InvalidInputError, match="rank: wait_seconds is recorded per rank"):
             reader.series("wait_seconds")
-        with pytest.raises(InvalidInputError, match="rank: loss is kept for the run"):
+        with pytest.raises(InvalidInputError, match="rank: loss is recorded for the whole run"):
             reader.series("loss", 0)
-        with pytest.raises(InvalidInputError, match="columns: 0 is below 1"):
+        with pytest.raises(InvalidInputError, match="columns: must be at least 1, not 0"):
             reader.series("loss", columns=0)
 
 

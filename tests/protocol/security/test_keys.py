@@ -87,10 +87,10 @@ def test_a_revoked_key_is_no_ones_until_it_is_let_in_again(folder: KeyFolder) ->
 @pytest.mark.parametrize(
     ("name", "public", "role", "words"),
     [
-        ("", STUDIO.public, "viewer", "no name"),
-        ("anna\n", STUDIO.public, "viewer", "no name"),
-        ("anna", "short", "viewer", "no key"),
-        ("anna", f"{STUDIO.public}\n", "viewer", "no key"),
+        ("", STUDIO.public, "viewer", "not a name"),
+        ("anna\n", STUDIO.public, "viewer", "not a name"),
+        ("anna", "short", "viewer", "not a key"),
+        ("anna", f"{STUDIO.public}\n", "viewer", "not a key"),
         ("anna", STUDIO.public, "root", "viewer, operator, node"),
     ],
     ids=["empty name", "name with newline", "short key", "key with newline", "no role"],
@@ -201,7 +201,7 @@ def test_a_handshake_is_judged_once_it_is_certain(with_keys: bool) -> None:
     assert isinstance(broken_off, NotAuthorisedError) == with_keys  # a forwarded port to nowhere does that too
     mismatch = judged.take(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, handshake.MECHANISM_MISMATCH, 1.5)
     assert isinstance(mismatch, NotAuthorisedError)
-    assert ("uses no keys" if with_keys else "wants keys") in str(mismatch)
+    assert ("uses no keys" if with_keys else "requires keys") in str(mismatch)
 
 
 def test_an_agent_that_hangs_is_not_taken_for_one_that_refuses() -> None:

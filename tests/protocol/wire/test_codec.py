@@ -207,13 +207,13 @@ def test_other_versions_are_refused(decode: Callable[[bytes], Any], version: Any
 def test_a_message_without_a_version_is_refused() -> None:
     fields = plain()
     del fields["v"]
-    with pytest.raises(VersionError, match="None, this side speaks 2"):
+    with pytest.raises(VersionError, match="None is not supported; this side speaks 2"):
         codec.decode_request(packed(fields))
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [1], b"bytes", True, 1.5])
 def test_only_maps_are_messages(value: Any) -> None:
-    refused(packed(value), "a message is a map")
+    refused(packed(value), "a message must be a map")
 
 
 def test_trailing_bytes_are_refused() -> None:

@@ -125,7 +125,7 @@ def test_ranks_that_lay_out_otherwise_are_named_before_anything_is_summed(
     layouts = [rank.membership._layout for rank in ranks.ranks]
     ranks.ranks[1].membership._layout = Layout(layouts[1].shapes, "swapped")
     errors = ranks.form(layout_digest=layouts[0].digest)
-    expected = "rank 1 lays its parameters out in another way than the group does"
+    expected = "rank 1's parameter layout differs from the group's"
     assert [str(error) for error in errors] == [expected] * 3
     assert all(rank.rig.progress.last_step == 0 and not rank.rig.sent for rank in ranks.ranks)
     ranks.fence()
@@ -206,7 +206,7 @@ def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(fork_servers: 
     form = m.Form(run="r", generation=FIRST, engine=engine, ranks=(0, 1), endpoints=endpoints, deadline_seconds=1.0)
     group = memberships[0].form(form)
     assert isinstance(group, ReducerGroup)
-    with pytest.raises(GroupError, match=r"^ranks \[0, 1\] did not get together within 1 s$"):
+    with pytest.raises(GroupError, match=r"^ranks \[0, 1\] did not connect to each other within 1 s$"):
         group.complete()
     group.close()
     for one in memberships:
@@ -297,7 +297,7 @@ def test_a_fork_server_that_dies_takes_its_reducers_along_and_is_replaced() -> N
     assert server is not None
     assert len({server.process.pid, *pids}) == 4
     server.process.kill()
-    with pytest.raises(GroupError, match="the reducer ended without a word"):
+    with pytest.raises(GroupError, match="the reducer ended without an exit status"):
         reducers[0].wait(DEADLINE_SECONDS)
     assert gone(pids)
     server.process.wait(DEADLINE_SECONDS)
@@ -376,7 +376,7 @@ def test_a_reducer_says_what_ended_it() -> None:
 def test_a_reducer_that_is_stopped_is_found_while_it_is_waited_for(made: Callable[[], Standby]) -> None:
     with one_reducer(made, "ring") as reducer:
         os.kill(pid_of(reducer), signal.SIGSTOP)
-        with pytest.raises(GroupError, match="the reducer hangs: it is stopped"):
+        with pytest.raises(GroupError, match="the reducer hung and was stopped"):
             reducer.wait(DEADLINE_SECONDS)
 
 

@@ -98,7 +98,7 @@ BAD = [
     (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file: leave out --set"),
     (["run", "none.toml"], "none.toml: no such run file"),
     (["check", "none.toml"], "none.toml: no such run file"),
-    (["ls", "--connect", "studio"], "studio: an address is tcp://host:port"),
+    (["ls", "--connect", "studio"], "studio: an address must be tcp://host:port"),
     (["logs", "--rank", "-1"], "--rank"),
     (["events", "-n", "501"], "--last"),
     (["demo", "--steps", "0"], "--steps"),
@@ -133,7 +133,7 @@ def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[s
     ("key", "value", "says"),
     [
         ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
-        ("batch.micro", "5", "run.toml: batch.micro: 5 is over batch.global = 4"),
+        ("batch.micro", "5", "run.toml: batch.micro: 5 is above batch.global = 4"),
         ("run.stepz", "5", "stepz"),
         ("steps", "5", "--set: 'steps' is not of the form table.key=value"),
         ("model.path", "nowhere", "model.path: no Hugging Face model"),
@@ -264,7 +264,7 @@ def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -
     _, _, err = main("demo", "--backend", "jax")
     assert "'jax' is not one of 'auto', 'torch', 'mlx'" in err and "Value error" not in err
     _, _, err = main("send", "mute", "kind=heat")
-    assert "'heat' is none of nonfinite, skipped" in err
+    assert "'heat' is not one of nonfinite, skipped" in err
 
 
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:

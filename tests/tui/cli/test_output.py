@@ -101,7 +101,7 @@ def test_the_status_says_since_when_a_rank_is_late_or_draining_and_why() -> None
     text, step = tables.status_text(snapshot(leaving(run_view(3)))), run_view(3).step + 1
     rows = [line for line in text.splitlines() if line[:4].strip().isdigit()]
     assert [row.split()[2] for row in rows] == ["run", "late", "draining"]
-    assert rows[1].endswith(f"since {tables.time_of_day(NOW - 12)}: step {step} takes long, as a rule 0.39 s")
+    assert rows[1].endswith(f"since {tables.time_of_day(NOW - 12)}: step {step} takes long (usually 0.39 s)")
     assert rows[2].endswith(f"since {tables.time_of_day(NOW - 2)}: until step {step} is done")
 
 

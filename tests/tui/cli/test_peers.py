@@ -55,7 +55,11 @@ NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client
 @pytest.mark.parametrize(
     ("answer", "code", "says"),
     [
-        (FRAME.replace(b"\xa1v\x02", b"\xa1v\x01"), "version", "protocol version 1, this side speaks 2"),
+        (
+            FRAME.replace(b"\xa1v\x02", b"\xa1v\x01"),
+            "version",
+            "protocol version 1 is not supported; this side speaks 2",
+        ),
         (b"\xc1\x00garbage", "protocol", "not a msgpack message"),
         (codec.encode(examples.EXAMPLES["agent to client"]["history"]), "protocol", "asked for Snapshot, got History"),
         (None, "unreachable", "no answer from tcp://127.0.0.1:"),

@@ -128,7 +128,7 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     )
     assert "WITHOUT" in said("stop checkpoint=false")
     assert said("autopilot name=replays mode=off") == (
-        "replays off: a rank that ran a micro-batch again in smaller pieces keeps that size; curve unchanged"
+        "replays off: a rank that had to split a micro-batch keeps the smaller size; curve unchanged"
     )
 
 
@@ -139,7 +139,7 @@ def test_a_policys_dialog_has_its_mode_and_says_what_it_would_be() -> None:
     name, mode = c.form("autopilot", state).fields
     assert (name.value, mode.value, mode.choices) == ("out-of-memory", "on", ("off", "advise", "on"))
     text = preview(command_line.parse("autopilot name=out-of-memory mode=off"), state, UNICODE).text
-    assert text.startswith("out-of-memory on → off: a trainer that died")
+    assert text.startswith("out-of-memory on → off: a trainer that ran out of memory")
     assert changes_nothing(command_line.parse("autopilot name=out-of-memory mode=on"), state)
 
 
@@ -262,13 +262,13 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
     guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
     expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",
-                "rebalance": "its trainer isn't ours"}  # fmt: skip
+                "rebalance": "another program trains it"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
         text: preview(command_line.parse(text), guest, UNICODE).text
         for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
-    assert [*told.values()] == ["no evaluation function was given", *["its trainer isn't ours"] * 2]
+    assert [*told.values()] == ["no evaluation function was given", *["another program trains it"] * 2]
     hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
     assert [c.form(verb, hosted).blocked for verb in ("evaluate", "checkpoint")] == ["none held out", ""]
 

@@ -86,7 +86,7 @@ def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
     ):  # fmt: skip
         state = reducer.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
     told = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
-    assert told == ["event 20", "clock is over", "event 23"]
+    assert told == ["event 20", "clock cleared", "event 23"]
     assert plain(alerts_view.overview_lines(state, CLOCK, 80, 3, UNICODE)[0]).rstrip().endswith("w why")
     many = state_of(*(msgspec.structs.replace(SPIKE_ALERT, id=f"x{index}") for index in range(9)))
     shown = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]

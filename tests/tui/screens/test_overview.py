@@ -418,7 +418,7 @@ def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
 def test_a_loss_and_a_return_are_told_as_they_are() -> None:
     rows = texts(recent_events.lines(SHRUNK, CLOCK, 120, 9, UNICODE))
     assert any("ERROR mlx-c is lost: was ended by signal 9; torch-a 12→13" in row for row in rows)
-    assert any(" mlx-c joins again: torch-a 13→12" in row for row in rows)
+    assert any(" mlx-c rejoins: torch-a 13→12" in row for row in rows)
     assert not any("rebalance mlx-c" in row or "admit mlx-c" in row for row in rows)
     marks = [mark for mark in marks_of.of_run(SHRUNK) if isinstance(mark, Change)]
     assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]

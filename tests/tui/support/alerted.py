@@ -16,7 +16,7 @@ LOST_ALERT = m.AlertView(
 )  # fmt: skip
 SPIKE_ALERT = m.AlertView(
     id="loss-spike", kind="loss-spike", severity="warning", step=18_236, raised_at=NOW - 12,
-    text="loss 2.411 at step 18,236, 1.84 by its trend",
+    text="loss 2.411 at step 18,236, trend 1.84",
     facts=("scatter of the last 100 steps 0.031", "loss 2.411, gradient norm 6.2"),
 )  # fmt: skip
 DISK_ALERT = m.AlertView(

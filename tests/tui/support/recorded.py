@@ -110,7 +110,7 @@ def hung(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunV
 def leaving(view: m.RunView) -> m.RunView:
     """The run with its second rank late and its third about to be drained."""
     late = msgspec.structs.replace(
-        view.ranks[1], state="late", since_at=NOW - 12, why=f"step {view.step + 1} takes long, as a rule 0.39 s"
+        view.ranks[1], state="late", since_at=NOW - 12, why=f"step {view.step + 1} takes long (usually 0.39 s)"
     )
     last = msgspec.structs.replace(
         view.ranks[2], state="draining", since_at=NOW - 2, why=f"until step {view.step + 1} is done"

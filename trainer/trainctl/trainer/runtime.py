@@ -1,4 +1,4 @@
-"""One rank's life: load, say so, act on plans one after another, and leave."""
+"""A rank's main loop: load, report ready, carry out plans one after another, and leave."""
 
 import platform
 import time
@@ -90,7 +90,7 @@ class Trainer:
                 order = self._control.orders.get()
                 if not self._act(order, started):
                     return
-                if not isinstance(order, m.Fence):  # the time in which the group has no generation is nobody's wait
+                if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
             self._executor.group.close()
@@ -114,7 +114,7 @@ class Trainer:
                 log.info("leaving: %s", reason)
                 return False
             case Orphaned(seconds=seconds):
-                log.warning("the agent has been away for %.0f s: writing a checkpoint and leaving", seconds)
+                log.warning("the agent has been gone for %.0f s: writing a checkpoint, then exiting", seconds)
                 self._saver.write()
                 return False
             case Broken(error=error):
@@ -160,7 +160,7 @@ class Trainer:
         try:
             self._membership.stand_by()
         except GroupError as error:
-            log.warning("no reducer is standing by: %s", error)
+            log.warning("no standby reducer: %s", error)
 
     def _act_on_plan(self, plan: m.StepPlan, started: float) -> None:
         """A plan of another generation, or one seen before, is not acted on."""
@@ -241,4 +241,4 @@ def likely_engine(paths: RunPaths, node: str) -> m.Engine | None:
 
 
 Failures = (TrainctlError, OSError, RuntimeError, MemoryError)
-"""What ends a trainer with one line: ours, the system's and the array libraries'."""
+"""Errors that end a trainer with one line: ours, the system's and the array libraries'."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
 GRACE_SECONDS = 5.0
-"""How long the main thread may take to leave by itself; a micro-batch in flight is let finish."""
+"""Seconds the main thread may take to leave by itself; a micro-batch in flight is finished first."""
 
 
 class Termination:

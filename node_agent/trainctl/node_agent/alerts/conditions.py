@@ -10,12 +10,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 WELL_STATES = frozenset({"ready", "run", "paused", "late", "draining", "drained", "done"})
-"""Of a rank that isn't lost, or on its way back."""
+"""States of a rank that is neither lost nor on its way back."""
 STEPS_KEPT = 32
 FIRST_TIMES = 5.0
-"""The first step may take so many times longer: devices compile and warm up."""
+"""Factor by which the first step may take longer: devices compile and warm up."""
 SIDE_TIMES = 10.0
-"""The same for an evaluation or a checkpoint, which commits no step."""
+"""Factor by which an evaluation or a checkpoint may take longer, as it commits no step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
 
     def say() -> Said:
         held = f"{gigabytes(part.memory_bytes)} held after the step, " if part.memory_bytes is not None else ""
-        replays = f", {part.replays} passes run again" if part.replays else ""
+        replays = f", {part.replays} passes repeated" if part.replays else ""
         size = f"micro-batch {part.micro_batch} of " if part.micro_batch is not None else ""
         facts = (f"{held}{size}{part.samples} samples{replays}",)
         return Said(f"memory {percent:.0f} % of {gigabytes(cap)}", facts)
@@ -54,7 +54,7 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     percent = 100 * free / total if total else None
     of = f" ({percent:.1f} % of {gigabytes(total)})" if total and percent is not None else ""
     text = f"{gigabytes(free)}{of} left on the disk that holds its runs"
-    facts = ("checkpoints and the record need room; without it the run goes on and neither is written",)
+    facts = ("the record and checkpoints need space; once the disk is full the run continues but writes neither",)
     bad = free < table.disk_free_gb * 1e9 or (percent is not None and percent < table.disk_free_percent)
     good = free > table.disk_clear_gb * 1e9 and (percent is None or percent > table.disk_clear_percent)
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
@@ -97,7 +97,7 @@ class StallWatch:
         self._seconds.append(step.step_seconds)
 
     def look(self, snapshot: RunSnapshot, now: float) -> Finding:
-        """A run that is meant to stand still doesn't stall."""
+        """A run that is meant to wait doesn't stall."""
         if snapshot.view.state != "running":
             self._last = now
         limit_seconds = self._limit_seconds(snapshot)
@@ -115,18 +115,18 @@ class StallWatch:
     def _say(self, snapshot: RunSnapshot, limit_seconds: float) -> Said:
         doing = "" if snapshot.doing == "train" else f", {snapshot.doing} under way"
         blamed = [f"{view.node} {view.state}" for view in snapshot.view.ranks if view.state not in ("run", "drained")]
-        blamed += [f"no word from the agent of {node}" for node in snapshot.silent]
-        cause = f": {', '.join(blamed)}" if blamed else f"{doing}; all ranks are in touch"
+        blamed += [f"the agent of {node} is silent" for node in snapshot.silent]
+        cause = f": {', '.join(blamed)}" if blamed else f"{doing}; all ranks are responding"
         facts = [f"{view.node}: {view.state}{f', {view.why}' if view.why else ''}" for view in snapshot.view.ranks]
         if self._seconds:
-            facts.insert(0, f"a step takes {seconds(median(self._seconds))} as a rule")
+            facts.insert(0, f"a step usually takes {seconds(median(self._seconds))}")
         step = self._step or snapshot.view.step
         return Said(f"no step in {limit_seconds:.0f} s since step {step:,}{cause}", tuple(facts))
 
 
 def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Finding:
     """A follower's view of its lead."""
-    text = f"no word from {lead}, which conducts the run; the rank here waits"
-    facts = ("the run goes on by itself when the lead's agent is back; promote has this node conduct it",)
+    text = f"no message from {lead}, the run's lead; this node's rank waits"
+    facts = ("the run continues when the lead's agent is back; promote makes this node the lead",)
     bad = silent_seconds > table.silent_seconds
     return Finding("lead-silent", bad, not bad, lambda: Said(text, facts), node)

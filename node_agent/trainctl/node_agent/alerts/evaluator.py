@@ -21,7 +21,7 @@ from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss"})
-"""Kinds that end when their rank takes part no more."""
+"""Kinds of alerts that end when their rank leaves the group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Evaluator:
         ]
 
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
-        """For a follower: how long its lead has said nothing."""
+        """For a follower: how long its lead has been silent."""
         self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)
         return self.turned(now, at)
 

@@ -16,12 +16,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks
 
 HOOK_SECONDS = 10.0
-"""How long a command or a webhook may take; a command is then killed, with all that it started."""
+"""Seconds a command or a webhook may take; a command is then killed with all that it started."""
 BURST, PER_SECONDS = 10, 60.0
-"""At most so many calls within so long; what is beyond is dropped, and reported."""
+"""Most calls within that many seconds; further ones are dropped and reported."""
 WAITING_CALLS = 32
 OUTPUT_BYTES = 2000
-"""Of what a failing command says, so much is kept for the event."""
+"""Bytes of a failing command's output that the event keeps."""
 
 
 class HookCall(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Hooks:
         if not self._budget.take(time.monotonic()) or self._queue.full():
             self._dropped += 1
             if self._dropped == 1:
-                self._failed(f"alert hooks: more than {BURST} calls a minute; the rest isn't passed on")
+                self._failed(f"alert hooks: more than {BURST} calls per minute; further alerts are not sent")
             return
         self._dropped = 0
         self._queue.put_nowait(call)
@@ -119,13 +119,13 @@ async def run_command(
             said = await _converse(process, body)
             status = await process.wait()
     except TimeoutError:
-        return f"{command[0]} took longer than {seconds:g} s, and was killed"
+        return f"{command[0]} took longer than {seconds:g} s and was killed"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what it left behind ends with it
         await asyncio.shield(process.wait())
     last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return f"{command[0]} ended with {status}{f': {last[0][:200]}' if last else ''}" if status else ""
+    return f"{command[0]} exited with {status}{f': {last[0][:200]}' if last else ''}" if status else ""
 
 
 async def _converse(process: asyncio.subprocess.Process, body: bytes) -> bytes:
@@ -145,7 +145,7 @@ async def _converse(process: asyncio.subprocess.Process, body: bytes) -> bytes:
 async def post(address: str, body: bytes, seconds: float = HOOK_SECONDS) -> str:
     """Post a JSON body; gives what went wrong in one line, empty if nothing did.
 
-    In a thread of its own, which nobody waits for any longer than that: a server can answer a byte at a time.
+    In a thread of its own, which no one waits for any longer than that: a server can answer a byte at a time.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str] = loop.create_future()

@@ -1,4 +1,4 @@
-"""When a condition becomes an alert and ceases to be one: after enough observations over enough time, either way."""
+"""Hysteresis of alerts: enough observations over enough time raise an alert, and enough clear it."""
 
 import dataclasses
 from typing import Final
@@ -31,7 +31,7 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "node-lost": (1, 0.0, 2),  # looks
     "lead-silent": (1, 0.0, 1),  # looks
 }
-"""By kind: observations and seconds until it is raised, observations until it is cleared."""
+"""By kind: observations and seconds until an alert is raised, and observations until it is cleared."""
 
 
 def rules(table: AlertsTable) -> dict[AlertKind, Rule]:

@@ -1,4 +1,4 @@
-"""Watches the curve: losses that are no numbers, skipped steps, and losses far above their trend."""
+"""Watches the loss curve: non-finite losses, skipped steps, and losses far above their trend."""
 
 import math
 from collections import deque
@@ -9,13 +9,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 WINDOW_STEPS = 100
-"""Steps that a loss is compared with, and that skipped ones are counted in."""
+"""Steps that a loss is compared with, and in which skipped steps are counted."""
 LEAST_STEPS = 30
-"""Before so many, no trend is known."""
+"""Steps needed before a trend is known."""
 CALM_STEPS = 20
-"""Without a skipped step among so many, nothing is wrong any more."""
+"""Steps without a skipped one after which the alert is cleared."""
 MAD_SCALE = 1.4826
-"""Times the median absolute deviation is the standard deviation, of normal scatter."""
+"""Factor from the median absolute deviation to the standard deviation of normal scatter."""
 
 
 class Trend(NamedTuple):
@@ -65,14 +65,14 @@ class LossWatch:
         values = (("loss", step.loss), ("gradient norm", step.grad_norm))
         found = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
         bad = bool(found) and step.skipped != "overflow"
-        what = f"{''.join(found[:1])} at step {step.step:,}" + ("; the step is skipped" if step.skipped else "")
+        what = f"{''.join(found[:1])} at step {step.step:,}" + ("; the step was skipped" if step.skipped else "")
         return Finding("nonfinite", bad, not bad, lambda: Said(what, _facts(step)))
 
     def _skipped(self, step: m.StepCommitted) -> Finding:
         self._skips.append((step.step, step.skipped == "overflow"))
         flags = [skipped for _, skipped in self._skips]
         count = sum(flags)
-        text = f"{count} of the last {len(flags)} steps skipped: overflow of the gradients"
+        text = f"{count} of the last {len(flags)} steps skipped: gradient overflow"
         good = len(flags) >= CALM_STEPS and not any(flags[-CALM_STEPS:])
         return Finding("skipped", count >= self._table.skipped_steps, good, lambda: Said(text, _facts(step)))
 
@@ -83,7 +83,7 @@ class LossWatch:
         above = loss - found.expected
 
         def say() -> Said:
-            text = f"loss {number(loss)} at step {step.step:,}, {number(found.expected)} by its trend"
+            text = f"loss {number(loss)} at step {step.step:,}, trend {number(found.expected)}"
             scatter = f"scatter of the last {WINDOW_STEPS} steps {number(found.scatter)}"
             return Said(text, (scatter, *_facts(step)))
 

@@ -18,9 +18,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 WINDOW_STEPS = 50
-"""Steps that a rank is judged by."""
+"""Steps by which a rank is judged."""
 _STEPS_BACK = 8
-"""A part that is so many steps old is of a run that went back, and all begins anew."""
+"""A report this many steps old shows that the run went back, and the watch starts again."""
 
 
 class _Loss(NamedTuple):
@@ -77,7 +77,7 @@ class OwnLossWatch:
         return found
 
     def _finding(self, part: m.RankStep, found: _Departure, *, alone: bool) -> Finding:
-        """With one other rank nobody knows which of the two departs, and the higher loss is named."""
+        """With one other rank no one knows which of the two departs, and the higher loss is named."""
         table = self._table
         most = max(table.own_loss_deviations * found.scatter, table.own_loss_percent / 100 * abs(found.middle))
         above = found.by if alone else abs(found.by)
@@ -94,7 +94,7 @@ def _say(found: _Departure) -> Said:
     percent = f" ({100 * found.by / abs(found.middle):+.0f} %)" if found.middle else ""
     text = f"own loss {number(found.own)}, median of the ranks {number(found.middle)}"
     return Said(text, (
-        f"apart by {number(found.by)}{percent} over the last {WINDOW_STEPS} steps, scatter {number(found.scatter)}",
-        "look at its data: trainctl doctor compares the files of the nodes",
-        "if they are the same, look for a numerical fault: its precision, its backend, its device",
+        f"differs by {number(found.by)}{percent} over the last {WINDOW_STEPS} steps, scatter {number(found.scatter)}",
+        "check its data: trainctl doctor compares the nodes' files",
+        "if the files are equal, suspect a numerical fault: its precision, backend or device",
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The agent's alerts: about the run it conducts, its lead's silence, or without a run its own machine."""
+"""The agent's alerts: about the run it leads, its lead's silence, or without a run its own machine."""
 
 import time
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import AnyEvent
 
 OF_MACHINE = frozenset({"disk"})
-"""Kinds that are watched on this machine while it takes part in no run, by the default thresholds."""
+"""Kinds that are watched on a machine without a run, by the default thresholds."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What an agent that restarts, or is promoted, goes on from."""
+    """What an agent that restarts, or is promoted, continues from."""
 
     alerts: tuple[m.AlertView, ...] = ()
     mutes: tuple[m.MuteView, ...] = ()
@@ -53,7 +53,7 @@ class AlertService:
 
     @property
     def _session(self) -> Session | None:
-        """The run that is conducted. Since the last look at it another agent may have taken it over."""
+        """The run that is led. Since the last look at it another agent may have taken it over."""
         return None if self._watched is None or self._watched.is_closed else self._watched
 
     # ------------------------------------------------------------ what is watched
@@ -77,7 +77,7 @@ class AlertService:
             self._evaluator.heard(reading, time.monotonic())
 
     def watch(self, session: Session | None, silent: dict[str, str]) -> None:
-        """Look at the run that is conducted; `silent` are nodes whose agents aren't heard. A few times a second."""
+        """Look at the run that is led; `silent` are nodes whose agents aren't heard. A few times a second."""
         if session is not self._watched or (session is None and not self._is_idle):
             self._turn_to(session)
         if session is None or self._is_idle:  # the latter: it has ended, and is being closed
@@ -88,8 +88,8 @@ class AlertService:
         self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:
-        """Another run is conducted, or none any more: what is open stays in the old one's record, and what is wrong
-        with this machine goes on."""
+        """Another run is led, or none any more: what is open stays in the old one's record, and what is wrong
+        with this machine continues."""
         of_machine, mutes = self._of_machine if self._is_idle or session is None else (), self._mutes
         self._watched, self._is_idle, self._kept = session, session is None, Kept()
         if session is None:
@@ -127,14 +127,14 @@ class AlertService:
         self._settle(changes)
 
     def ended(self, session: Session) -> None:
-        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more. The event
+        """The run is over, for good or until it is resumed: nothing of it calls for anybody any more. The event
         of its end says so for all of its alerts; whoever was called about one is called once more."""
         if session is not self._session or self._is_idle:
             return
         goes_on = self._of_machine
         for alert in self._evaluator.open.values():
             if alert in goes_on:
-                text = f"{alert.node} the run has ended, {alert.kind} is still as it was".strip()
+                text = f"{alert.node} {alert.kind} was still active when the run ended".strip()
                 self._note("warning", e.AlertFailed(text, alert.id))
             else:
                 self._call("cleared", alert)
@@ -167,7 +167,7 @@ class AlertService:
             self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, data: AnyEvent) -> None:
-        """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""
+        """Into the run's record, by whoever leads it: a follower's own would collide with its lead's."""
         if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
             self._session.note(d.Happened(data, severity, "auto", step))
@@ -204,8 +204,8 @@ class AlertService:
     def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
         if command.run is not None and command.run != self._run[0]:
-            active = f"{self._run[0]} is" if self._run[0] else "none is active"
-            raise InvalidInputError("run", f"no active run {command.run!r}; {active}")
+            active = f"the active run is {self._run[0]}" if self._run[0] else "no run is active"
+            raise InvalidInputError("run", f"{command.run!r} is not active; {active}")
         after = self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
         self._keep()
         self._show()
@@ -228,7 +228,7 @@ class AlertService:
             until_at = time.time() + 60 * args.minutes
             others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
-        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
+        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} unmuted"
 
 
 def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:

@@ -1,4 +1,4 @@
-"""Watches how fast each rank is against itself: its own rate, the phase that grew, its device's clock under load."""
+"""Watches each rank's speed against its own past: its own rate, the phase that grew, its device's clock under load."""
 
 import dataclasses
 from collections import deque
@@ -12,13 +12,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 BLOCK_STEPS = 20
-"""Steps whose median is compared."""
+"""Steps in the block whose median is compared."""
 BLOCK_READINGS, RECENT_READINGS = 60, 15
-"""Readings, at 1 Hz, whose median is what a clock was at its best, and what it is now."""
+"""Readings at 1 Hz whose median is a clock's best rate, and its rate now."""
 FARTHEST_SHARE = 2.0
-"""Times the share, or a part of it, beyond which what a step costs by itself would tell too."""
+"""Largest factor between shares at which rates are compared; beyond it a step's fixed cost would show."""
 LOADED_PERCENT = 50.0
-"""A device that is used less may run slower because it can."""
+"""Percent of use above which a device counts as loaded; a less used one may lower its clock."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +153,12 @@ class PaceWatch:
 
     def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
         lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())
-        text = f"{lower} of {len(slower)} ranks slower together, own rates -{100 * middle:.0f} % in the middle"
+        text = f"{lower} of {len(slower)} ranks are slower together; median own rate -{100 * middle:.0f} %"
         return Said(text, tuple(self._rates_of(rank) for rank in sorted(slower) if rank in self._slower))
 
     def _rates_of(self, rank: int) -> str:
         best, now = self._paces[rank].best, self._typical[rank]
-        return f"{self._nodes[rank]} rank {rank}: {_rates(best, now) if best is not None else 'begins anew'}"
+        return f"{self._nodes[rank]} rank {rank}: {_rates(best, now) if best is not None else 'measured afresh'}"
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
         """A machine's reading, with the devices of the ranks that are at work on it."""

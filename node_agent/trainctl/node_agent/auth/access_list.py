@@ -1,4 +1,4 @@
-"""Whose key may do what at this agent: the list of keys and the cluster's nodes, looked up for every message."""
+"""The access list: which key may do what at this agent, by the list of keys and the cluster's nodes."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
 _OF_NODES = (m.LogRequest,)
-"""What an agent asks another one for, on behalf of a client of its own."""
+"""Requests that an agent sends another one on behalf of its own client."""
 _OF_OPERATORS = (m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun)
 
 
@@ -24,18 +24,18 @@ class Rights(NamedTuple):
     def objection(self, message: m.ClientRequest | m.ToPeer) -> str:
         """Why it may not say this, empty if it may."""
         if isinstance(message, m.ToPeer):
-            return "" if self.role == "node" else f"{self.name} is {self.role}, and agents alone say this"
+            return "" if self.role == "node" else f"{self.name} has the role {self.role}; only agents may send this"
         if self.role == "node":
-            return "" if isinstance(message, _OF_NODES) else f"{self.name} is a node's agent, which sends no requests"
+            return "" if isinstance(message, _OF_NODES) else f"{self.name} is a node's agent; agents send no requests"
         if self.role == "viewer" and isinstance(message, _OF_OPERATORS):
-            return f"{self.name} is viewer here: it reads, and only an operator may send {what(message)}"
+            return f"{self.name} is a viewer here; only an operator may send {what(message)}"
         return ""
 
 
 class AccessList:
     """The keys as they count now; the file is read again whenever it has changed.
 
-    A file that can't be read lets nobody in: `problem` says why.
+    A file that can't be read lets no one in: `problem` says why.
     """
 
     def __init__(self, folder: KeyFolder, cluster: Cluster) -> None:

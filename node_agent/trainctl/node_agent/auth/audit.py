@@ -1,4 +1,4 @@
-"""Who was refused what at this agent: counted as it happens, kept in agent.db at most once a second, bounded."""
+"""The audit of refusals at this agent: counted as they happen, written to agent.db at most once a second, bounded."""
 
 import time
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from trainctl.node_agent.records.agent_db import AgentDb
 
 FLUSH_SECONDS = 1.0
 SAME_SECONDS = 60.0
-"""Refusals of the same thing within so long are one entry with a count."""
+"""Seconds within which refusals of the same thing are one entry with a count."""
 MOST_ENTRIES = 64
-"""Different entries within that time; what is beyond them is counted in one."""
+"""Most different entries within that time; further ones are counted in one."""
 
 
 class Subject(NamedTuple):
@@ -22,7 +22,7 @@ class Subject(NamedTuple):
     address: str = ""  # where from, as far as it is known
 
 
-OTHERS = Subject("", "", "connect", "more than can be listed one by one")
+OTHERS = Subject("", "", "connect", "too many to list one by one")
 
 
 class _Entry:

@@ -45,7 +45,7 @@ class Authenticator:
         self.keyring = Keyring(folder, cluster, which="agent")
         entry = cluster.nodes.get(node)
         if entry is not None and entry.key not in (None, self.pair.public):
-            problem = f"names another key than this machine's agent has, {self.pair.public}"
+            problem = f"is not this machine's key; write {self.pair.public}"
             raise InvalidInputError(f"cluster file: nodes.{node}.key", problem)
         self._callers = {domain: Callers() for domain in DOMAINS}
         self._logs: dict[str, ConnectionLog] = {}
@@ -67,7 +67,7 @@ class Authenticator:
         self._authenticator.stop()
 
     async def serve(self) -> None:
-        """Authenticate. Should this end, nobody is let in any more."""
+        """Authenticate. Should this end, no one is let in any more."""
         poller = zmq.asyncio.Poller()
         poller.register(self._authenticator.zap_socket, zmq.POLLIN)
         while True:
@@ -84,7 +84,9 @@ class Authenticator:
             if self.access.lets_in(domain, public):
                 return True
             rights = self.access.find(public)
-            why = self.access.problem or ("its key is not let in" if rights is None else f"{rights.role} may not")
+            why = self.access.problem or (
+                "its key is not authorised" if rights is None else f"the role {rights.role} may not"
+            )
             self._audit.note(Subject(rights.name if rights else "", public, f"connect {domain}", why, self._from))
         except Exception as error:  # noqa: BLE001  whatever it is, the answer is no
             with contextlib.suppress(Exception):
@@ -128,20 +130,20 @@ class Authenticator:
         """The caller, to be answered as that, and what it may do. Raises NotAuthorisedError if nothing."""
         rights = self.access.find(sender.public)
         if rights is None:
-            self._audit.note(Subject("", sender.public, "any request", "its key is not let in any more"))
-            raise NotAuthorisedError(f"the key {sender.public} is not let in here any more")
+            self._audit.note(Subject("", sender.public, "any request", "its key is no longer authorised"))
+            raise NotAuthorisedError(f"the key {sender.public} is no longer authorised here")
         self.look()
         caller = self._callers[REQUESTS].speak(identity, sender.descriptor, sender.public)
         if caller is None:
-            self._audit.note(Subject(rights.name, sender.public, "any request", "it chose its own identity"))
-            raise NotAuthorisedError("a client's socket has no identity of its own choice here")
+            self._audit.note(Subject(rights.name, sender.public, "any request", "its socket set its own identity"))
+            raise NotAuthorisedError("a client's socket must not set its own identity")
         return caller, rights
 
     def check(self, public: str, rights: Rights, message: m.ClientRequest | m.ToPeer, lead: str | None) -> None:
         """`lead`: the node an agent's message claims to be of. Raises NotAuthorisedError for what it may not say."""
         why = rights.objection(message)
         if not why and isinstance(message, m.ToPeer) and lead is not None and lead not in rights.nodes:
-            why = f"the key of {rights.name} doesn't speak for {lead}"
+            why = f"the key of {rights.name} may not act for {lead}"
         if why:
             self._audit.note(Subject(rights.name, public, what(message), why))
             raise NotAuthorisedError(why)

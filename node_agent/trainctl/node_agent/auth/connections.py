@@ -1,6 +1,6 @@
-"""A listening socket's connections: that they come and go, or show no key, and which of them each identity speaks over.
+"""A listening socket's connections: their start and end, missing keys, and which connection each identity uses.
 
-A client may claim any identity as it connects, even one that another had before. So nobody is answered by identity
+A client may claim any identity as it connects, even one that another had before. So no one is answered by identity
 alone, but as a caller: an identity and the number of the connection over which it spoke.
 """
 
@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from trainctl.protocol.wire.handshake import MECHANISM_MISMATCH
 
 IDENTITY_BYTES = 5
-"""Of an identity that the socket gave a connection: a zero and a number, which grows."""
+"""Bytes of an identity that the socket gave a connection: a zero and a growing number."""
 NUMBER_BYTES = 8
 _NOBODY = bytes(NUMBER_BYTES)
 
@@ -26,9 +26,9 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-KEYLESS, MISTAKEN, SILENT = "it has no keys", "it expects another agent's key", "it showed no key"
-"""Why a connection came to nothing. The last is of one that hung up or was silent: also of a client without keys, which
-hangs up when it sees that they are wanted, often before it has said that it has none."""
+KEYLESS, MISTAKEN, SILENT = "it has no key", "it expects another agent's key", "it presented no key"
+"""Why a connection failed. The last is of one that hung up or stayed silent: also of a client without keys, which often
+hangs up before it has said that it has none."""
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""What follows when keys change: subscribers show theirs again, agents are greeted anew; and the audit is kept."""
+"""Revocation of keys: subscribers present theirs again, links to agents start again, and the audit is written."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire import sockets
 
 LOOK_SECONDS = 0.25
-"""How often the list of keys is looked at, besides for each message."""
+"""Seconds between looks at the list of keys, which each message checks as well."""
 
 
 class Revocation:
@@ -24,7 +24,7 @@ class Revocation:
     def __init__(
         self, authenticator: Authenticator, audit: Audit, publisher: Publisher, context: Any, renew: Callable[[], None]
     ) -> None:
-        """`context`: of all the agent's sockets. `renew` begins the conversations with other agents anew."""
+        """`context`: of all the agent's sockets. `renew` begins the conversations with other agents again."""
         self._authenticator, self._audit, self._publisher = authenticator, audit, publisher
         self._context, self._renew = context, renew
 

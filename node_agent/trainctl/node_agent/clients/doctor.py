@@ -1,4 +1,4 @@
-"""What the doctor learns about this node: its machine's facts, and digests of the files that a run would use."""
+"""Facts for `trainctl doctor` about this node: its machine's facts, and digests of the files that a run would use."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, data_files, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
-"""Path, size and time of change of each file."""
+"""Path, size and modification time of each file."""
 MAX_KEPT = 16
 
 
@@ -28,7 +28,7 @@ class Doctor:
         """Raises InvalidInputError for a path that could be anywhere."""
         path = Path(request.path)
         if not path.is_absolute() or ".." in path.parts:
-            raise InvalidInputError("path", f"{request.path!r} is not an absolute path without '..'")
+            raise InvalidInputError("path", f"{request.path!r} must be an absolute path without '..'")
         try:
             files = await asyncio.to_thread(_files, request.what, path)
             found = await asyncio.shield(self._digests(request.what, path, _stamp(files)))

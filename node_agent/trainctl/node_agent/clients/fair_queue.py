@@ -1,4 +1,4 @@
-"""Whose requests are under way and whose wait, for each client and for all: pure."""
+"""A fair queue of requests: those in progress and those that wait, for each client and for all; pure."""
 
 from collections import Counter, deque
 from typing import Generic, TypeVar

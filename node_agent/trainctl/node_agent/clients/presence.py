@@ -1,11 +1,11 @@
-"""Who is attached to this agent: people and scripts that say so now and then, forgotten when they no longer do."""
+"""Presence: the people and scripts attached to this agent, dropped when they stop reporting."""
 
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 
 EXPIRY_SECONDS = 20.0
-"""Clients say that they are there every 5 s."""
+"""Seconds after which a silent client counts as gone; clients report every 5 s."""
 MAX_VIEWERS = 64
 
 
@@ -16,7 +16,7 @@ class _Seen:
 
 
 class Presence:
-    """The viewers by their own ids; bounded, so that nobody can fill the agent's memory with names."""
+    """The viewers by their own ids; bounded, so that no one can fill the agent's memory with names."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}

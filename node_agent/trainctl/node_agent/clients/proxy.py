@@ -1,4 +1,4 @@
-"""Runs that this node led once and takes no part in any more: how they are is asked of whoever leads them now."""
+"""A proxy for runs that this node led but no longer takes part in: their state comes from their present lead."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.security.keyring import Keyring
 
 ANSWER_SECONDS = 2.0
-"""How long the other agent may take; whoever asked this one waits longer."""
+"""Seconds the other agent may take to answer; the client of this one waits longer."""
 
 
 class RunsSource(Protocol):
@@ -39,7 +39,7 @@ async def view(known: m.RunView, source: RunsSource) -> m.RunView:
             told = None
         if told is not None:
             return msgspec.structs.replace(told, directory=known.directory)
-    reason = f"{lead} conducts it and is out of reach: how it is isn't known here"
+    reason = f"its lead {lead} is unreachable; its state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
@@ -71,6 +71,6 @@ async def _runs_of(node: str, source: RunsSource) -> dict[str, m.RunSummary]:
 
 
 def _reached(node: str, source: RunsSource) -> str | None:
-    """Where an agent that is in touch takes requests."""
+    """Where an agent that is connected takes requests."""
     in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
     return source.address_of(node) if in_touch else None

@@ -1,4 +1,4 @@
-"""One handler for each request that only asks: they read the record in a thread and change nothing."""
+"""Queries: one handler for each request that changes nothing; they read the record in a thread."""
 
 import asyncio
 import math
@@ -28,9 +28,9 @@ from trainctl.protocol.security.keyring import Keyring
 GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100
 SNAPSHOT_BUCKETS = 20_000
-"""Most buckets in one snapshot, over all series: some 40 bytes each, so that it stays below the frame limit."""
+"""Most buckets in one snapshot, over all series: about 40 bytes each, which keeps it below the frame limit."""
 ELSEWHERE_SECONDS = 3.0
-"""How long another node's agent may take to answer what is passed on to it; a client waits longer."""
+"""Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
 
 
 class LiveRun(NamedTuple):
@@ -90,7 +90,7 @@ async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     except RefusedError as error:
         return m.Refusal(rid=request.rid, code="busy", text=str(error))
     except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-        return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} can't answer now: {error}")
+        return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
 
 
 async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
@@ -327,7 +327,7 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySo
         known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
         raise UnknownRankError("rank", f"no rank {request.rank} in this run; there are {known}")
     if address is None:
-        raise UnknownRankError("rank", f"{request.rank} is on {node}, which has no log of it that can be reached")
+        raise UnknownRankError("rank", f"{request.rank} is on {node}, whose log of it cannot be reached")
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
@@ -353,5 +353,7 @@ def _view_of(reader: RecordReader) -> m.RunView | None:
 def _paths(run: str | None, source: QuerySource) -> RunPaths:
     directory = source.run_directory(run)
     if directory is None:
-        raise UnknownRunError("run", "no run yet" if run is None else f"no run {run!r} on this node")
+        raise UnknownRunError(
+            "run", "no run yet; start one with trainctl run" if run is None else f"no run {run!r} on this node"
+        )
     return RunPaths(directory)

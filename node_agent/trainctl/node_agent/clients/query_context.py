@@ -1,4 +1,4 @@
-"""What requests that only ask are answered from: the node, its peers, and the runs it conducts, follows or knows."""
+"""The context that queries are answered from: the node, its peers, and the runs it leads, follows or knows."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which commands are for another node's agent: about a run that it conducts, or for that node by name."""
+"""Redirects: commands for another node's agent, about a run that it leads or for that node by name."""
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.query_context import QueryContext
@@ -11,7 +11,7 @@ from trainctl.protocol.messages import verbs
 
 
 class Redirects:
-    """Looks at what this agent conducts, follows and has handed over."""
+    """Looks at what this agent leads, follows and has handed over."""
 
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService, query_context: QueryContext
@@ -29,7 +29,7 @@ class Redirects:
         known = self._led_by(command)
         if known is None or (_starts_run(command) and not self._lead.peers.is_open(known.lead)):
             return None
-        text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
+        text = f"{known.lead} leads {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
 
     def _led_by(self, command: m.Command) -> FollowedRun | None:
@@ -45,7 +45,7 @@ class Redirects:
         address = self._lead.peers.address(command.node) if command.node is not None else None
         if command.node is None or address is None:
             return None
-        text = f"{command.node} itself is asked; its agent is at {address}"
+        text = f"only {command.node} can do this; its agent is at {address}"
         return self._not_lead(command, text, command.node, address)
 
     def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:

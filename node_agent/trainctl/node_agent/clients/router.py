@@ -1,4 +1,4 @@
-"""The agent's socket for requests: lets in who may ask, gives each client its turn, and sends the answers."""
+"""The agent's ROUTER socket for requests: checks senders, gives each client its turn, and sends the answers."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedE
 from trainctl.protocol.wire import codec, sockets
 
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way or wait; more are refused, to be asked again."""
+"""Most requests of one client, and of all, that may be in progress or wait; further ones are refused."""
 AT_ONCE = 4
-"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
+"""Requests of one client that are answered at a time, so that other clients needn't wait for all of them."""
 
 
 class Replies:
@@ -73,7 +73,7 @@ class Router:
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
             elif not self._enter(identity, request):
-                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                text = f"{MOST_ASKED} of your requests are unanswered: try again later"
                 await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
 
     def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
@@ -82,7 +82,7 @@ class Router:
         if self._authenticator is not None:
             caller, rights = self._authenticator.enter(frames[0], sender)
         if len(frames) != 2:
-            raise ProtocolError("a request is one frame")
+            raise ProtocolError("a request must be one frame")
         request = codec.decode_control(frames[1])
         if self._authenticator is None or rights is None:
             return caller, request

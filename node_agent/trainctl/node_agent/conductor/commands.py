@@ -1,4 +1,4 @@
-"""What commands do to a run: refused at once, kept for the next boundary, or turned into a mode."""
+"""Commands to a run: each is refused at once, kept for the next boundary, or turned into a mode."""
 
 from typing import assert_never
 
@@ -23,7 +23,7 @@ class Commands:
     ) -> None:
         self._state, self._pending, self._pipeline, self._rendezvous = state, pending, pipeline, rendezvous
         self._proposals = proposals
-        self.wants_new_generation = False  # a resumed run forms anew
+        self.wants_new_generation = False  # a resumed run forms again
 
     def take(self, command: d.Commanded, state: str, now: float) -> None:
         """`state`: the run's, in the words that clients see."""
@@ -31,7 +31,9 @@ class Commands:
             self._state.settings, self._pipeline.planned_step + 1, self._state.config, self._pipeline.facts(now), now
         )
         if command.if_plan is not None and command.if_plan != settings.plan_version:
-            self.refuse(command, "if_plan", f"the plan has moved on from {command.if_plan} to {settings.plan_version}")
+            self.refuse(
+                command, "if_plan", f"the plan has changed from version {command.if_plan} to {settings.plan_version}"
+            )
         elif self._state.stage == "leaving":
             self.refuse(command, "run", f"the run is {state}")
         elif command.verb in self.not_taken:
@@ -45,7 +47,7 @@ class Commands:
     def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
         args = command.args
         if isinstance(args, verbs.AgentArgs):
-            self.refuse(command, "verb", f"{command.verb} is not for a run that is under way")
+            self.refuse(command, "verb", f"{command.verb} cannot act on an active run")
         elif isinstance(args, verbs.EditArgs):
             self._edit(command, settings, now)
         elif isinstance(args, verbs.BoundaryArgs):
@@ -73,7 +75,7 @@ class Commands:
     def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
         step, config = self._pipeline.planned_step + 1, self._state.config
         if self._state.durable.mode == "stopping" or step > config.run.steps:
-            self.refuse(command, "run", "no step is left to carry it")
+            self.refuse(command, "run", "no step is left to apply it at")
             return
         try:
             edits.apply(settings, command.args, command.node, step, config, self._pipeline.facts(now))
@@ -89,7 +91,7 @@ class Commands:
     def not_taken(self) -> dict[str, str]:
         """The verbs that make no sense for this run, each with why."""
         if any(not answer.held_out for answer in self._rendezvous.ready.values()):
-            return {"evaluate": "there are no held-out samples: data.held_out keeps none"}
+            return {"evaluate": "there are no held-out samples: data.held_out is 0"}
         return {}
 
     def _beside_training(self, command: d.Commanded, args: verbs.BoundaryArgs) -> None:
@@ -118,7 +120,7 @@ class Commands:
             self._state.persist(mode="paused")
         for id, carried in list(durable.carried.items()):
             if carried.verb == "resume":
-                self._state.end(id, "failed", self._state.progress.step, "paused again before a step was run")
+                self._state.end(id, "failed", self._state.progress.step, "paused again before any step ran")
         for command in self._pending.pausing:
             self._state.end(
                 command.id, "applied", self._state.progress.step, made=e.RunStateChanged("running", "paused")
@@ -159,7 +161,7 @@ class Commands:
         self._state.keep(mode="running")
 
     def expire(self, now: float) -> bool:
-        """End what no boundary took in time; True if a pause was among it, so that the run goes on."""
+        """End what no boundary took in time; True if a pause was among it, so that the run continues."""
         for command in self._pending.take_expired(now):
             self._state.end(command.id, "expired", reason=EXPIRED)
         is_wanted = self._pending.pausing or self._state.durable.mode == "paused"

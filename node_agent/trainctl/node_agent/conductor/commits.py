@@ -1,4 +1,4 @@
-"""Recent train plans as first issued, and the commits that ranks' reports make of them."""
+"""Commits: recent train plans as first issued, and the steps that ranks' reports commit."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 KEPT = 4
-"""Recent steps kept for reports that come late; at most two are ever under way."""
+"""Recent steps kept for late reports; at most two steps are in flight."""
 
 Half = tuple[dict[int, tuple[m.Range, ...]], m.Generation]
-"""Positions by rank whose gradients are held, and the generation that their batch was first planned in."""
+"""Positions by rank whose gradients are held, and the generation in which their batch was first planned."""
 
 
 class Commits:
@@ -37,7 +37,7 @@ class Commits:
         self._parts = {part for part in self._parts if part[0] > oldest}
 
     def forget(self, step: int) -> None:
-        """What was planned of an uncommitted step is given up; it is planned anew."""
+        """What was planned of an uncommitted step is given up; it is planned again."""
         self._plans.pop(step, None)
 
     def count(self, report: m.Report) -> bool:
@@ -68,7 +68,7 @@ class Commits:
         progress = self._state.progress
         plan = self._plans.get(progress.step)
         if plan is None:
-            raise CannotGoOnError(f"step {progress.step} was made by lost ranks alone, and its plan isn't known")
+            raise CannotGoOnError(f"only lost ranks completed step {progress.step}, and its plan is unknown")
         self._state.decide(d.Retract(progress.step))
         self._state.happen(e.StepRetracted(progress.step), "warning")
         self._rows.pop(progress.step, None)

@@ -32,13 +32,13 @@ from trainctl.protocol.messages import verbs
 
 
 class Conductor:
-    """Conducts one run. `handle` takes an event and gives decisions, to be carried out in order."""
+    """Leads one run. `handle` takes an event and gives decisions, to be carried out in order."""
 
     def __init__(
         self, run: str, config: RunFile, durable: Durable, progress: Progress,
         recent: tuple[m.StepPlan, ...] | None = None,
     ) -> None:  # fmt: skip
-        """`recent`: the newest train plans of the record, when a run goes on where another conductor left it; its
+        """`recent`: the newest train plans of the record, when a run continues where another conductor left it; its
         trainers then live. None: the trainers are being started."""
         self.run, self.config = run, config
         self._state = state = ConductorState(run, config, durable, progress)
@@ -282,14 +282,14 @@ class Conductor:
         self._give_up_stop(now)
 
     def _give_up_stop(self, now: float) -> None:
-        """A stop ends, whoever is hung or out of reach."""
+        """A stop ends, whoever is hung or unreachable."""
         lost_seconds, deadlines = self._stop_timeout.lost_seconds(now), self._pipeline.deadlines
         if lost_seconds:
             owes = self._pipeline.periodic.owes_checkpoint(self.progress.step)
             self._shutdown.give_up(self._not_heard(deadlines.awaited, now), lost_seconds, owes_checkpoint=owes)
 
     def _not_heard(self, awaited: list[int], now: float) -> list[int]:
-        """Those among the awaited that say nothing at all; all of them if each is still heard of."""
+        """Those among the awaited that say nothing at all; all of them if each is still heard from."""
         silent_seconds = self._rendezvous.silent_seconds(now)
         return [rank for rank in awaited if silent_seconds.get(rank, inf) > AWAY_SECONDS] or awaited
 

@@ -1,7 +1,7 @@
-"""What a run waits for: sums that are overdue, parts that take longer than they should, and who has not answered yet.
+"""Deadlines of a run: overdue sums, parts that take longer than they should, and ranks that have not answered.
 
-Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
-has none, for it may just be slow: that is reported, once for each plan. One that gets on with nothing at all is hung.
+A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
+has none, for it may just be slow: that is reported, once for each plan. One that makes no progress at all is hung.
 """
 
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
@@ -14,13 +14,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
-"""A part that takes so long, or so many times as long as expected if that is longer, is reported."""
+"""A part is reported after this many seconds, or this many times its expected time if that is longer."""
 LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
-"""The same, for one that is shown as late; as long as nothing is expected it is reported at that time."""
+"""The same for showing a part as late; without an expected time it is shown when it is reported."""
 HUNG_PART = 0.5
-"""After this part of the time that makes a standstill a hang, it is shown as one."""
+"""Fraction of the time that makes a stall a hang after which it is shown as hung."""
 JOINS = 2.0
-"""A standstill for as long as so many rendezvous is a hang."""
+"""A stall that lasts as long as this many rendezvous is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
     "measure": "the measurement of first shares", "probe": "the probe",
@@ -66,7 +66,7 @@ class Deadlines:
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self, now: float) -> str:
-        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has nobody to wait for."""
+        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has no one to wait for."""
         if self._state.stage != "formed" or self._rendezvous.engine == "none":
             return ""
         parameters = self._rendezvous.any_ready().parameters
@@ -75,7 +75,7 @@ class Deadlines:
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
-        return f"{silent} did not come out of the sum at step {late.plan.step} in time"
+        return f"{silent} did not finish the sum of step {late.plan.step} in time"
 
     # ------------------------------------------------------------ parts
 
@@ -88,15 +88,15 @@ class Deadlines:
         if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
             return {}
         part = PARTS[first.plan.kind].format(step=first.plan.step)
-        why = f"{part} takes long" + (f", as a rule {usual:.2g} s" if usual else "")
+        why = f"{part} takes long" + (f" (usually {usual:.2g} s)" if usual else "")
         return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
 
     @property
     def end_of_part(self) -> str:
-        """Until when what is under way goes on, in words."""
+        """Until when what is under way continues, in words."""
         newest = self._in_flight.newest
         if newest is None or newest.plan.kind == "sync":
-            return "until the group is formed anew"
+            return "until the group has formed again"
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
     def still(self, now: float) -> dict[int, float]:
@@ -118,7 +118,7 @@ class Deadlines:
         return found
 
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
-        """One that waits for the others has a deadline itself, and gets on by that, at the latest with the next
+        """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
         rendezvous; one may still be at its last plan."""
         join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
         at_work = self.stalls.is_at_work(rank)
@@ -137,7 +137,7 @@ class Deadlines:
         return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
 
     def stuck_in_loading(self, rank: int) -> bool:
-        """Whether a trainer that says that it is there has got on with nothing while it loads."""
+        """Whether a trainer that says that it is there has made no progress while it loads."""
         return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds(self._parameters)
 
     def tell_slow(self, now: float) -> None:

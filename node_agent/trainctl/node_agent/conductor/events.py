@@ -1,4 +1,4 @@
-"""What goes into the conductor and what comes out of it: plain values, no sockets, files or clocks."""
+"""Events into the conductor and decisions out of it: plain values, no sockets, files or clocks."""
 
 import dataclasses
 from typing import Literal
@@ -40,13 +40,13 @@ class RankEnded:
 
 @dataclasses.dataclass(frozen=True)
 class RankSilent:
-    """A rank whose process may live has said nothing for too long; `why` says what is known of it."""
+    """A rank whose process may live has been silent for too long; `why` says what is known of it."""
 
     rank: int
     why: str
     seconds: float = 0.0  # for how long, as far as it was listened for
     in_touch: bool = True  # whether its node can be told to end it
-    alone: bool = False  # no other rank's node is in reach either
+    alone: bool = False  # no other rank's node is reachable either
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RankReturned:
 
 @dataclasses.dataclass(frozen=True)
 class Quorum:
-    """Whether enough nodes are in reach for the run to make steps; `lacking` says what is missing, empty if nothing."""
+    """Whether enough nodes are reachable for the run to continue; `lacking` says what is missing, empty if nothing."""
 
     lacking: str
 

@@ -1,4 +1,4 @@
-"""Ranks that end, fall silent or hang: gone on without, waited for, or what the run ends by. Pure."""
+"""Failures of ranks that end, fall silent or hang: the run continues without them, waits for them, or ends."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ class Failures:
         self._hangs, self._shutdown, self._regroup = hangs, shutdown, regroup
 
     def on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
-        """A rank that is out is heard of again when its process has ended."""
+        """A rank that is out is heard from again when its process has ended."""
         if failed.rank not in self._rendezvous.live or self._state.stage == "leaving":
             return
         if self._restarts.can_spare(failed.rank):
@@ -43,7 +43,7 @@ class Failures:
             self._state.decide(d.Kill(rank))
 
     def on_ended(self, ended: d.RankEnded, now: float) -> None:
-        """The others go on where one of them has the state of the last step."""
+        """The others continue where one of them has the state of the last step."""
         at, live = self._rendezvous.ranks.get(ended.rank), ended.rank in self._rendezvous.live
         ends = self._state.durable.mode == "stopping" or self._state.progress.step >= self._state.config.run.steps
         was_told = ended.clean and self._rendezvous.adopts and ends
@@ -75,18 +75,18 @@ class Failures:
             return
         if live and self._restarts.can_spare(rank):
             doing = self._rendezvous.ranks[rank].doing
-            heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
+            heard = f", last seen in {doing}" if doing and " of step " not in silent.why else ""
             self._replace(Hung(rank, silent.why + heard), now)
         elif self._restarts.loads_first(rank):
             self._on_silent_in_first_load(silent, now)
         elif live and silent.seconds:  # not just late with an answer
             self._hangs.on_last_silent(silent)
         elif silent.in_touch and self._restarts.is_loading(rank):
-            self._restarts.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
+            self._restarts.end_hung(rank, f"has been silent for {silent.seconds:.0f} s", now)
 
     def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
-        """Nobody has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
-        rank, said = silent.rank, f"has said nothing for {silent.seconds:.0f} s"
+        """No one has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
+        rank, said = silent.rank, f"has been silent for {silent.seconds:.0f} s"
         if silent.in_touch and silent.seconds >= self._state.config.run.load_seconds:
             self._restarts.end_hung(rank, said, now)
         elif not silent.in_touch and silent.seconds >= self._state.config.group.unreachable_seconds:
@@ -98,7 +98,7 @@ class Failures:
         self._state.decide(d.Kill(hung.rank))
 
     def look_for_hung(self, now: float) -> None:
-        """Those that are heard of and get on with nothing; one after another, for each leaves others to do more."""
+        """Those that are heard from and make no progress; one after another, for each leaves others to do more."""
         if self._state.stage == "leaving":
             return
         hung, last = self._hangs.look(now), self._hangs.last()
@@ -108,5 +108,5 @@ class Failures:
             self._hangs.give_up_last(last)
         for rank in self._rendezvous.ranks:
             if self._restarts.is_loading(rank) and self._deadlines.stuck_in_loading(rank):
-                self._restarts.end_hung(rank, "has got on with nothing for long", now)
+                self._restarts.end_hung(rank, "has made no progress for too long", now)
                 self._deadlines.stalls.forget(rank)

@@ -1,4 +1,4 @@
-"""Ranks that hang though they are heard of: who is replaced, and when the run goes back to a checkpoint. Pure."""
+"""Ranks that hang while their heartbeats arrive: which are replaced, and when the run goes back to a checkpoint."""
 
 from math import inf
 from typing import NamedTuple
@@ -12,10 +12,10 @@ from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol.messages import events as e
 
 LAST_SECONDS = 60.0
-"""The last rank with the state of the last step may be silent for so long while its node is in reach, if there is a
+"""Seconds the last rank with the state of the last step may be silent while its node is reachable, if there is a
 checkpoint to go back to."""
 LAST_TIMES = 5.0
-"""It may stand still for so many times as long as any other."""
+"""Factor by which that rank may stall longer than any other."""
 
 
 class Hung(NamedTuple):
@@ -37,13 +37,13 @@ class Hangs:
         self.late: dict[int, str] = {}
         """Why, of each rank that takes much longer over its part than is usual."""
         self.hung: dict[int, str] = {}
-        """Why, of each rank that is heard of and has got on with nothing for long."""
+        """Why, of each rank that is heard from and has made no progress for long."""
         self._still: dict[int, float] = {}
         self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
 
     def look(self, now: float) -> list[Hung]:
-        """Who has hung for so long that the others go on without it. Not if none of them gets on: then it is what they
-        have in common, as a disk, and another process would hang as well."""
+        """Ranks that have hung for so long that the others continue without them. None if no rank makes progress: then
+        something shared, such as a disk, is the cause, and another process would hang as well."""
         self.late, self._still = self._deadlines.late(now), self._deadlines.still(now)
         still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
         self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
@@ -64,7 +64,7 @@ class Hangs:
         return Hung(long[0], f"hung, {self._why(long[0])}") if long and self.may_go_back else None
 
     def is_last(self, rank: int) -> bool:
-        """Whether nobody else has the state of the last step."""
+        """Whether no one else has the state of the last step."""
         return rank in self._rendezvous.live and not self._restarts.can_spare(rank)
 
     @property
@@ -76,23 +76,23 @@ class Hangs:
         """Go back to the newest checkpoint, as if that rank had died."""
         if self._state.stage != "leaving":
             label = self._state.settings.label(hung.rank)
-            self._shutdown.go_back(f"{label}, the last with the run's state, {hung.why}")
+            self._shutdown.go_back(f"{label}, the last rank with the run's state, {hung.why}")
             self._state.decide(d.Kill(hung.rank))
 
     def on_last_silent(self, silent: d.RankSilent) -> None:
         """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up."""
-        where = "silent" if silent.in_touch else "out of reach"
+        where = "silent" if silent.in_touch else "unreachable"
         limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._rendezvous.ranks[silent.rank].heard
         if silent.seconds >= limit_seconds:
             why = f"{silent.why} for {silent.seconds:.0f} s"
             if not silent.in_touch:
-                why = f"has been out of reach for {silent.seconds:.0f} s ({silent.why})"
+                why = f"has been unreachable for {silent.seconds:.0f} s ({silent.why})"
             self.give_up_last(Hung(rank, why))
             return
         until = self._until(silent, limit_seconds)
         known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
         if known != self._waiting[rank]:
-            text = f"{where}: waited for{until}"
+            text = f"{where}: waiting for it{until}"
             self._state.happen(e.RankChanged((self._state.settings.label(rank),), "waited-for", text), "warning")
 
     def _limit_seconds(self, silent: d.RankSilent) -> float:
@@ -103,10 +103,10 @@ class Hangs:
 
     def _until(self, silent: d.RankSilent, limit_seconds: float) -> str:
         if limit_seconds < inf:
-            return f", after {limit_seconds:.0f} s given up for the newest checkpoint"
+            return f"; after {limit_seconds:.0f} s the run goes back to the newest checkpoint"
         if not self._state.durable.written:
-            return ", and there is no checkpoint"
-        return ", and no other node is in reach" if silent.alone and not silent.in_touch else ""
+            return "; there is no checkpoint"
+        return "; no other node is reachable" if silent.alone and not silent.in_touch else ""
 
     def waited_for(self, rank: int) -> str:
         """What a hung rank is waited for in spite of that, and until when; empty if it will be replaced."""
@@ -114,5 +114,5 @@ class Hangs:
             return ""
         heard, until = self._waiting.get(rank, (None, ""))
         if heard != self._rendezvous.ranks[rank].heard or not until:
-            until = "" if self._state.durable.written else ", and there is no checkpoint"
-        return f"; nobody else has the run's state{until}"
+            until = "" if self._state.durable.written else "; there is no checkpoint"
+        return f"; no other rank has the run's state{until}"

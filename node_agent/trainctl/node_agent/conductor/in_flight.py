@@ -1,4 +1,4 @@
-"""Plans that were sent and not yet reported by all their ranks, and how long their sums may take."""
+"""Plans in flight: sent, but not yet reported by all their ranks; and how long their sums may take."""
 
 import dataclasses
 import statistics
@@ -7,7 +7,8 @@ from collections import deque
 from trainctl.protocol import messages as m
 
 LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
-"""A sum is overdue after so long beside what its size may take, or so many median steps if that is longer."""
+"""A sum is overdue this many seconds after the time that its size may take, or after this many median steps if that is
+longer."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,7 +29,7 @@ class PlanInFlight:
         return (self.plan.generation, self.plan.seq) == (answer.generation, answer.seq) and answer.rank in self.ranks
 
     def at_own_part(self, *, alone: bool) -> set[int]:
-        """The ranks that wait for nobody and are not done; of a step, one of several has done its part at the sum."""
+        """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""
         done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
         return self.ranks - done
 

@@ -1,4 +1,4 @@
-"""What the run file wants beside training, and at which boundary: it fills `Pending.scheduled`."""
+"""Periodic evaluations, checkpoints and syncs of the run file: fills `Pending.scheduled`."""
 
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.proposals import Proposals

@@ -1,4 +1,4 @@
-"""The pipeline of a run: what is planned and issued next, and how it goes on from what a fence leaves.
+"""The pipeline of a run: what is planned and issued next, and how it continues from what a fence leaves.
 
 A plan is issued when every rank has said that it is about to need one (`Soon`), so a command waits for no more than the
 step in progress, and the plan arrives while that step still synchronises and updates.
@@ -27,7 +27,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 
 Wish = Literal["form", "pause", "stopped", "finished"]
-"""What a boundary asks of the conductor where it has no plan to issue."""
+"""What the conductor must do at a boundary that has no plan to issue."""
 
 
 class Pipeline:
@@ -237,7 +237,7 @@ class Pipeline:
         self.periodic.start_over(progress.step, was_passed=self._commits.plan(progress.step + 1) is not None)
         self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None
         if self._state.durable.retracted > progress.step:
-            self._state.keep(retracted=progress.step + 1)  # of a later one nobody can have had the sum
+            self._state.keep(retracted=progress.step + 1)  # of a later one no one can have had the sum
         elif self._half is None:
             self._commits.forget(progress.step + 1)
         return standing

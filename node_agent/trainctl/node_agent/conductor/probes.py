@@ -1,4 +1,4 @@
-"""Whether ranks hold the same model, by what each says of the same tokens: pure, no run and no conductor.
+"""Probes: whether ranks hold the same model, judged by their outputs for the same tokens.
 
 The largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss
 moved by 1e-6 and logits by 1.6e-2.
@@ -14,16 +14,19 @@ from typing import NamedTuple
 from trainctl.protocol.messages import Probed
 
 DTYPE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
-"""Nats. Measured over 512 tokens, torch against MLX on CPUs, random models of 15 families: at most 1.8e-5 in float32,
-0.19 in bfloat16 and 0.023 in float16 with large weights; 5e-6, 0.014 and 0.002 with a new model's small ones."""
+"""Largest difference in nats. Measured over 512 tokens, torch against MLX on CPUs, random models of 15 families: at
+most 1.8e-5 in float32, 0.19 in bfloat16 and 0.023 in float16 with large weights; 5e-6, 0.014 and 0.002 with a new
+model's small ones."""
 FAMILY_TOLERANCE = {("gemma", "float32"): 2e-3, ("starcoder2", "float32"): 2e-3}
-"""Nats, where the two libraries' code differs by more than rounding: 1e-3 was measured, of their GELUs."""
+"""Largest difference in nats where the two libraries' code differs by more than rounding: 1e-3 was measured, from their
+GELUs."""
 WEIGHTS_APART = 1e-4
-"""Norms of one parameter that differ by more than this part are of unlike weights; rounding stays below 1e-6."""
+"""Relative difference of a parameter's norms above which weights differ; rounding stays below 1e-6."""
 TF32_DIFFERENCE = 5e-3
-"""TF32 alone makes no larger one: 3e-4 to 8e-4 were measured."""
+"""Largest difference in nats that TF32 alone explains: 3e-4 to 8e-4 were measured."""
 FIRST_TOKENS_PART = 0.1
-"""RoPE leaves the first token of a sample alone, which attends to nothing but itself."""
+"""Fraction of the largest difference below which first tokens count as equal. RoPE doesn't change a sample's first
+token, which attends only to itself."""
 
 
 class Difference(NamedTuple):

@@ -1,7 +1,7 @@
-"""How long the main threads of ranks have stood still, by the number in their heartbeats that grows when they get on.
+"""How long the main threads of ranks have stalled, by a number in their heartbeats that grows when they make progress.
 
-Pure, as all of the conductor. Only time in which a rank was heard of counts, so that a machine that slept, a link that
-was down or an agent that was stopped makes nobody hang.
+Only time in which a rank was heard from counts, so that a machine that slept, a link
+that was down or an agent that was stopped makes no one hang.
 """
 
 import dataclasses
@@ -10,15 +10,15 @@ from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
 WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe")
-"""What a rank does by itself; in all others it waits for something, or loads."""
+"""Phases in which a rank works by itself; in all others it waits or loads."""
 FIRST_TIMES = 5.0
-"""The first time that a process does something, as the first step, may take so many times as long: compilers."""
+"""Factor by which the first time that a process does something may take longer: it may compile."""
 LONGEST_TIMES = 10.0
-"""As many times as the longest standstill that ended by itself, or as the usual step, is no hang yet."""
+"""Factor of the longest stall that ended by itself, or of the usual step, up to which a stall is no hang."""
 WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
-"""As many times as a slow disk should take to write a whole state, or to read it."""
+"""Factor of the time a slow disk should take to write a whole state, and to read it."""
 GAP_SECONDS = 3.0
-"""Heartbeats come each second; no more than this counts between two."""
+"""Most seconds that count between two heartbeats, which come each second."""
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class StallDetector:
     """Is given each heartbeat and each plan that a rank has done."""
 
     def __init__(self, least_seconds: float, load_seconds: float) -> None:
-        """No standstill that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
+        """No stall that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
         self._least_seconds, self._load_seconds = least_seconds, load_seconds
         self._of: dict[int, _Stall] = {}
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
@@ -63,22 +63,22 @@ class StallDetector:
         self._done = {known for known in self._done if known[0] != rank}
 
     def seconds(self, rank: int) -> float:
-        """How long it has not got on, as far as it was heard of."""
+        """How long it has not made progress, as far as it was heard from."""
         return self._of[rank].seconds if rank in self._of else 0.0
 
     def is_at_work(self, rank: int) -> bool:
-        """Whether it was last heard of at something of its own."""
+        """Whether it was last heard from at something of its own."""
         return rank in self._of and self._of[rank].mark[1] in WORKING_PHASES
 
     def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
-        """From when on a standstill at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
+        """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
         is_first = (rank, kind) not in self._done
         least_seconds = self._least_seconds * (FIRST_TIMES if is_first else 1.0)
         write_seconds = WRITE_TIMES * estimates.write_seconds(parameters) if kind == "checkpoint" else 0.0
         return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), write_seconds)
 
     def load_limit_seconds(self, parameters: int) -> float:
-        """From when on a standstill while it loads is a hang."""
+        """From when on a stall while it loads is a hang."""
         return max(self._load_seconds, LOAD_TIMES * estimates.write_seconds(parameters))
 
     def kind(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Policies within the conductor: they are given facts, and what they propose is done, advised or left. Pure."""
+"""Proposals of policies in the conductor: each gets facts, and its proposal is sent, advised or ignored."""
 
 import uuid
 
@@ -14,7 +14,7 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 _NAMESPACE = uuid.UUID("9f0b9ab4-3c0e-4d5f-8a55-0d6b3a9d9c11")
-"""Of the ids of proposed commands."""
+"""Namespace of the ids of proposed commands."""
 
 
 class Proposals:

@@ -1,4 +1,4 @@
-"""From one generation to the next: left and made anew for whoever is there. Pure, as all of the conductor."""
+"""Regrouping from one generation to the next: the old one is left and a new one forms with the ranks present."""
 
 from typing import Literal
 

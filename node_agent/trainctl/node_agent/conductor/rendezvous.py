@@ -1,6 +1,6 @@
-"""Generations: who has loaded, fences and their answers, offers, forming, and who is given whose state.
+"""The rendezvous of a generation: loaded ranks, fences and answers, offers, forming, and state transfer.
 
-Pure, as all of the conductor. It knows nothing of plans: the conductor tells it when a generation is to be left or made
+It knows nothing of plans: the conductor tells it when a generation is to be left or made
 and acts when all have answered.
 """
 
@@ -16,19 +16,19 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 
 FENCE_SECONDS = 10.0
-"""For answering a fence, which a rank does at once unless it is within an update."""
+"""Seconds for answering a fence, which a rank does at once unless it is in an update."""
 UPDATE_SECONDS, HEARTBEATS_SECONDS = 120.0, 3.0
-"""A rank that says each second that it is there may take so much longer; one that has not for so long may not."""
+"""Seconds more that a rank in an update may take as long as its heartbeats are at most this many seconds old."""
 STAGES_OF_FORMING = ("offering", "forming")
 OFFER_SECONDS = 20.0
-"""For opening endpoints, which a rank does at once."""
+"""Seconds for opening endpoints, which a rank does at once."""
 JOIN_SECONDS = 30.0
-"""For joining, before any state is given; a rank keeps this deadline itself."""
+"""Seconds for joining, before any state is sent; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
-"""Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
+"""Seconds beyond a deadline that the ranks keep themselves, for the answer to arrive."""
 LENGTHY_PHASES = ("checkpoint", *m.BUSY_PHASES, "evaluate", "probe")
 FAILURES = 8
-"""As many formations in a row without a step between them fail the run."""
+"""Formations in a row without a step between them after which the run fails."""
 
 
 @dataclasses.dataclass
@@ -98,7 +98,7 @@ class Rendezvous:
         return self._state.stage in ("offering", "forming")
 
     def silent_seconds(self, now: float) -> dict[int, float]:
-        """Since when nothing was heard of each rank that has ever said something."""
+        """Since when nothing was heard from each rank that has ever said something."""
         return {rank: now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     @property
@@ -141,7 +141,7 @@ class Rendezvous:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
         self._check_agreement()
         if self._left_behind:
-            self._state.happen(e.Notice("back in touch with trainers that went on by themselves", "agent"), "warning")
+            self._state.happen(e.Notice("reconnected to trainers that had continued on their own", "agent"), "warning")
             self.fence(now)
             return
         self._state.keep(members=tuple(self.live))
@@ -173,7 +173,7 @@ class Rendezvous:
             self._left = now
 
     def unanswered(self, now: float, silent_seconds: Mapping[int, float]) -> list[int]:
-        """The live ranks that should have answered a fence by now; one that is heard of may be in a long update."""
+        """The live ranks that should have answered a fence by now; one that is heard from may be in a long update."""
         if self._state.stage != "fencing" or now < self._due:
             return []
         patient = now < self._due + UPDATE_SECONDS
@@ -216,7 +216,7 @@ class Rendezvous:
         self._note_leaving(now)
         able = [rank for rank in self.live if rank in standing]
         if not able:
-            raise NobodyLeftError(f"no node is at step {self._state.progress.step} any more")
+            raise NobodyLeftError(f"no node has the state of step {self._state.progress.step} any more")
         self._behind = tuple(rank for rank in self.live if rank not in able)
         self._source = able[0] if self._behind else None
         # Whoever is being given a state may be left with parts of two.

@@ -1,4 +1,4 @@
-"""Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
+"""Restarts of lost ranks: when a trainer is started again, and when the rank counts as failed."""
 
 from collections.abc import Collection
 from math import inf
@@ -15,11 +15,11 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.protocol.messages import events as e
 
 STARTS = 5
-"""So many starts without a step that the rank took part in, and it is given up."""
+"""Starts without completing a step after which a rank counts as failed."""
 START_SECONDS = 120.0
-"""A trainer that is started again says something before that."""
+"""Seconds within which a restarted trainer must report."""
 SURVIVOR_SECONDS = 10.0
-"""A trainer that outlived its agent finds the next one well before that."""
+"""Seconds within which a trainer that outlived its agent finds the next one."""
 LEAST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 60.0
 
 
@@ -38,7 +38,7 @@ class Restarts:
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
-        """Whether the others can go on without it: another one, none of `without`, has the state of the last step."""
+        """Whether the others can continue without it: one of them, not in `without`, has the last step's state."""
         ranks = self._rendezvous.ranks
         others = self._state.settings.live.keys() & self._rendezvous.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
@@ -81,7 +81,7 @@ class Restarts:
             self._due[rank] = now + backoff_seconds(starts)
             return
         if again:
-            text = f"{label}: its trainer was started {STARTS} times and hung each time while it loaded"
+            text = f"{label}: its trainer was started {STARTS} times and hung each time while loading"
             raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
@@ -114,7 +114,7 @@ class Restarts:
             self._starts.pop(rank, None)
             self._due[rank] = now
             state.persist(settings=share_edits.expect(state.settings, rank))
-        return "started again, and joins when it has loaded" if given_up else ""
+        return "restarted; it joins once it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
         """Whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""

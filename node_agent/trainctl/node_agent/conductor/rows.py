@@ -1,4 +1,4 @@
-"""What the record says of a step, made from a rank's report."""
+"""Rows of the record for a step, made from a rank's report."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""How a run ends: all ranks leave, then every open command has its outcome; how long a stop waits for silent ranks."""
+"""Shutdown of a run: all ranks leave, then every open command gets its outcome; a stop waits for silent ranks."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -12,8 +12,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 STOP_SECONDS, STOP_TIMES = 30.0, 5.0
-"""Without anything that brings the end nearer for so long, or for so many times as long as the plan in progress should
-take if that is longer, a stopping run ends as it is."""
+"""A stopping run ends as it is after this many seconds without progress, or this many times the expected time of the
+plan in progress if that is longer."""
 
 Final = Literal["finished", "stopped", "failed"]
 
@@ -28,7 +28,7 @@ class Shutdown:
         self.goes_back = False  # to a checkpoint, once its ranks are gone
 
     def leave(self, final: Final) -> None:
-        """Nothing is under way any more, or nothing can go on."""
+        """Nothing is under way any more, or nothing can continue."""
         self.final, self._state.stage = final, "leaving"
         for command in self._pending.stopping:
             self._state.end(
@@ -65,7 +65,7 @@ class Shutdown:
         self.leave("failed")
 
     def go_back(self, reason: str) -> None:
-        """Nobody has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun."""
+        """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun."""
         if self._state.durable.mode == "stopping" or not self._state.progress.step:
             self.fail(reason)
         elif self._state.stage != "leaving":
@@ -80,7 +80,7 @@ class Shutdown:
         self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
 
     def on_rank_ended(self, ended: d.RankEnded) -> None:
-        """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
+        """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues."""
         at = self._rendezvous.ranks.get(ended.rank)
         if at is None or at.ended:
             return
@@ -90,7 +90,7 @@ class Shutdown:
         if all(other.ended for other in self._rendezvous.ranks.values()):
             assert self.final is not None
             self._state.stage = "over"
-            self._end_open(f"the run {self.final} before a step could carry it")
+            self._end_open(f"the run {self.final} before a step could apply it")
             self._state.decide(d.Ended(self.final, self.reason))
 
     def _end_unasked(self, ended: d.RankEnded) -> None:

@@ -1,4 +1,4 @@
-"""What follows a plan beside training: a comparison of models, first shares, a drift, a loss, or a checkpoint."""
+"""Results of plans beside training: a comparison of models, first shares, a drift, a loss, or a checkpoint."""
 
 import math
 from collections.abc import Mapping

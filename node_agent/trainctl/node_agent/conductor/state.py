@@ -23,7 +23,7 @@ class CannotGoOnError(Exception):
 
 
 class NobodyLeftError(CannotGoOnError):
-    """No rank has the state of the last step any more: the run may go on from a checkpoint."""
+    """No rank has the state of the last step any more: the run may continue from a checkpoint."""
 
 
 @dataclasses.dataclass
@@ -43,7 +43,7 @@ class Progress:
 
 
 class ConductorState:
-    """Shared by the parts of one conductor and written by nobody else; pure."""
+    """Shared by the parts of one conductor and written by no one else; pure."""
 
     def __init__(self, run: str, config: RunFile, durable: Durable, progress: Progress) -> None:
         self.run, self.config = run, config

@@ -1,4 +1,4 @@
-"""What clients are shown of a run, made from its conductor: pure."""
+"""Views of a run for clients, made from its conductor."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from trainctl.protocol.config.policies import POLICIES
 def run_view(
     conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str
 ) -> m.RunView:
-    """The whole view. `lead`: the node that conducts."""
+    """The whole view. `lead`: the node that leads."""
     objective = objective_of(conductor.config)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
     ready = [at.ready for at in conductor.ranks.values()]
@@ -83,7 +83,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
 def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
     out = conductor.durable.settings.ranks[rank].out
     if state == "lost" and out == "drained":
-        return f"drained, and its trainer {conductor.ranks[rank].why}"
+        return f"drained; its trainer {conductor.ranks[rank].why}"
     if out in ("lost", "failed") and conductor.final is None:
         return conductor.ranks[rank].why or away
     match state:

@@ -1,4 +1,4 @@
-"""What the endpoint's counters count: sums over what an agent has published, made one message at a time; pure."""
+"""The endpoint's counters: sums over the messages that an agent has published; pure."""
 
 import bisect
 import math

@@ -1,4 +1,4 @@
-"""The endpoint as an agent has it: counts what is published, and once a second shows the server how the agent is."""
+"""The agent's exporter: counts what is published, and once a second gives the server the agent's state."""
 
 import time
 from typing import Any

@@ -27,12 +27,12 @@ def parse(text: str, where: str) -> ListenAddress:
         host = host[1:-1]
     host = "127.0.0.1" if host == "localhost" else host
     if not _is_address(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise InvalidInputError(where, f"{text!r} is no IP-ADDRESS:PORT, such as {EXAMPLE}")
+        raise InvalidInputError(where, f"{text!r} is not IP-ADDRESS:PORT, such as {EXAMPLE}")
     return ListenAddress(host, int(port))
 
 
 def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
-    """Refuse an address that untrusted machines can reach: the endpoint asks nobody for a key. `anyone`: whoever runs
+    """Refuse an address that untrusted machines can reach: the endpoint asks no one for a key. `anyone`: whoever runs
     the agent has said that this is meant. Raises InvalidInputError."""
     if anyone or addresses.is_loopback(listen.host):
         return
@@ -41,7 +41,7 @@ def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: 
         return
     raise InvalidInputError(
         where,
-        f"{listen} is readable by whoever reaches it, without a key: use {EXAMPLE}, an address inside trusted_networks "
+        f"anyone who reaches {listen} can read it without a key: use {EXAMPLE}, an address inside trusted_networks "
         "of the cluster file, or add --metrics-for-anyone",
     )
 

@@ -1,4 +1,4 @@
-"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up nobody else."""
+"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up no one else."""
 
 import socket
 import threading
@@ -19,9 +19,9 @@ from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Readi
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16
-"""At once; for one more the oldest is closed."""
+"""Most connections at once; a further one closes the oldest."""
 CONNECTION_SECONDS = 10.0
-"""How long one may take in all."""
+"""Seconds that one connection may last in all."""
 POLL_SECONDS = 0.2
 
 
@@ -116,7 +116,7 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Whoever reads or writes it goes on at once, with an error or an end."""
+    """Whoever reads or writes it continues at once, with an error or an end."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -10,7 +10,7 @@ from trainctl.protocol.errors import InvalidInputError
 EVAL_LOSS = "eval_loss"
 """The metric of a run that the record has a table for: a loss on held-out samples."""
 FIRST_GENERATION = m.Generation(1, 1)
-"""Of an attached run; n grows each time that its program goes back to an earlier step."""
+"""First generation of an attached run; n grows each time that its program goes back to an earlier step."""
 
 
 def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Generation, step: int) -> m.RunView:
@@ -81,8 +81,8 @@ def after_step(view: m.RunView, made: m.GuestStep, eval_loss: float | None) -> m
 
 
 def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:
-    """The view of a run whose program has said nothing for `seconds`."""
-    why = f"its program has said nothing for {seconds:.0f} s"
+    """The view of a run whose program has been silent for `seconds`."""
+    why = f"its program has been silent for {seconds:.0f} s"
     ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
     return msgspec.structs.replace(view, ranks=tuple(ranks))
 

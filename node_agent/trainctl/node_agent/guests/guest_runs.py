@@ -1,4 +1,4 @@
-"""The runs of other programs that are live on this agent: each attaches, brings its steps, and ends or falls silent.
+"""The runs of other programs that are live on this agent: each attaches, reports its steps, and ends or falls silent.
 
 Their number does not depend on the hosted run, nor does that on them.
 """
@@ -24,15 +24,15 @@ from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 
 MOST_GUESTS = 16
-"""Runs of other programs that may be live on one agent."""
+"""Most runs of other programs that may be live on one agent."""
 MOST_OWN_METRICS = 64
 """Names of metrics beyond the table that one run may bring; values of further ones are left out."""
 READINGS_KEPT = 120
 """Newest readings of the machine, at 1 Hz, that wait for the steps they belong to."""
 SILENT_SECONDS = 30.0
-"""After so long without a word from its program, a run's ranks count as lost."""
+"""Seconds of silence of its program after which a run's ranks count as lost."""
 GIVE_UP_SECONDS = 600.0
-"""After so long the run has failed; its program may attach it again."""
+"""Seconds of silence after which the run has failed; its program may attach it again."""
 
 
 class NotAttachedError(InvalidInputError):
@@ -208,7 +208,7 @@ class GuestRuns:
             guest.recorder.retry()
             seconds = guest.silent_seconds
             if seconds > GIVE_UP_SECONDS:
-                self._end(guest, "failed", f"its program has said nothing for {seconds:.0f} s")
+                self._end(guest, "failed", f"its program has been silent for {seconds:.0f} s")
             elif seconds > SILENT_SECONDS and any(rank.state == "run" for rank in guest.view.ranks):
                 self._show(guest, guest_rows.silent(guest.view, seconds, time.time()))
 
@@ -248,7 +248,7 @@ class GuestRuns:
     def _open(self, request: m.AttachRun) -> GuestRun:
         known = self._db.known_run(request.run)
         if known is not None and known.kind == "hosted":
-            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: take another id")
+            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: choose another id")
         if len(self._live) >= MOST_GUESTS:
             raise RefusedError(f"{MOST_GUESTS} attached runs are live on {self._node}: end one first")
         paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)

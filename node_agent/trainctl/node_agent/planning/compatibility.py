@@ -1,4 +1,4 @@
-"""Whether what the ranks have loaded agrees, and which engine can sum their gradients: pure, from what they said."""
+"""Compatibility of what the ranks have loaded, and the engine that can sum their gradients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,11 +33,13 @@ def choose(group: GroupTable, ready: Mapping[str, Ready]) -> Engine:
 def _lack(engine: Engine, ready: Mapping[str, Ready]) -> str:
     for node, answer in ready.items():
         if engine not in answer.engines:
-            return f"{node} has no {_LIBRARIES[engine]} to load it from"
+            return f"{node} has no {_LIBRARIES[engine]}"
     first_node, first = next(iter(ready.items()))
     for node, answer in ready.items():
         if engine == "gloo" and answer.system != first.system:
-            return f"{node} is on {answer.system} and {first_node} on {first.system}, whose builds don't join one group"
+            return (
+                f"{node} is on {answer.system} and {first_node} on {first.system}, whose builds cannot form one group"
+            )
     return ""
 
 
@@ -53,7 +55,7 @@ def disagreement(ready: Mapping[str, Ready]) -> str | None:
             digest = f"{what}_digest"
             if getattr(mine, digest) != getattr(first, digest):
                 difference = _unlike_file(getattr(mine, files), getattr(first, files), node, first_node)
-                return f"{what} digest of {node} is not that of {first_node}{difference}"
+                return f"{what} digests of {node} and {first_node} differ{difference}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a run's conductor must not forget: the settings that plans are made from and the commands on their way."""
+"""The conductor's durable state: the settings that plans are made from, and the open commands."""
 
 from typing import Literal
 
@@ -71,7 +71,7 @@ class PolicyState(msgspec.Struct, frozen=True):
 
 
 class Durable(msgspec.Struct, frozen=True):
-    """Kept in the run's record beside the plans, so that a conductor can go on from it."""
+    """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
     settings: Settings
     generation: Generation

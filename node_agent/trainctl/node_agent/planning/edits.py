@@ -19,7 +19,7 @@ from trainctl.protocol.messages import verbs
 MAX_LEARNING_RATE = 100.0
 NO_FACTS = Facts()
 MEMBERSHIP = verbs.Drain | verbs.Admit
-"""What changes the live ranks, and so takes a new generation."""
+"""Arguments of verbs that change the live ranks and so need a new generation."""
 
 
 def apply(
@@ -101,7 +101,7 @@ def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: Run
         lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
         return Edit(settings.edited(lr=lr), change)
     if before == 0:
-        raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
+        raise InvalidInputError("schedule", "the learning rate is 0 here and cannot be scaled; use schedule=set")
     lr = settings.lr.scaled(args.value / before)
     _check_rate(lr, "value", config)
     return Edit(settings.edited(lr=lr), change)

@@ -1,11 +1,11 @@
 """How long whole states and sums may take where nothing has been measured yet: pure functions of the model's size."""
 
 GRADIENT_BYTES, STATE_BYTES = 4, 12
-"""Per parameter: a gradient in fp32; weights and two moments, each 4 bytes."""
+"""Bytes per parameter: a gradient in fp32; weights and two moments of 4 bytes each."""
 LINK_BYTES_PER_SECOND = 10e6
-"""A link below a tenth of a gigabit is too slow to form over."""
+"""Bytes per second of the slowest link that a group may form over, a tenth of a gigabit."""
 DISK_BYTES_PER_SECOND = 100e6
-"""Of a slow disk, or of one across a network."""
+"""Bytes per second of a slow disk or a network disk."""
 
 
 def level_seconds(parameters: int) -> float:

@@ -1,4 +1,4 @@
-"""The learning rate of each step: warm-up and decay from the run file, and what commands made of it since."""
+"""The learning rate of each step: warm-up and decay from the run file, and later changes by commands."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What rebalance, drain and admit make of the shares: pure functions to settings and what changed.
+"""Edits of shares by rebalance, drain and admit: pure functions to settings and what changed.
 
 Shares of live ranks always sum to G, each at least one; a change names absolute shares by node, so that its `before` is
 what undoes its `after`.
@@ -19,7 +19,7 @@ from trainctl.protocol.messages import Ready, verbs
 from trainctl.protocol.messages import events as e
 
 AWAY_SECONDS = 5.0
-"""A trainer says a word every second, also while it computes; after this long without one it counts as hung."""
+"""Seconds of silence after which a trainer counts as hung; it reports every second, also while it computes."""
 
 
 class Edit(NamedTuple):
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     speeds: Mapping[int, Speed] = {}  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
-    silent_seconds: Mapping[int, float] = {}  # since anything was heard of them
+    silent_seconds: Mapping[int, float] = {}  # since anything was heard from them
 
 
 def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
@@ -119,15 +119,15 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
     """Without `node`: its share goes to the others in proportion. Raises InvalidInputError."""
     leaving = _ranks_of(settings, node)
     if all(settings.ranks[rank].out == "drained" for rank in leaving):
-        raise InvalidInputError("node", f"{node} is drained already")
+        raise InvalidInputError("node", f"{node} is already drained")
     if all(settings.ranks[rank].out for rank in leaving):
         after = _set_out(settings, leaving, "drained").edited()
         return Edit(after, e.NodeStateChanged(node or "", settings.ranks[leaving[0]].out, "drained"))
     staying = settings.live.keys() - leaving
     if not staying:
-        raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
+        raise InvalidInputError("node", f"{node} is the last live node; use stop to end the run")
     if facts.standing and not staying & set(facts.standing):
-        raise InvalidInputError("node", f"{node} is the last one with the state of the last step; wait for the next")
+        raise InvalidInputError("node", f"only {node} has the state of the last step; try again after the next step")
     return edit(settings, share_changes.without(_live_shares(settings), leaving), node or "")
 
 
@@ -138,7 +138,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
     if all(settings.ranks[rank].out == "lost" for rank in back):
-        raise InvalidInputError("node", f"{node} is lost, and joins by itself once it is back")
+        raise InvalidInputError("node", f"{node} is lost; it rejoins by itself when it is back")
     _check_can_join(settings, back, facts, config)
     rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
     return edit(settings, share_changes.with_back(_live_shares(settings), back, rates), node or "")
@@ -147,7 +147,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
 def lose(settings: Settings, rank: int) -> Edit:
     """Without a rank that is gone: its samples go to the others in proportion. There must be others.
 
-    What each had before the first loss is kept for their return; a command that deals shares anew forgets it.
+    What each had before the first loss is kept for their return; a command that deals shares again forgets it.
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
@@ -215,7 +215,7 @@ def as_memory_allows(then: Settings, latest: Settings) -> Settings:
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:
     for rank in back:
         if rank not in facts.ready:
-            raise InvalidInputError("node", f"the trainer of {settings.label(rank)} is not there to take part")
+            raise InvalidInputError("node", f"the trainer of {settings.label(rank)} is not ready to join")
         if (silent_seconds := facts.silent_seconds.get(rank, 0.0)) > AWAY_SECONDS:
             problem = f"the trainer of {settings.label(rank)} has been silent for {silent_seconds:.0f} s"
             raise InvalidInputError("node", problem)

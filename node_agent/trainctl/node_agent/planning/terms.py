@@ -1,4 +1,4 @@
-"""Whose a term of leadership is to claim: pure."""
+"""Terms of leadership: which node may claim which term."""
 
 from collections.abc import Collection
 

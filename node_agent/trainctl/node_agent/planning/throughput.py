@@ -1,4 +1,4 @@
-"""How fast each rank is: its own samples per second, and what a step takes it whatever its share."""
+"""Throughput of each rank: its own samples per second, and a step's fixed cost whatever its share."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed, Timing, speeds
 
 NEWEST = 8
-"""So many steps count, by their median."""
+"""Newest steps whose median is a rank's rate."""
 
 
 class Rates:

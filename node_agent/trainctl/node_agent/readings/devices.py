@@ -18,7 +18,7 @@ import psutil
 from trainctl.protocol.messages import GpuReading
 
 STALE_SECONDS = 5.0
-"""A reading older than this is no reading."""
+"""Seconds after which a reading is stale and ignored."""
 
 
 class Readings(NamedTuple):
@@ -145,7 +145,7 @@ class SensorReader(DeviceReader):
 
     def __init__(self) -> None:
         if self._hottest() is None:
-            raise OSError("no temperature sensor of the processor")
+            raise OSError("no processor temperature sensor")
 
     def read(self) -> Readings:
         return Readings(temperature_celsius=self._hottest())

@@ -1,4 +1,4 @@
-"""What a machine's devices draw, added up over a run: only over the time for which their power was read."""
+"""Energy that a machine's devices draw during a run, summed over the time for which their power was read."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from trainctl.protocol import messages as m
 
 GAP_SECONDS = 3.0
-"""Two readings further apart, at 1 Hz, have a gap between them; nobody knows what was drawn in it."""
+"""Seconds between two readings, which come at 1 Hz, above which the energy drawn between them is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class EnergyMeter:
         self._read: float | None = None  # when it was, by the clock
 
     def begin(self, run: str, at: float, before: Energy | None = None) -> None:
-        """Count anew for another run; `before`: what was counted for it up to a little while ago."""
+        """Count again for another run; `before`: what was counted for it up to a little while ago."""
         if run != self._run:
             self._run, self._watts, self._read = run, None, None
             self.energy = before or Energy(at)

@@ -17,7 +17,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
 RESTART_SECONDS = 120.0
-"""What was counted longer ago was of an earlier life of the run."""
+"""Seconds after which an earlier count belongs to an earlier life of the run and is not continued."""
 
 
 class CpuMeter:
@@ -62,8 +62,8 @@ class HostReader:
         )  # fmt: skip
 
     def count_for(self, run: str | None, at: float, record: RunPaths | None = None) -> None:
-        """Have the energy that devices draw counted for a run, None if none is active; an agent that was restarted goes
-        on from what is in the run's record."""
+        """Count the energy that devices draw for a run, None if none is active; an agent that was restarted continues
+        from what is in the run's record."""
         if run is None:
             self._energy.pause()
         elif not self._energy.is_of(run):

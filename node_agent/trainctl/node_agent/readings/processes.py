@@ -1,4 +1,4 @@
-"""What this node's own processes take: the agent, and each trainer with its shim and reducers."""
+"""CPU and memory of this node's own processes: the agent, and each trainer with its shim and reducers."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32
 _ROLES = {"fork server": "standby", "standby reducer": "standby", "reducer": "reducer"}
-"""What a trainer's descendant is for, by its title: what makes reducers stands by as one does."""
+"""Role of a trainer's descendant by its title; the fork server counts as a standby."""
 
 
 class _Known(NamedTuple):

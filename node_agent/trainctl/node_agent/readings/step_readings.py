@@ -1,4 +1,4 @@
-"""Readings of machines by the step that was being made when they came: metrics of machines have a step too. Pure."""
+"""Readings of machines by the step in progress when they came, so that host metrics have a step too. Pure."""
 
 import statistics
 from collections import defaultdict

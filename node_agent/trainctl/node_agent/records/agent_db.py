@@ -1,4 +1,4 @@
-"""The agent's own book, agent.db: commands and how they ended, the runs it knows, the highest generation it has seen.
+"""The agent's database, agent.db: commands and their outcomes, known runs, the highest generation seen.
 
 Every write survives a power cut before its method returns. If the disk refuses one, `accept` and `add_run` say so with
 RefusedError; what they began is kept in memory instead, `problem` says so, and it is written with a later write.
@@ -71,7 +71,7 @@ class KnownRun:
 
 @dataclass(frozen=True)
 class FollowedRun:
-    """What this node has to do with a run that another node's agent conducts."""
+    """What this node has to do with a run that another node's agent leads."""
 
     run: str
     rank: int
@@ -162,23 +162,23 @@ class AgentDb:
         if not self._write_now(
             "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING", row
         ):
-            raise RefusedError(f"run {run} exists already")
+            raise RefusedError(f"run {run} already exists")
 
     def follow(self, followed: FollowedRun) -> None:
-        """Keep that a run is conducted by another node's agent, and by which."""
+        """Keep that a run is led by another node's agent, and by which."""
         self._write_or_keep(
             "REPLACE INTO followed VALUES (?, ?, ?, ?)",
             (followed.run, followed.rank, followed.lead, followed.address),
         )
 
     def followed(self, run: str) -> FollowedRun | None:
-        """Who conducts a run of this node, None if its own agent does."""
+        """Who leads a run of this node, None if its own agent does."""
         self.retry()
         rows = self._connection.execute("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
         return next((FollowedRun(*row) for row in rows), None)
 
     def unfollow(self, run: str) -> None:
-        """This node's own agent conducts a run from here on."""
+        """This node's own agent leads a run from here on."""
         self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
 
     def consent(self, term: int, claimant: str, run: str) -> str:
@@ -263,7 +263,7 @@ class AgentDb:
         return int(number)
 
     def keep_refusals(self, rows: Sequence[Sequence[Any]]) -> bool:
-        """Keep refusals, in the order of the table's columns, in the place of those of the same number; the newest
+        """Keep refusals, in the order of the table's columns, in place of those of the same number; the newest
         MAX_REFUSALS stay. False if the disk refuses them."""
         try:
             with self._transaction():

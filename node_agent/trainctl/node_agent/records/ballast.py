@@ -1,11 +1,11 @@
-"""A file that only takes up room, so that there is some to give up when the disk is full."""
+"""The ballast: a file that only takes up space, which is freed when the disk is full."""
 
 import os
 import shutil
 from pathlib import Path
 
 BALLAST_BYTES = 4 * 1024 * 1024
-"""What SQLite's log grows to before it is folded into the database, so that what was left undone fits."""
+"""Bytes to which SQLite's log grows before it is merged into the database, so that unfinished work fits."""
 
 
 class Ballast:

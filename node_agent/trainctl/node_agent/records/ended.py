@@ -1,4 +1,4 @@
-"""A run that has ended, by this node's record of it: how far that goes, and what it has that another node's hasn't."""
+"""A run that has ended, by this node's record: where that ends, and what it has beyond another node's."""
 
 from collections.abc import Sequence
 from typing import Self

@@ -1,12 +1,12 @@
-"""The keys under which a run's record keeps what is no row of a table."""
+"""Keys under which a run's record keeps values that are not rows of a table."""
 
 DURABLE_KEY = "conductor"
-"""What the conductor must not forget."""
+"""Key of the state that the conductor must not lose."""
 ALERTS_KEY = "alerts"
-"""The open alerts and mutes; the run's other nodes keep them too."""
+"""Key of the open alerts and mutes, which the run's other nodes keep too."""
 VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
 OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY})
-"""What is kept of this node alone, and not copied to others."""
+"""Keys of this node's own state, which is not copied to others."""
 
 
 def settings_key(plan_version: int) -> str:

@@ -1,6 +1,6 @@
-"""What every node of a run keeps of its lead's record, so that each could conduct it: sent as it is kept, in order.
+"""Replication of the lead's record to every node of a run, in order, so that each could lead it.
 
-A node that missed something tells how far its record goes when it is in touch again, and gets the rest from the lead's.
+A node that missed something reports where its record ends when it connects again, and gets the rest from the lead.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from trainctl.protocol.wire import codec
 
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 HANDED_BYTES = codec.FRAME_BYTES // 2
-"""Of what a claimant gets beyond its own record, in the one message that consents."""
+"""Most bytes beyond its own record that a claimant gets in the one message that consents."""
 PAUSE_SECONDS = 0.05
-"""Between two pages for a node that is behind, so that it and the loop have time for the rest."""
+"""Seconds between two pages for a node that is behind, which leaves both time for other work."""
 FRAME_BYTES = codec.CONTROL_FRAME_BYTES - 4096
-"""Of items in one message: the rest of it is far smaller than what is left."""
+"""Most bytes of items in one message; the rest of the message fits in what is left."""
 
 Node = str
 OpenCommands = Callable[[], Iterable[m.KeptCommand]]
@@ -60,7 +60,7 @@ class Copies:
                     self._waiting.pop(node, None)
 
     def begin(self, node: Node, hosted: m.HostedRank) -> None:
-        """A node is in touch: give it what it lacks, by what it reports of its record."""
+        """A node is connected: give it what it lacks, by what it reports of its record."""
         self._waiting.pop(node, None)
         before = self._behind.pop(node, None)
         if before is not None:
@@ -133,8 +133,8 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
 
 
 def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
-    """What a node's record has and another one's, which is about to conduct the run, has not: its lead was gone before
-    it had told both alike. Raises RefusedError if that is much, for then this node is the one to conduct."""
+    """What a node's record has and another one's, which is about to lead the run, has not: its lead was gone before
+    it had told both alike. Raises RefusedError if that is much, for then this node is the one to lead."""
     if not is_beyond(own, other):
         return []
     items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]
@@ -142,14 +142,14 @@ def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedR
         step, last_event = agreed(reader, other)
         steps, more = reader.steps(step, PAGE_STEPS)
         if more:
-            text = f"the record of rank {own.rank}'s node goes to step {own.step:,}, that of rank {other.rank}'s to"
-            raise RefusedError(f"{text} step {other.step:,}: promote the former")
+            text = f"the record of rank {other.rank}'s node ends at step {other.step:,}, that of rank {own.rank}'s at"
+            raise RefusedError(f"{text} step {own.step:,}: promote rank {own.rank}'s node")
         events, _ = reader.events(last_event, PAGE_EVENTS)
         for row in steps:
             items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
         items += [*(m.KeptEvent(event=event) for event in events), *state(reader, step)]
     if sum(len(codec.encode(item)) for item in items) > HANDED_BYTES:
-        raise RefusedError("what its record has beyond the claimant's is too much for one message; try again soon")
+        raise RefusedError("its record is too far ahead of the claimant's for one message; try again soon")
     return items
 
 

@@ -29,20 +29,20 @@ HOST_EVERY_SECONDS = 10.0
 HOST_KEPT_SECONDS = 7 * 86400.0
 RETRY_SECONDS = 5.0
 WAITING_WRITES = 20_000
-"""How many refused writes are kept in memory; past it the oldest are lost, and `problem` counts them."""
+"""Most refused writes kept in memory; beyond it the oldest are lost and `problem` counts them."""
 TEXT_CHARACTERS = 1000
-"""Longest text of an event, so that a page of them stays far below the frame limit."""
+"""Most characters of an event's text, so that a page of events stays far below the frame limit."""
 WRITES_AT_ONCE = 500
-"""How many of them go into one transaction, so that catching up never holds up the loop for long."""
+"""Most of them in one transaction, so that catching up never delays the loop for long."""
 RECENT_PLANS = 32
 PLANS_KEPT = 10_000
 CHECKPOINTS_EVERY_PLANS = 500
-"""How often it is looked which checkpoints are still there."""
+"""Plans between looks at which checkpoints still exist."""
 
 
 @dataclass(frozen=True)
 class LastState:
-    """What an agent that restarts goes on from."""
+    """What an agent that restarts continues from."""
 
     step: m.StepCommitted | None  # the newest committed one
     rank_steps: tuple[m.RankStep, ...]  # of that step
@@ -94,7 +94,7 @@ class RunDb:
     @property
     def problem(self) -> str | None:
         """One line on what is wrong with the record's disk, the same until that changes; None if nothing is."""
-        lost = "; what was longest in memory is lost" if self._lost else ""
+        lost = "; the oldest are lost" if self._lost else ""
         if self._refusal:
             return f"{self._paths.record}: {self._refusal}; steps and events wait in memory{lost}"
         if not self._ballast.taken:
@@ -104,7 +104,7 @@ class RunDb:
     def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
         """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too.
 
-        Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could go on from with them.
+        Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could continue from with them.
         """
         if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
             self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
@@ -140,7 +140,7 @@ class RunDb:
             self.commit(step, of_step, step.committed_at)
 
     def retract_after(self, step: int, event: int | None = None) -> None:
-        """Mark every step above `step`, as when a run goes on from an older checkpoint, and hide the events above
+        """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above
         `event` (None: none), which were of a conductor that had been replaced."""
         self._write(writes.retract_after(step))
         if event is not None:

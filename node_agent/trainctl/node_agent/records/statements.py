@@ -103,7 +103,7 @@ def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values
 
 
 def retract_after(step: int) -> Write:
-    """Mark the steps above, and make the rollups they were in anew."""
+    """Mark the steps above, and rebuild the rollups they were in."""
 
     def write(connection: sqlite3.Connection) -> None:
         found = connection.execute("SELECT min(step), max(step) FROM steps WHERE step > ? AND NOT retracted", (step,))
@@ -117,7 +117,7 @@ def retract_after(step: int) -> Write:
 
 
 def hide_events(after: int) -> Write:
-    """Give the events above a number that is shown nowhere: they happened, in a run that another node conducted."""
+    """Give the events above a number that is shown nowhere: they happened, in a run that another node led."""
 
     def write(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE OR REPLACE events SET id = -id WHERE id > ?", (after,))

@@ -20,7 +20,7 @@ from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
 
-NO_RUNS = "an agent that plays a recording starts no run"
+NO_RUNS = "an agent that plays a recording cannot start runs"
 
 
 class Played(Protocol):

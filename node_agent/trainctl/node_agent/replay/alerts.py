@@ -12,11 +12,12 @@ from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.messages import events as e
 
 THROUGHPUT_DROP_PERCENT = 42.0
-"""Eight ranks on two cores are in each other's way: the usual threshold would call each wave of that a drop."""
+"""Percent by which a rank must slow down: eight ranks on two cores disturb each other, and the usual threshold would
+report each time."""
 
 
 class PlayedAlerts:
-    """What is open after each step that is played; nobody is called about it."""
+    """What is open after each step that is played; no one is called about it."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline, self._seconds = timeline, 0.0

@@ -28,8 +28,8 @@ def of_run(directory: Path) -> r.Recording:
         text = reader.meta(VIEW_KEY)
         steps, more = reader.steps(limit=MOST_STEPS)
         if text is None or not steps or more:
-            problem = f"has over {MOST_STEPS:,} steps" if more else "has no step"
-            raise InvalidInputError(str(directory), f"{problem}: nothing to make a recording of")
+            problem = f"has over {MOST_STEPS:,} steps" if more else "has no steps"
+            raise InvalidInputError(str(directory), f"{problem}: it cannot be recorded")
         view = msgspec.json.decode(text, type=m.RunView)
         parts = [reader.rank_steps(step.step) for step in steps]
         held = tuple((found.step, round(found.loss, 5)) for found in reader.evaluations())
@@ -92,7 +92,7 @@ def _part(part: m.RankStep) -> r.Part:
 def _given(value: T | None) -> T:
     """A value that only hosted runs are sure to have."""
     if value is None:
-        raise InvalidInputError("run", "its trainer isn't ours: a recording is made of a hosted run")
+        raise InvalidInputError("run", "another program trained it: only a hosted run can be recorded")
     return value
 
 
@@ -106,7 +106,7 @@ def _machines(paths: RunPaths) -> tuple[r.RecordedMachine, ...]:
         bodies = connection.execute("SELECT body FROM host ORDER BY at LIMIT 500").fetchall()
         found = [codec.decode_live(body) for (body,) in bodies]
     except ProtocolError as error:
-        raise InvalidInputError(str(paths.record), f"a reading in it: {error}") from None
+        raise InvalidInputError(str(paths.record), f"holds an invalid reading: {error}") from None
     finally:
         connection.close()
     return tuple(

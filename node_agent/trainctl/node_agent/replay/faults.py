@@ -1,4 +1,4 @@
-"""What happens to a played recording beside what was recorded: the same faults at the same steps each time, pure.
+"""Scripted faults of a played recording: the same faults at the same steps each time; pure.
 
 A rank slows down as it grows hot, a node is lost and comes back, the loss jumps once, and the lead is away for a while.
 All are placed by the recording's length and happen once.
@@ -102,10 +102,10 @@ class ScriptedFaults:
         if self.lost_rank is not None and self.hot_rank is not None:
             lost, hot = self._nodes[self.lost_rank], self._nodes[self.hot_rank]
             found += [
-                _scripted(self._lost[0], "error", f"{lost} lost; the others take its share"),
+                _scripted(self._lost[0], "error", f"{lost} is lost; the others take its share"),
                 _scripted(self._lost[1] + 1, "good", f"{lost} is back with the state"),
-                _scripted(self._hot[0], "warning", f"{hot} grows hot and slow"),
-                _scripted(self._hot[1] + 1, "good", f"{hot} is as fast as before"),
+                _scripted(self._hot[0], "warning", f"{hot} runs hot and slows down"),
+                _scripted(self._hot[1] + 1, "good", f"{hot} is back to its usual speed"),
             ]
         return tuple(found)
 

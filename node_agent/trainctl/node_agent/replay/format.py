@@ -1,4 +1,4 @@
-"""A real run in one small file: what it measured at each step, what happened in it, and what its trainers said.
+"""The recording format, a real run in one small file: measurements of each step, events, and trainers' logs.
 
 Kept as zlib over msgpack; durations are whole microseconds, which half the size and lose nothing that is shown.
 """
@@ -16,7 +16,7 @@ from trainctl.protocol.record import schema_1_events
 VERSION = 2
 """Of what is written. 2: events are data; those of 1 are prose, and are converted."""
 LARGEST_BYTES = 64 * 1024 * 1024
-"""Unpacked; a file that claims more is refused."""
+"""Most bytes of an unpacked recording; a larger file is refused."""
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
@@ -138,7 +138,7 @@ def read(path: Path) -> Recording:
     except (zlib.error, msgspec.MsgspecError) as error:
         raise InvalidInputError(str(path), f"not a recording: {error}") from None
     if not found.steps or not found.ranks or any(not step.parts for step in found.steps):
-        raise InvalidInputError(str(path), "a recording without a step, or with one that no rank took part in")
+        raise InvalidInputError(str(path), "has no step, or has a step without ranks")
     return found
 
 
@@ -149,7 +149,9 @@ def _decoded(path: Path, body: bytes) -> Recording:
         fields = msgspec.structs.asdict(prose) | {"events": tuple(event.converted() for event in prose.events)}
         return Recording(**fields | {"version": VERSION})
     if version != VERSION:
-        raise InvalidInputError(str(path), f"a recording of version {version}; this program plays 1 to {VERSION}")
+        raise InvalidInputError(
+            str(path), f"has recording version {version}; this program plays versions 1 to {VERSION}"
+        )
     return msgspec.msgpack.decode(body, type=Recording)
 
 

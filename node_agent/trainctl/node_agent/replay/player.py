@@ -60,7 +60,7 @@ class Player:
     ) -> None:  # fmt: skip
         """`folder` becomes the run directory, or is one whose record is continued. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
-            raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
+            raise InvalidInputError("--nodes", f"must be from 1 to {MOST_NODES}, not {nodes}")
         addresses.check_bind(listen)
         if watches_parent:
             parent_watch.check()
@@ -161,7 +161,7 @@ class Player:
             m.PeerView(
                 node=agent.node, address=agent.address, live_address=agent.live_address,
                 state="silent" if agent.mute else "connected", since_at=self.started_at,
-                why="out of reach" if agent.mute else "",
+                why="unreachable" if agent.mute else "",
             )
             for agent in self.agents
             if agent.node != node
@@ -237,7 +237,7 @@ class Player:
 
     def _watch(self, played_step: PlayedStep, view: m.RunView, at: float) -> None:
         """What the step raises and clears of alerts."""
-        silent = {agent.node: "out of reach" for agent in self.agents if agent.mute}
+        silent = {agent.node: "unreachable" for agent in self.agents if agent.mute}
         before = self._alerts.view
         for event in self._alerts.take(played_step, view, silent, at):
             self._happen(event, at)

@@ -1,4 +1,4 @@
-"""What a played node's machine reads: the recorded readings in turn, and the scripted heat of its device."""
+"""Readings of a played node's machine: the recorded ones in turn, and the scripted heat of its device."""
 
 import random
 
@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 
 UNREAD = RecordedMachine(None, None, None, None, None)
 OFFSET = 13
-"""Readings between one node's place in the recording and the next one's."""
+"""Readings between the places of two neighbouring nodes in the recording."""
 WATTS = 38.0
 
 

@@ -15,7 +15,7 @@ from trainctl.node_agent.replay.format import Part, RecordedEvent, Recording, St
 from trainctl.protocol import messages as m
 
 SPREAD = 0.15
-"""By how much a repeated rank is faster or slower than the recorded one, at most."""
+"""Largest fraction by which a repeated rank is faster or slower than the recorded one."""
 
 
 class Work(NamedTuple):
@@ -111,7 +111,7 @@ class Timeline:
         return self._step_seconds(step, self._works(step))
 
     def _step_seconds(self, step: int, works: dict[int, Work]) -> float:
-        """Those of the slowest rank, and the sum that nobody waits in."""
+        """Those of the slowest rank, and the sum that no one waits in."""
         sync = min(part.sync for part in self.recorded(step).parts) * 1e-6
         return max(work.alone for work in works.values()) + sync
 
@@ -181,8 +181,8 @@ class Timeline:
         if share is not None:
             return msgspec.structs.replace(view, share=share[0], micro_batch=share[1])
         if self.script.is_coming_back(rank, step):
-            return msgspec.structs.replace(view, state="rejoining", why="scripted: being given the state")
-        return msgspec.structs.replace(view, state="lost", why="scripted: its node is out of reach")
+            return msgspec.structs.replace(view, state="rejoining", why="scripted: receiving the state")
+        return msgspec.structs.replace(view, state="lost", why="scripted: its node is unreachable")
 
 
 def _device(recorded: str | None) -> str:

@@ -1,4 +1,4 @@
-"""How this node comes to take up an ended run that another one led: with its lead's consent, or as `promote` does."""
+"""Adoption of an ended run that another node led: with its lead's consent, or as `promote` does."""
 
 import asyncio
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from trainctl.protocol.record.paths import RunPaths
 class Taken(NamedTuple):
     """What the run has to do without, and what its events should say of it; nothing for one of this node's own."""
 
-    without: Collection[int] = ()  # ranks whose node is out of reach
+    without: Collection[int] = ()  # ranks whose node is unreachable
     notices: tuple[str, ...] = ()
 
 
@@ -37,14 +37,14 @@ class Adoption:
         run, node = args.resume or "", self._context.node
         row = self._context.db.known_run(run)
         if row is None:
-            raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
+            raise InvalidInputError("resume", f"no run {run!r} on {node}: choose a node with a copy of its record")
         known, waiting = self._context.db.followed(run), self._role.waiting
         if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
             return Taken()
         lead = known.lead if known is not None else node
         with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
             if not ended.is_conductable:
-                raise InvalidInputError("resume", f"{node} has not been given the record of {run}: it never began here")
+                raise InvalidInputError("resume", f"{node} has no record of {run}: the run never began here")
             out = {lead} if lead != node and not self._peers.is_open(lead) else set[str]()
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
             claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
@@ -53,17 +53,17 @@ class Adoption:
         self._context.db.saw(m.Generation(term, 0))
         self._context.db.unfollow(run)
         without = [rank for rank, where in restore.kept_ranks(ended.paths).items() if where in out]
-        said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
+        said = f"{node} now leads the run (term {term}, previously {lead})"
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
     def check_free(self) -> None:
-        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
+        """Raises InvalidInputError while this node takes part in a run that another one leads."""
         node, followed = self._context.node, self._role.followed
         if followed is None:
             return
-        lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} conducts"
+        lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} leads"
         if followed.wanted is None and not self._peers.is_open(lead):
-            text += f" and which goes on; {lead} is out of reach: trainctl promote {node} has this node conduct it"
+            text += f" and which is active; {lead} is unreachable: trainctl promote {node} makes this node the lead"
         raise InvalidInputError("run", text)
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
@@ -74,15 +74,15 @@ class Adoption:
         for other in restore.kept_ranks(paths).values():
             if other != node and other not in out and not self._peers.is_open(other):
                 why = self._peers.links[other].line.why
-                raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is out of reach: {why}")
+                raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is unreachable: {why}")
         newest = await asyncio.to_thread(checkpoint_source.find, paths, node)
         if newest.node not in out:
             return ""
         there = await asyncio.to_thread(checkpoint_source.find, paths, node, out)
-        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node}, which is out of reach"
+        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node}, which is unreachable"
         if not there.step:
             raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")
-        text += f"; the newest within reach is step-{there.step}, on {there.node}"
+        text += f"; the newest reachable one is step-{there.step}, on {there.node}"
         if not old_lead_is_off:
-            raise InvalidInputError("resume", f"{text}: --old-lead-is-off goes on from that one")
+            raise InvalidInputError("resume", f"{text}: --old-lead-is-off continues from that one")
         return text

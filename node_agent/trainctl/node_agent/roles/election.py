@@ -1,4 +1,4 @@
-"""How a node gets the consent to conduct a run in a new term: the old lead's, a majority's, or an operator's word."""
+"""Election of a lead for a new term: with the old lead's consent, a majority's, or an operator's word."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 
 CLAIM_SECONDS = 5.0
-"""How long another node's agent may take to answer a claim."""
+"""Seconds another node's agent may take to answer a claim."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals name."""
 
@@ -30,7 +30,7 @@ class Copy(Protocol):
 
 
 class Claim:
-    """One run that this node is to conduct in the place of `lead`; `resume`: it has ended, and is taken up again.
+    """One run that this node is to lead in place of `lead`; `resume`: it has ended, and is resumed.
 
     `still` raises InvalidInputError where what was so when the claim was begun isn't any more.
     """
@@ -43,7 +43,7 @@ class Claim:
         self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
 
     async def consented(self, old_lead_is_off: bool) -> int:
-        """The term in which this node may conduct the run. Raises InvalidInputError."""
+        """The term in which this node may lead the run. Raises InvalidInputError."""
         await self._ask_first(old_lead_is_off)
         if self._is_lead_open:
             handed_over = await self._handed_over()
@@ -88,11 +88,11 @@ class Claim:
         if asked == [self._lead] and answers[self._lead] is None:
             if self._is_lead_open:
                 raise self._no_answer()
-            await self._ask_first(old_lead_is_off)  # it has gone out of reach meanwhile: of the others
+            await self._ask_first(old_lead_is_off)  # it has become unreachable meanwhile: of the others
             return
         for node, answer in answers.items():
             if answer is not None and answer.takes_part and self._resume:
-                raise InvalidInputError("resume", f"{node} can't agree: {answer.refusal}")
+                raise InvalidInputError("resume", f"{node} cannot agree: {answer.refusal}")
         as_if = {node: answer and msgspec.structs.replace(answer, refusal="") for node, answer in answers.items()}
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
             raise InvalidInputError("node", why)
@@ -100,7 +100,7 @@ class Claim:
             self._context.db.saw(m.Generation(term, 0))
 
     async def _handed_over(self) -> int | None:
-        """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
+        """The lead itself lets go, and no one else is asked; None if it has become unreachable meanwhile."""
         lead, term = self._lead, self._next(self._context.db.term)
         self._context.db.consent(term, self._context.node, self._copy.run)
         answer = (await self._ask(term, [lead]))[lead]
@@ -110,12 +110,12 @@ class Claim:
         if answer is None:
             raise self._no_answer()
         if answer.refusal:
-            raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
+            raise InvalidInputError("node", f"{lead} refuses to hand over the run: {answer.refusal}")
         self._take_from([answer])
         return term
 
     def _no_answer(self) -> InvalidInputError:
-        text = f"{self._lead} leads the run, is in touch, and did not answer; ask again in a moment"
+        text = f"{self._lead} leads the run and is connected, but did not answer; try again in a moment"
         return InvalidInputError("node", text)
 
     def _take_from(self, answers: Sequence[m.PeerConsent]) -> None:
@@ -124,7 +124,7 @@ class Claim:
         try:
             commands = self._copy.keep(furthest.items if furthest is not None else ())
         except ProtocolError as error:
-            raise InvalidInputError("node", f"what another node's record has beyond this one's: {error}") from None
+            raise InvalidInputError("node", f"cannot copy the newer part of another node's record: {error}") from None
         for command in commands:
             self._context.db.keep_command(command)
 
@@ -139,7 +139,7 @@ class Claim:
         agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
         if 2 * agree > count:
             return ""
-        said = [f"{self._lead} is out of reach"] if self._lead in self._peers.links else []
+        said = [f"{self._lead} is unreachable"] if self._lead in self._peers.links else []
         said += [
             f"{node} {'does not answer' if answer is None else f'refuses: {answer.refusal}'}"
             for node, answer in answers.items()
@@ -147,8 +147,8 @@ class Claim:
         ]
         off = f"the machine of {self._lead} is" if self._lead in self._peers.links else "their machines are"
         return (
-            f"{agree} of {count} nodes agree, and a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} off for"
-            " certain, say so with --old-lead-is-off"
+            f"{agree} of {count} nodes agree, a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} powered off,"
+            " use --old-lead-is-off"
         )
 
 

@@ -1,4 +1,4 @@
-"""A rank of a run that another node's agent conducts: its record here, its trainer, and what is known of the run."""
+"""A rank of a run that another node's agent leads: its record here, its trainer, and what is known of the run."""
 
 import dataclasses
 import time
@@ -19,11 +19,11 @@ from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 RECLAIM_SECONDS = 10.0
-"""A run that was handed over is conducted here again if its claimant has not begun to within so long."""
+"""Seconds after which this node leads a handed-over run again if its claimant hasn't begun to."""
 
 
 class FollowedRank:
-    """Passes orders down and keeps them; it decides nothing, and never conducts."""
+    """Passes orders down and keeps them; it decides nothing, and never leads."""
 
     def __init__(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, port: RankPort, node: str,
@@ -79,11 +79,11 @@ class FollowedRank:
         return replication.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What its record has beyond that of a node about to conduct the run. Raises RefusedError if that is much."""
+        """What its record has beyond that of a node about to lead the run. Raises RefusedError if that is much."""
         return replication.beyond(self.recorder, self.paths, self.hosted, other)
 
     def follow(self, lead: str, address: str) -> None:
-        """Another node's agent conducts the run from here on, or the same one elsewhere."""
+        """Another node's agent leads the run from here on, or the same one elsewhere."""
         self.told_ending = self.told_ending and lead == self.known.lead
         self.known = dataclasses.replace(self.known, lead=lead, address=address)
 
@@ -92,7 +92,7 @@ class FollowedRank:
         never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
         never_began = state == "starting"
         if never_began and self._plan is not None:
-            state, reason = "failed", f"{self.known.lead} knows nothing of it any more"
+            state, reason = "failed", f"{self.known.lead} no longer knows this run"
         if never_began or state not in m.ACTIVE_RUN_STATES:
             self.wanted = (state, reason)
         if self.ending is not None:
@@ -101,7 +101,7 @@ class FollowedRank:
             await self.port.end()
 
     async def start_again(self) -> None:
-        """Another trainer in the place of one that has ended; whether that can't be started is an ending too."""
+        """Another trainer in place of one that has ended; whether that can't be started is an ending too."""
         try:
             await self.port.start_again()
         except RefusedError as error:
@@ -119,13 +119,13 @@ class FollowedRank:
     # ------------------------------------------------------------ handed over
 
     def hand_over(self, term: int) -> None:
-        """It was conducted here, and its new lead is to begin in this term."""
+        """It was led here, and its new lead is to begin in this term."""
         self._awaited_term, self._awaited_since_monotonic = term, time.monotonic()
         self.recorder.set_meta(HANDED_OVER_KEY, str(term), own=True)
 
     @property
     def awaited_term(self) -> int:
-        """In which the node that it was handed over to has not begun to conduct it, 0 if it has or never was."""
+        """In which the node that it was handed over to has not begun to lead it, 0 if it has or never was."""
         return self._awaited_term if self._awaited_term > self.generation.term else 0
 
     def is_to_be_reclaimed(self) -> bool:

@@ -31,7 +31,7 @@ Reclaim = Callable[[int], Awaitable[None]]
 
 
 class _Conducting(Protocol):
-    """What a follower has to do with its own agent's conducting."""
+    """What a follower has to do with its own agent's leading."""
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
     async def let_go(self, successor: str) -> Released: ...
@@ -39,14 +39,14 @@ class _Conducting(Protocol):
 
 
 class Follower:
-    """Hosts at most one rank of one run that another node's agent conducts."""
+    """Hosts at most one rank of one run that another node's agent leads."""
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
         settle: Settle, reclaim: Reclaim,
     ) -> None:  # fmt: skip
-        """`conducting`: what this agent conducts itself. `settle` is given commands as a lead has them; `reclaim` has
-        this agent conduct again, in a term above the one given, what it had handed over."""
+        """`conducting`: what this agent leads itself. `settle` is given commands as a lead has them; `reclaim` has
+        this agent lead again, in a term above the one given, what it had handed over."""
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
         self._role, self._hosting = role, hosting
@@ -101,13 +101,13 @@ class Follower:
         self._conducting.moved(hello.lead, hello.address)
         told, term = hello.generation or m.Generation(0, 0), self._votes.term_of(hello.run)
         if hello.run is not None and told.term < term:
-            text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
+            text = f"{self._node} has seen term {term}; {hello.lead} leads in an older one"
             row = self._db.known_run(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
             await self._links.refuse(identity, hello.link, "older-term", text, **about)
             return
         if not await self._heed(hello):
-            await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
+            await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to lead {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
         hosted = self._hosting.hosted_for(hello.lead)
@@ -128,7 +128,7 @@ class Follower:
         told = hello.generation
         if told is not None and hello.run is not None and hello.run == self._role.run:
             if told.term <= restore.kept_term(self._paths(hello.run)):
-                return True  # as far as is known here it is this agent that conducts
+                return True  # as far as is known here it is this agent that leads
             try:
                 await self.step_down(hello.lead, hello.address)
             except RefusedError:
@@ -151,11 +151,11 @@ class Follower:
         return RunPaths(runs_directory(self._context.directory) / run)
 
     async def step_down(self, lead: str, address: str) -> None:
-        """Follow another node's agent in the run that this one conducts. Raises RefusedError if that can't be now."""
+        """Follow another node's agent in the run that this one leads. Raises RefusedError if that can't be now."""
         let_go = await self._conducting.let_go(lead)
         if let_go.rank is None:
             self._db.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
-            self._db.set_run_state(let_go.run.run, "stopped", f"{lead} conducts it")
+            self._db.set_run_state(let_go.run.run, "stopped", f"{lead} leads it")
             return
         known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
         self._db.follow(known)
@@ -209,7 +209,7 @@ class Follower:
         try:
             commands = followed.keep(kept.items)
         except ProtocolError as error:
-            await self._links.object(lead, "busy", f"{self._node} can't keep what it was told: {error}")
+            await self._links.object(lead, "busy", f"{self._node} cannot store the lead's message: {error}")
             return
         for command in commands:
             await self._settle(command)
@@ -234,7 +234,7 @@ class Follower:
         elif await followed.obey(order):
             self._db.saw(followed.generation)
         else:
-            text = f"{self._node} is in {followed.generation} of {followed.run} already"
+            text = f"{self._node} is already in {followed.generation} of {followed.run}"
             await self._links.object(lead, "older-term", text)
 
     async def _end(self, lead: str, end: m.PeerEnd) -> None:
@@ -256,7 +256,7 @@ class Follower:
             await followed.start_again()
 
     async def _tell_unknown(self, lead: str, run: str, rank: int) -> None:
-        gone = Ending(clean=False, why="is not known to its agent any more")
+        gone = Ending(clean=False, why="is no longer known to its agent")
         await self._tell_exit(lead, m.HostedRank(run, rank, None), gone)
 
     # ------------------------------------------------------------ the trainer
@@ -304,11 +304,11 @@ class Follower:
         return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
-        """How long its lead has said nothing, as far as it was listened for."""
+        """How long its lead has been silent, as far as it was listened for."""
         return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
 
     async def _look_for_lead(self, followed: FollowedRank) -> None:
-        """A trainer counts only its own agent; without the lead it would wait for ever."""
+        """A trainer counts only its own agent; without the lead it would wait forever."""
         lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:
-            await followed.end("failed", f"{lead}, which conducts it, has been silent for {silent_seconds:.0f} s")
+            await followed.end("failed", f"its lead {lead} has been silent for {silent_seconds:.0f} s")

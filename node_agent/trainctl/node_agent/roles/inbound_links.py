@@ -9,7 +9,7 @@ from trainctl.node_agent.transport.sequencing import Numbers, Order
 from trainctl.protocol import messages as m
 
 Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
-"""Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
+"""Sends a message to the address of a lead's socket; a lead that has gone misses it and notices by the numbers."""
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 
@@ -45,7 +45,7 @@ class InboundLinks:
         return self._heard_monotonic.get(lead, 0.0)
 
     async def greet(self, identity: bytes, hello: m.PeerHello, welcome: m.PeerWelcome) -> None:
-        """A new conversation in the place of an older one with the same lead."""
+        """A new conversation in place of an older one with the same lead."""
         self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
         self._heard_monotonic[hello.lead] = time.monotonic()
         await self._send(identity, welcome)
@@ -54,7 +54,7 @@ class InboundLinks:
         """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
         found = [(lead, talk) for lead, talk in self._links.items() if talk.numbers.link == message.link]
         if not found:
-            await self.refuse(identity, message.link, "unknown-link", "no such conversation is known here")
+            await self.refuse(identity, message.link, "unknown-link", "this agent does not know this link")
             return None
         lead, talk = found[0]
         self._heard_monotonic[lead] = time.monotonic()
@@ -98,5 +98,5 @@ class InboundLinks:
         await self._send(identity, m.PeerRefusal(link=link, code=code, text=text, **about))
 
     async def _send(self, identity: bytes, message: m.FromPeer) -> None:
-        assert message.link, "an answer goes out by way of answer(), which names the conversation"
+        assert message.link, "use answer(), which names the link"
         await self._say(identity, message)

@@ -1,4 +1,4 @@
-"""What an agent does as the lead of a run: starts it on all its nodes, conducts it, and sees it to its end."""
+"""What an agent does as the lead of a run: starts it on all its nodes, leads it, and sees it to its end."""
 
 import asyncio
 import time
@@ -35,15 +35,15 @@ from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
-"""How long the end of a run waits for a node that can't be reached."""
+"""Seconds the end of a run waits for a node that can't be reached."""
 GONE_SECONDS = 5.0
-"""The same for a run that goes back to its checkpoint: then every rank begins anew anyway."""
+"""The same for a run that goes back to its checkpoint, where every rank starts again anyway."""
 FINISH_SECONDS = 5.0
-"""How long the end of a run waits for nodes whose copies of the record are behind."""
+"""Seconds the end of a run waits for nodes whose copies of the record are behind."""
 
 
 class _Alerts(Protocol):
-    """What follows the run that is conducted, and carries out commands about alerts."""
+    """What follows the run that is led, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
@@ -51,7 +51,7 @@ class _Alerts(Protocol):
 
 
 class Lead:
-    """Conducts at most one run; `session` is that run while it is active."""
+    """Leads at most one run; `session` is that run while it is active."""
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer,
@@ -72,17 +72,17 @@ class Lead:
         )  # fmt: skip
         self.journal = CommandJournal(context.db, answer, role, handlers, guests)
         self.last_run: str | None = None  # the newest to have been opened by this agent
-        self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
+        self.superseded = ""  # why another node must be leading this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended
 
     @property
     def session(self) -> Session | None:
-        """The run that is conducted, until its record is closed."""
+        """The run that is led, until its record is closed."""
         return self._role.session
 
     @property
     def run(self) -> str | None:
-        """The run that is conducted, or about to be."""
+        """The run that is led, or about to be."""
         return self._role.run
 
     @property
@@ -98,10 +98,10 @@ class Lead:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
         if self.session is not None:
-            why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
-            raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
+            why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
+            raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
         if self.is_starting:
-            raise InvalidInputError("run", "another run is just being started, try again in a moment")
+            raise InvalidInputError("run", "another run is starting; try again in a moment")
         self._adoption.check_free()
         self._role.turn(transitions.start(self._role.now, args.resume))
         waited = self._role.waiting
@@ -122,7 +122,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
-        opening.conductor.leave_out(taken.without, "was out of reach when the run was taken up")
+        opening.conductor.leave_out(taken.without, "was unreachable when the run was resumed")
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:
@@ -151,7 +151,7 @@ class Lead:
             await self._role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
-        """Conduct again a run that was active when the last agent of this node ended.
+        """Lead again a run that was active when the last agent of this node ended.
 
         Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
         """
@@ -164,9 +164,9 @@ class Lead:
         await self._go_on(opening, known)
 
     async def take_over(self, known: KnownRun, term: int, before: str) -> int:
-        """Conduct, from `term` on, a run that the node `before` conducted; gives the step it stands at.
+        """Lead, from `term` on, a run that the node `before` led; gives the step it stands at.
 
-        Raises InvalidInputError if the record doesn't allow it; then nothing is conducted.
+        Raises InvalidInputError if the record doesn't allow it; then nothing is led.
         """
         opening = self.launch.surviving(known, term)
         self.launch.check_nodes(opening)
@@ -180,7 +180,7 @@ class Lead:
             link.renew()
         if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
-                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
+                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone and another node was promoted"))
         return session.conductor.progress.step
 
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
@@ -190,18 +190,18 @@ class Lead:
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What the record of the run that is conducted has beyond a claimant's. Raises RefusedError if that is much."""
+        """What the record of the run that is led has beyond a claimant's. Raises RefusedError if that is much."""
         if self.session is None:
             return []
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
         return beyond(self.session.recorder, self.session.paths, own, other)
 
     async def let_go(self, successor: str) -> Released:
-        """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
+        """Lead the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
         session, run = self.session, self.run
         if run is None or self.is_starting:
-            raise RefusedError("a run is just being started")
+            raise RefusedError("a run is starting; try again in a moment")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
         self._recovery.forget()
@@ -214,7 +214,7 @@ class Lead:
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
-                raise RefusedError(f"{session.run} has been let go of already")
+                raise RefusedError(f"{session.run} has already been handed over")
             session.close()
         self._role.turn(transitions.let_go(self._role.now))
         return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))
@@ -242,10 +242,10 @@ class Lead:
         self._db.set_run_state(session.run, "starting")
         return session
 
-    # ------------------------------------------------------------ conducting
+    # ------------------------------------------------------------ leading
 
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
-        """What a trainer of this node said; False if it is of no run that is conducted here."""
+        """What a trainer of this node said; False if it is of no run that is led here."""
         session = self.session
         if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
             return False
@@ -253,7 +253,7 @@ class Lead:
         return True
 
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None:
-        """What a trainer of the run that is conducted said; `returned`: what it was told before may be lost."""
+        """What a trainer of the run that is led said; `returned`: what it was told before may be lost."""
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         await session.feed(answer)
@@ -272,7 +272,7 @@ class Lead:
             session.check_record()
 
     async def _give_up_lost(self, session: Session) -> None:
-        """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
+        """The end of a run doesn't wait forever for a node that can't be reached; its trainer ends when it can."""
         for rank, node in self.remote(session).items():
             silent_seconds = self.peers.links[node].silent_seconds
             limit_seconds = GONE_SECONDS if session.conductor.goes_back else LOST_SECONDS
@@ -305,7 +305,7 @@ class Lead:
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
         if self.session is not session:
-            return  # it was dropped meanwhile, for another node had conducted it to its end
+            return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
         self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
@@ -325,7 +325,7 @@ class Lead:
             self._role.turn(transitions.finish(self._role.now))
 
     def _stop_waiting(self, run: str | None) -> bool:
-        """Have the run that waits to be taken up again end instead; False if there is none, or not that one."""
+        """Have the run that waits to be resumed end instead; False if there is none, or not that one."""
         now = self._role.now
         if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
             return False
@@ -343,7 +343,7 @@ class Lead:
             self.session.close()
 
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
-        """Have nothing to do any more with a run that another node has conducted to its end."""
+        """Have nothing to do any more with a run that another node has led to its end."""
         session = self.session
         self._role.turn(transitions.let_go(self._role.now))
         self._recovery.forget()

@@ -13,7 +13,7 @@ from trainctl.protocol.messages import events as e
 
 
 class _Leading(Protocol):
-    """What they have to do with this agent's conducting."""
+    """What they have to do with this agent's leading."""
 
     peers: Peers
     launch: Launch
@@ -65,7 +65,7 @@ class PeerEvents:
         known = {hosted.rank for hosted in welcome.ranks if hosted.run == session.run}
         for rank in [rank for rank, where in self._lead.remote(session).items() if where == node]:
             if rank not in known:
-                await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
+                await session.feed(d.RankEnded(rank, False, "is no longer known to its agent"))
             elif session.conductor.final is not None:
                 await self._lead.peers.links[node].end_rank(session.run, rank, "stopping")
             elif self._boots.get(node) == welcome.boot:
@@ -78,7 +78,7 @@ class PeerEvents:
         followed = self._db.followed(hosted.run)
         handed_over = followed is not None and followed.lead != self._context.node
         if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):
-            return  # another node conducts it by now, and has it end its ranks or go on with them
+            return  # another node leads it by now, and has it end its ranks or continue with them
         state: m.RunState = known.state if known is not None else "starting"
         await self._lead.peers.links[node].end_rank(hosted.run, hosted.rank, state, known.reason if known else "")
 
@@ -108,7 +108,7 @@ class PeerEvents:
         if not hosted.field:
             self._lead.give_copy(self._lead.session, node)
         else:
-            why = f"is not hosted again: {hosted.field}: {hosted.problem}"
+            why = f"cannot be hosted again: {hosted.field}: {hosted.problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def read(self, reading: m.HostReading) -> None:
@@ -116,16 +116,16 @@ class PeerEvents:
         self._read(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
-        """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
-        that conducts it greets this agent. If it has ended there, it has ended."""
+        """Another node knows a newer term of the run that this agent leads: no more steps are made, until the one
+        that leads it greets this agent. If it has ended there, it has ended."""
         if refusal.run is None or refusal.run != self._lead.run or self._lead.is_starting:
             return
         self._lead.superseded = refusal.text
-        if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that goes on
+        if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that continues
             await self._lead.drop(refusal.run, refusal.state, refusal.reason)
 
     def in_touch(self, node: str, why: str) -> None:
-        """Another node's agent is out of reach (`why`), or in touch again (empty)."""
+        """Another node's agent is unreachable (`why`), or in touch again (empty)."""
         session = self._lead.session
         if session is not None and node in self._lead.remote(session).values():
             heard = e.NodeState(node, "silent" if why else "in-touch", why)

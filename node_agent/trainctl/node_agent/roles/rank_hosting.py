@@ -1,4 +1,4 @@
-"""The rank that this node hosts for another node's agent: begun, taken up again, let go of, and what is kept of it."""
+"""The rank that this node hosts for another node's agent: begun, resumed, let go of, and what is kept of it."""
 
 import asyncio
 import re
@@ -21,9 +21,9 @@ from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
 NO_RANK = -1
-"""Of a run that this node had conducted without a rank of its own."""
+"""Stands for the rank in a run that this node led without hosting one."""
 ENDING_SECONDS = 8.0
-"""How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
+"""Seconds to wait for an ending rank before another is hosted; the lead waits a little longer."""
 
 
 class RankHosting:
@@ -64,24 +64,24 @@ class RankHosting:
             text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)
         if self._role.is_busy:
-            raise InvalidInputError("run", f"conducts {self._role.run or 'a run that is starting'}; one run at a time")
+            raise InvalidInputError("run", f"leads {self._role.run or 'a run that is starting'}; one run at a time")
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
         if not re.fullmatch(RUN_PATTERN, known.run):
-            raise InvalidInputError("run", f"{known.run!r} is no run id")
+            raise InvalidInputError("run", f"{known.run!r} is not a run id")
         paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
-            raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
+            raise InvalidInputError("resume", f"{known.run} is {self._node}'s own run; resume it there")
         if wanted.generation.term < (newer := self._db.consented_term(known.run)):
-            text = f"{self._node} has consented to another's conducting {known.run} in term {newer}; say --node"
-            raise InvalidInputError("resume", f"{text} {known.lead} to have {known.lead} take it up in a newer one")
+            text = f"{self._node} has agreed to another lead for {known.run} in term {newer}; use --node"
+            raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")
         self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = restore.make_directory(paths, config, resumable=False)
         if recorder.meta(HANDED_OVER_KEY):
-            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to conduct it
+            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to lead it
         try:
             if row is None:
                 self._db.add_run(known.run, config.run.name, paths.directory, time.time())
@@ -119,7 +119,7 @@ class RankHosting:
         self._context.publisher.publish(followed.view)
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
-        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
+        """Let go of the rank that is followed, for this agent is to lead its run; the trainer stays as it is."""
         followed = self.followed
         assert followed is not None
         row = self._db.known_run(followed.run)

@@ -28,12 +28,12 @@ class Starting:
     """A run is being opened on all its nodes."""
 
     run: str | None  # None: a new one, which has no id yet
-    waiting: WaitingToRestart | None = None  # goes on waiting if this one can't be started
+    waiting: WaitingToRestart | None = None  # continues waiting if this one can't be started
 
 
 @dataclasses.dataclass(frozen=True)
 class Leading:
-    """It conducts a run."""
+    """It leads a run."""
 
     session: Session
 
@@ -114,7 +114,7 @@ def put_off(role: Role, waiting: WaitingToRestart) -> WaitingToRestart:
 
 
 def lead(role: Role, session: Session) -> Leading:
-    """A run is open: one that was started, or one that goes on here, whose trainers live."""
+    """A run is open: one that was started, or one that continues here, whose trainers live."""
     match role:
         case Idle() | Starting():
             return Leading(session)
@@ -188,7 +188,7 @@ class AgentRole:
 
     @property
     def waiting(self) -> WaitingToRestart | None:
-        """The run that waits to be taken up again, also while an operator starts one."""
+        """The run that waits to be resumed, also while an operator starts one."""
         if isinstance(self._now, Starting):
             return self._now.waiting
         return self._now if isinstance(self._now, WaitingToRestart) else None
@@ -199,7 +199,7 @@ class AgentRole:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run is led, or waits to be taken up again."""
+        """Whether a run is led, or waits to be resumed."""
         return not isinstance(self._now, Idle | Following)
 
     @property

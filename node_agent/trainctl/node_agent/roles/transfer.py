@@ -1,4 +1,4 @@
-"""How this node comes to conduct an active run that another one did, while its trainers go on."""
+"""Transfer of an active run's leadership to this node, while its trainers continue."""
 
 import contextlib
 from typing import NamedTuple, Protocol
@@ -20,18 +20,19 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
 LAG_STEPS = 8
-"""So many steps may be planned and not known to be committed: what ranks repeat of their reports bridges them."""
+"""Most steps that may be planned but not known to be committed; ranks repeat their newest reports, which covers
+these."""
 
 
 class Released(NamedTuple):
-    """A run that an agent conducts no more."""
+    """A run that an agent leads no more."""
 
     run: KnownRun
     rank: int | None  # this node's, None if it has none
 
 
 class _Conducting(Protocol):
-    """The part of an agent that conducts."""
+    """The part of an agent that leads."""
 
     peers: Peers
     launch: Launch
@@ -46,7 +47,7 @@ class Transfer:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
-        """Conduct the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
+        """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
         followed = self._check(command)
         self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead
@@ -56,8 +57,8 @@ class Transfer:
         return d.CommandEnded(command.id, "applied", step, made=e.LeadChanged(before, self._context.node, term))
 
     async def reclaim(self, term: int) -> None:
-        """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this
-        node. Whoever is in reach is asked first: if the claimant has begun it hands over what it has committed. Where
+        """Lead again the run that is followed and was handed over in `term`, for its claimant has not greeted this
+        node. Whoever is reachable is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
         followed = self._role.followed
         if followed is not None and followed.wanted is None and self._role.run is None:
@@ -77,15 +78,15 @@ class Transfer:
         return step
 
     async def _consented(self, followed: FollowedRank, old_lead_is_off: bool) -> int:
-        """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
+        """The term in which the run that is followed may be led here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
         self._context.db.saw(m.Generation(restore.kept_term(followed.paths), 0))
 
         def still() -> None:
             if self._role.followed is not followed or followed.wanted is not None:
-                raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
+                raise InvalidInputError("node", f"{followed.run} has ended in the meantime")
             if (followed.known.lead, followed.generation.term) != (lead, term):
-                raise InvalidInputError("node", f"{followed.known.lead} has begun to conduct {followed.run} meanwhile")
+                raise InvalidInputError("node", f"{followed.known.lead} now leads {followed.run}")
 
         return await Claim(self._context, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
 
@@ -94,16 +95,16 @@ class Transfer:
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         if self._role.run is not None:
-            raise InvalidInputError("node", f"{node} conducts {self._role.run} already")
+            raise InvalidInputError("node", f"{node} already leads {self._role.run}")
         if followed is None or followed.wanted is not None:
-            raise InvalidInputError("node", f"{node} has no rank of an active run, and so no record of one")
+            raise InvalidInputError("node", f"{node} has no rank in an active run, and so no record of one")
         if command.run is not None and command.run != followed.run:
             raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
         if followed.recorder.meta(DURABLE_KEY) is None:
-            raise InvalidInputError("node", f"{node} has not been given the run's record yet")
+            raise InvalidInputError("node", f"{node} has not received the run's record yet; try again in a moment")
         known = followed.recorder.last_state()
         step, planned = known.step.step if known.step else 0, known.plan.step if known.plan else 0
         if planned > step + LAG_STEPS:
-            text = f"{node}'s copy of the record is still being brought up to date: it has step {step:,} of {planned:,}"
+            text = f"{node}'s copy of the record is still catching up: it has step {step:,} of {planned:,}"
             raise InvalidInputError("node", text)
         return followed

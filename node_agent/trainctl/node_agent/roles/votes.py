@@ -1,4 +1,4 @@
-"""What this node says to another that claims to conduct a run: one consents to one claimant a term."""
+"""Votes of this node for others that claim to lead a run: it consents to one claimant per term."""
 
 from collections.abc import Awaitable, Callable
 
@@ -16,9 +16,10 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 
 Beyond = Callable[[m.HostedRank], list[m.Kept]]
-"""What the record of the run that this node conducts has beyond a claimant's. Raises RefusedError if that is much."""
+"""Returns what the record of the run that this node leads has beyond a claimant's. Raises RefusedError if that is
+much."""
 HandOver = Callable[[str, str, int], Awaitable[None]]
-"""Follow the claimant at an address, which conducts this agent's run in a term from here on. Raises RefusedError."""
+"""Follows the claimant at an address, which leads this agent's run in a term from then on. Raises RefusedError."""
 
 
 class Votes:
@@ -72,21 +73,21 @@ class Votes:
         return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
-        """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
+        """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
         active = self._active
         if claimant not in self._context.cluster.nodes:
-            return f"{claimant} is no node of the cluster that {self._node} knows"
+            return f"{self._node} knows no node {claimant} in its cluster"
         if active is not None and claim.resume:
             followed = self._role.followed
             lead = self._node if followed is None else followed.known.lead
-            return f"{self._node} takes part in {active}, which {lead} conducts and which has not ended"
+            return f"{self._node} takes part in {active}, which {lead} leads and which has not ended"
         if active not in (None, claim.run):
             return f"{self._node} takes part in {active}"
         term = self.term_of(claim.run)
         if not claim.term or claim.term < term or claim.term == term != self._db.consented_term(claim.run):
             return f"{self._node} has seen term {term}"
         given = self._db.consent(claim.term, claimant, claim.run)
-        return "" if given == claimant else f"{self._node} has consented to {given}"
+        return "" if given == claimant else f"{self._node} has agreed to {given}"
 
     def _beyond_ended(
         self, claimant: str, address: str, claim: m.PeerClaim, said: m.PeerConsent

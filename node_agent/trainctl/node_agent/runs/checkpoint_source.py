@@ -1,4 +1,4 @@
-"""Where the state of a run that is taken up again comes from: the newest whole checkpoint, on whichever node it is."""
+"""The source of a resumed run's state: the newest whole checkpoint, on whichever node it is."""
 
 from collections.abc import Collection
 from pathlib import Path

@@ -20,7 +20,7 @@ from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 LEFT_SECONDS = 30.0
-"""How long after a command's time is up another node's agent, which conducts its run now, may take to report it."""
+"""Seconds after a command's time is up within which another node's agent, which now leads its run, may report it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Handlers(NamedTuple):
     stop_waiting: Callable[[str | None], bool]
     """Stops a run that waits to go back to its checkpoint; False if there is none, or not that one."""
     promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
-    """Has this node conduct the run that it follows."""
+    """Makes this node lead the run that it follows."""
     note_ended: Callable[[JournaledCommand], d.CommandEnded]
     """Writes a note on a run that has ended."""
     alerts: Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
@@ -56,7 +56,7 @@ class CommandJournal:
 
     @property
     def session(self) -> Session | None:
-        """The run that is conducted."""
+        """The run that is led."""
         return self._conducting.session
 
     def propose(self, proposed: d.Proposed) -> None:
@@ -78,7 +78,7 @@ class CommandJournal:
         self._reasons.pop(command.id, None)
 
     async def take(self, identity: bytes, command: m.Command) -> None:
-        """One command from one client; of a policy's, whose identity is empty, nobody is told how it ended. The same
+        """One command from one client; of a policy's, whose identity is empty, no one is told how it ended. The same
         id again gets the outcome that the first one had or will have."""
         if identity and command.by.startswith("auto"):  # only the program itself goes by that
             command = msgspec.structs.replace(command, by=f"user {command.by}")
@@ -121,7 +121,7 @@ class CommandJournal:
 
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
         if known.digest != digest:
-            reason = f"id {known.id} was used for another command ({known.verb})"
+            reason = f"id {known.id} was already used for another command ({known.verb})"
             reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
             await self._say(asker.identity, reply)
             return
@@ -141,12 +141,12 @@ class CommandJournal:
         if other and (guest := self._guests.find(command.run)) is not None:
             self._db.set_run(command.id, guest.view.run)
             raise InvalidInputError(
-                "run", f"{guest.view.run} takes no {command.verb}: {guest.view.why_not(command.verb)}"
+                "run", f"{guest.view.run} does not support {command.verb}: {guest.view.why_not(command.verb)}"
             )
         if session is None:
             raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != session.run:
-            raise InvalidInputError("run", f"no active run {command.run!r}; {session.run} is")
+            raise InvalidInputError("run", f"{command.run!r} is not active; the active run is {session.run}")
         expires = time.monotonic() + command.ttl_seconds
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
         await session.feed(d.Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
@@ -156,7 +156,7 @@ class CommandJournal:
         for row in self._db.open_commands():
             under_way = (
                 verbs.args_type(row.verb) is verbs.Promote and row.id in self._askers
-            )  # it is by this that the run is conducted here
+            )  # it is by this that the run is led here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
             if row.run != session.run and await self._note_again(row):
@@ -168,7 +168,7 @@ class CommandJournal:
                 await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
                 continue
             if row.run != session.run or isinstance(args, verbs.AgentArgs):
-                reason = "the agent was restarted before it took effect"
+                reason = "the agent restarted before the command took effect"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
                 continue
             noted = session.recorder.note_of(row.id) if isinstance(args, verbs.Note) else None
@@ -186,7 +186,9 @@ class CommandJournal:
                 continue
             if await self._note_again(row):
                 continue
-            await self.end(d.CommandEnded(row.id, "failed", reason="the agent was restarted before it took effect"))
+            await self.end(
+                d.CommandEnded(row.id, "failed", reason="the agent restarted before the command took effect")
+            )
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
@@ -232,12 +234,12 @@ class CommandJournal:
             await self._answer(identity, reply)
 
     def _hand_on(self, id: str) -> None:
-        """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""
+        """Have the run's other nodes keep the command as it is now: one of them may lead the run after this one."""
         row = self._db.find(id)
         if self.session is not None and row is not None and row.run == self.session.run:
             self.session.copies.add(row)
 
-    # ------------------------------------------------------------ of a run that another node's agent conducts
+    # ------------------------------------------------------------ of a run that another node's agent leads
 
     async def settle(self, kept: m.KeptCommand) -> None:
         """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
@@ -248,12 +250,12 @@ class CommandJournal:
             await self._tell(kept.id)
 
     async def give_up_left(self) -> None:
-        """End what this agent had accepted before another one conducted the run, and what that never heard of."""
+        """End what this agent had accepted before another one led the run, and what that never heard of."""
         if self.session is not None or not self._askers:
             return
         for row in self._db.open_commands():
             if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
-                reason = "another node's agent conducts the run, and has not reported it"
+                reason = "another node leads the run and has not reported the outcome"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
 
 

@@ -46,7 +46,7 @@ class AgentContext:
         if self.authenticator is not None:
             return self.authenticator.to_peer(node, address)
         if self.cluster.nodes[node].key is not None or not addresses.is_near(address):
-            raise InvalidInputError(f"nodes.{node}.key", f"{node} has keys, and this agent was started without")
+            raise InvalidInputError(f"nodes.{node}.key", f"{node} uses keys, but this agent was started without them")
         return None
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Notes on a run that is not conducted here: on one that has ended, or on a live one of another program."""
+"""Notes on a run that is not led here: on one that has ended, or on a live one of another program."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from trainctl.protocol.record.paths import RunPaths
 
 
 class LateNotes:
-    """Takes notes on runs of this node's db that it doesn't conduct."""
+    """Takes notes on runs of this node's db that it doesn't lead."""
 
     def __init__(
         self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting, guests: GuestRuns
@@ -37,7 +37,7 @@ class LateNotes:
         self._db.set_run(row.id, run.run)
         paths = RunPaths(run.directory)
         if not paths.record.exists():
-            raise InvalidInputError("run", f"the record isn't in {paths.directory} any more")
+            raise InvalidInputError("run", f"the record is no longer in {paths.directory}")
         guest = self._guests.find(run.run)  # its record is open, and has one writer
         with contextlib.nullcontext(guest.recorder) if guest is not None else RunDb(paths, resumable=False) as recorder:
             noted = recorder.note_of(row.id)
@@ -56,12 +56,12 @@ class LateNotes:
     def _run_of(self, row: JournaledCommand) -> KnownRun:
         """The run that it names, or the newest."""
         if self._conducting.is_busy and self._conducting.session is None:
-            raise RefusedError("a run is just being taken up: ask again once it is")
+            raise RefusedError("a run is being resumed; try again in a moment")
         known = self._db.runs()
         found = next((run for run in known if row.run in (None, run.run)), None)
         if found is None:
-            raise InvalidInputError("run", f"no run {row.run!r} on {self._node}" if row.run else "there is no run")
+            raise InvalidInputError("run", f"no run {row.run!r} on {self._node}" if row.run else "there is no run yet")
         followed = self._db.followed(found.run)
         if followed is not None:
-            raise InvalidInputError("run", f"{found.run} was conducted by {followed.lead}, whose agent takes its notes")
+            raise InvalidInputError("run", f"{found.run} was led by {followed.lead}; send the note to its agent")
         return found

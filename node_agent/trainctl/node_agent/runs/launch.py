@@ -1,4 +1,4 @@
-"""Runs are opened here: on all their nodes or on none, anew, from a checkpoint, or as another conductor left them."""
+"""Runs are opened here: on all their nodes or on none, again, from a checkpoint, or as another conductor left them."""
 
 import asyncio
 import shutil
@@ -23,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 COMMANDS_HANDED_ON = 50
-"""Of a run's commands, the newest, that its other nodes know the outcome of."""
+"""Newest commands of a run whose outcome its other nodes know."""
 
 
 class Launch:
@@ -65,18 +65,18 @@ class Launch:
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
     ) -> restore.Opening:
         """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
-        in reach again. Raises InvalidInputError or RefusedError."""
+        reachable again. Raises InvalidInputError or RefusedError."""
         known = self._db.known_run(run)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         if known.kind != "hosted":
-            raise InvalidInputError("resume", f"{run} was trained by another program, which alone can resume it")
+            raise InvalidInputError("resume", f"{run} was trained by another program; only that program can resume it")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
-                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
+                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait until it ends")
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
@@ -93,7 +93,7 @@ class Launch:
             raise
 
     def _term(self, paths: RunPaths) -> int:
-        """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
+        """In which a run is resumed: the one that it was led in here, or a newer one of this node's own if nodes
         have been heard of newer ones since. It counts as seen from here on."""
         kept = restore.kept_term(paths)
         if not kept or kept < self._db.term:
@@ -149,14 +149,16 @@ class Launch:
             if setting.node != self._context.node and setting.node not in self._peers.links:
                 run = opening.conductor.run
                 opening.recorder.close()
-                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which isn't in it")
+                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which this cluster lacks")
 
     def check_take_over(self, paths: RunPaths) -> None:
-        """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
+        """Raises InvalidInputError if a run in whose record this is can't be led here."""
         run_file.read(paths.run_file)
         for node in restore.kept_ranks(paths).values():
             if node != self._context.node and node not in self._peers.links:
-                raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
+                raise InvalidInputError(
+                    "--cluster", f"{paths.directory.name} has a rank on {node}, which this cluster lacks"
+                )
 
 
 def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:

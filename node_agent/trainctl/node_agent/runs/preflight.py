@@ -45,7 +45,7 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
     here = run_file.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
         if not Path(path).is_absolute():
-            problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
+            problem = f"{path!r} must be absolute: the agent runs in another folder"
             raise InvalidInputError(f"{where}: {field}.path", problem)
     run_file.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
@@ -59,7 +59,7 @@ def check_network(config: RunFile, node: str, where: str, placement: Placement) 
     if interface:
         _check_interface(node, interface, field, placement)
     elif len(config.nodes) > 1 and not addresses.is_near(placement.address):
-        problem = f"{node} is at {placement.address}: name the interface that its gradients travel by; {_interfaces()}"
+        problem = f"{node} is at {placement.address}: name the interface that carries its gradients; {_interfaces()}"
         raise InvalidInputError(field, problem)
 
 
@@ -71,7 +71,7 @@ def check_priority(nice: int, field: str) -> None:
         return
     code = f"import os; os.setpriority(os.PRIO_PROCESS, 0, {nice})"
     if subprocess.run([sys.executable, "-ISc", code], capture_output=True, check=False).returncode:
-        problem = f"{nice} is not permitted here; {own} and above are, or install the agent with --nice {nice}"
+        problem = f"{nice} is not permitted here; use {own} or more, or install the agent with --nice {nice}"
         raise InvalidInputError(field, problem)
 
 
@@ -92,6 +92,6 @@ def _check_interface(node: str, name: str, field: str, placement: Placement) -> 
         if not placement.cluster.trusts(address):
             network = ipaddress.ip_network(f"{address}/{netmask or 32}", strict=False)
             raise InvalidInputError(
-                field, f"{name} ({address}) of {node} is in no trusted network, and gradients travel unencrypted; "
-                f'if everybody in it may see them, write in the cluster file there: trusted_networks = ["{network}"]',
+                field, f"{name} ({address}) of {node} is in no trusted network, and gradients are sent unencrypted; "
+                f'if you trust that network, add to its cluster file: trusted_networks = ["{network}"]',
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run all of whose ranks were lost: taken up from its newest checkpoint, with the nodes that are in reach by then."""
+"""Recovery of a run that lost all ranks: it resumes from its newest checkpoint, with the nodes that are reachable."""
 
 import asyncio
 import time
@@ -21,10 +21,10 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 ABSENT_SECONDS = 10.0
-"""How long a run that goes back waits for nodes that it can do without."""
+"""Seconds a run that goes back waits for nodes that it can do without."""
 
 Begin = Callable[[str, Collection[int]], Awaitable[Session | None]]
-"""Take up a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
+"""Resumes a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
 
 
 class _NothingInReachError(Exception):
@@ -36,11 +36,11 @@ class ResumePoint(NamedTuple):
 
     ranks: dict[int, str]  # the nodes of its ranks
     source: Source
-    limit_seconds: float  # for how long the node of the source may be out of reach
+    limit_seconds: float  # for how long the node of the source may be unreachable
 
 
 class Absent(NamedTuple):
-    """Ranks whose nodes are out of reach."""
+    """Ranks whose nodes are unreachable."""
 
     ranks: dict[int, str]
     wanted: str  # which of these nodes it waits for, and until when; empty if it can do without them
@@ -48,7 +48,7 @@ class Absent(NamedTuple):
 
 
 class Recovery:
-    """At most one run, from the loss of its last rank until it is conducted again or given up."""
+    """At most one run, from the loss of its last rank until it is led again or given up."""
 
     def __init__(self, context: AgentContext, peers: Peers, begin: Begin) -> None:
         self._context, self._peers, self._begin = context, peers, begin
@@ -67,7 +67,7 @@ class Recovery:
         return due
 
     def forget(self) -> None:
-        """Something else begins, or another node conducts it."""
+        """Something else begins, or another node leads it."""
         self._backoff.forget()
 
     def stop(self, run: str) -> None:
@@ -77,10 +77,10 @@ class Recovery:
 
     async def take_up(self, run: str, superseded: str) -> float | None:
         """Take up the run that was due. Gives when it is due again if it can't be taken up yet; None if it was, or has
-        failed after so many tries. `superseded`: why another node must be conducting it, empty if none is known to."""
+        failed after so many tries. `superseded`: why another node must be leading it, empty if none is known to."""
         try:
             if superseded:
-                return self._hold(f"word of who conducts it: {superseded}")
+                return self._hold(f"the run's lead to be known: {superseded}")
             absent, wanted, given_up = await self._absent(run)
             if wanted or (absent and self._backoff.held_seconds < ABSENT_SECONDS):
                 return self._hold(wanted)
@@ -113,7 +113,7 @@ class Recovery:
         return absent(self._way, out_seconds)
 
     async def _check_older(self, run: str, absent: Mapping[int, str], given_up: str) -> None:
-        """Raises _NothingInReachError if no other checkpoint is in reach."""
+        """Raises _NothingInReachError if no other checkpoint is reachable."""
         paths = self._paths(run)
         out = set(absent.values())
         older = (
@@ -122,10 +122,10 @@ class Recovery:
             else Source()
         )
         if not older.step:
-            raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
+            raise _NothingInReachError(f"{given_up}, and no other is reachable; resume the run when it is back")
 
     def _hold(self, wanted: str) -> float:
-        """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
+        """Wait for nodes to become reachable again, and say so if nothing can be done without them."""
         self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
         return self._backoff.hold()
 
@@ -146,8 +146,8 @@ def _look(paths: RunPaths, node: str) -> ResumePoint:
 
 
 def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
-    """Whom a run that goes back has to do without, or to wait for; `out_seconds`: for how long each node that is out
-    of reach has been. Where no node at all is in reach nothing can be done but wait."""
+    """Ranks that a run which goes back does without or waits for; `out_seconds`: how long each unreachable node
+    has been. Where no node at all is reachable nothing can be done but wait."""
     ranks = {rank: node for rank, node in way.ranks.items() if node in out_seconds}
     if ranks and ranks.keys() == way.ranks.keys():
         return Absent(ranks, ", ".join(ranks.values()), "")
@@ -155,14 +155,14 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
         return Absent(ranks, "", "")
     what, seconds = f"{way.source.node}, which has the newest checkpoint", out_seconds[way.source.node]
     if seconds < way.limit_seconds:
-        return Absent(ranks, f"{what}, until it has been out of reach for {way.limit_seconds:.0f} s", "")
-    return Absent(ranks, "", f"{what}, has been out of reach for {seconds:.0f} s")
+        return Absent(ranks, f"{what}, until it has been unreachable for {way.limit_seconds:.0f} s", "")
+    return Absent(ranks, "", f"{what}, has been unreachable for {seconds:.0f} s")
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     step = session.conductor.progress.step
-    session.conductor.leave_out(absent, "was out of reach when the run went back")
-    text = f"taken up again from step {step:,}: steps after it are made again"
+    session.conductor.leave_out(absent, "was unreachable when the run went back")
+    text = f"resumed from step {step:,}: later steps are repeated"
     text += f"; {given_up}" if given_up else ""
     session.note(d.Happened(e.RunStateChanged("", "resumed", text), "warning", "auto", step))
 
@@ -192,7 +192,7 @@ class Backoff:
         return self._clock() + backoff_seconds(self._tries - 1)
 
     def hold(self) -> float:
-        """The same of one that waits for nodes that are out of reach, which is no try."""
+        """The same of one that waits for nodes that are unreachable, which is no try."""
         self._held_since = self._clock() if self._held_since is None else self._held_since
         return self._clock() + LEAST_BACKOFF_SECONDS
 
@@ -202,5 +202,5 @@ class Backoff:
         return 0.0 if self._held_since is None else self._clock() - self._held_since
 
     def forget(self) -> None:
-        """Something else begins, or the run goes on elsewhere."""
+        """Something else begins, or the run continues elsewhere."""
         self._last, self._tries = None, 0

@@ -1,4 +1,4 @@
-"""How a run comes to an agent: a new one from a run file, an old one taken up again, or one that outlived the agent."""
+"""Opening of a run: a new one from a run file, an old one resumed, or one that outlived the agent."""
 
 import secrets
 import shutil
@@ -35,7 +35,7 @@ FIRST_GENERATION = m.Generation(1, 0)
 
 
 class Opening(NamedTuple):
-    """A run ready to be conducted."""
+    """A run ready to be led."""
 
     conductor: Conductor
     paths: RunPaths
@@ -86,7 +86,7 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
 
 
 def kept_term(paths: RunPaths) -> int:
-    """The term that a run of this node's own was last conducted in, by its record; 0 if it never came to that."""
+    """The term that a run of this node's own was last led in, by its record; 0 if it never came to that."""
     durable = _read(paths)
     return durable.generation.term if durable is not None else 0
 
@@ -124,7 +124,7 @@ def old_run(
         preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
     if step >= config.run.steps:
-        raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
+        raise InvalidInputError("resume", f"{paths.directory.name} has already done all its {config.run.steps} steps")
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is None:
@@ -132,7 +132,7 @@ def old_run(
         _complete(recorder, paths)
         done = _step(paths, step)
         if step and done is None:
-            problem = f"has no step {step}, which the checkpoint on {source.node} is of"
+            problem = f"has no step {step}, but {source.node} has a checkpoint of it"
             raise InvalidInputError(str(paths.record), problem)
         kept = durable.settings
         settings = _with_source(_settings_after(recorder, done, kept), source.node)
@@ -155,7 +155,7 @@ def old_run(
 
 
 def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
-    """A run that was active when the agent ended, or is to be conducted by this one from `term` on: its conductor as
+    """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
     the record left it. Raises InvalidInputError."""
     config = run_file.read(paths.run_file)
     with _recorder(paths) as recorder:
@@ -167,7 +167,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
-        if durable.probed is None:  # a version without probes conducted it: its trainers know none
+        if durable.probed is None:  # a version without probes led it: its trainers know none
             durable = msgspec.structs.replace(durable, probed=durable.members)
         if term:
             durable = taken_over(durable, term, recent)
@@ -178,7 +178,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
 
 def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Durable:
     """What another node's conductor kept, for one that takes its place: that may have committed and shown a step that
-    its own rank alone had made, so what was planned is made again just so; not what was to be planned anew, for a
+    its own rank alone had made, so what was planned is made again just so; not what was to be planned again, for a
     command, and so was never begun."""
     newest = max(recent, key=lambda plan: (plan.generation, plan.seq), default=None)
     planned = newest.step if newest is not None and durable.mode != "paused" else 0
@@ -224,7 +224,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
 def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
     if then == latest:
         return ()
-    return (f"settings are those of step {step}: what commands changed after it is undone with those steps",)
+    return (f"settings are those of step {step}: changes made after it are undone with those steps",)
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def _kept(recorder: RunDb) -> Durable | None:
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:
-    """So that an agent that is killed before the first plan leaves a run that its successor can conduct."""
+    """So that an agent that is killed before the first plan leaves a run that its successor can lead."""
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
 
 
@@ -313,7 +313,7 @@ def _decoded(text: str, kind: type[T], record: Path) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(record), f"what its conductor kept cannot be read: {error}") from None
+        raise InvalidInputError(str(record), f"its conductor's saved state cannot be read: {error}") from None
 
 
 def _highest(durable: Durable, state: LastState) -> m.Generation:

@@ -1,4 +1,4 @@
-"""One run that this agent conducts: carries the conductor's decisions out to the record, the ranks and the clients."""
+"""One run that this agent leads: carries the conductor's decisions out to the record, the ranks and the clients."""
 
 import asyncio
 import dataclasses
@@ -26,9 +26,10 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
-"""An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
+"""An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
+missed."""
 UNCOMMITTED_PARTS = 64
-"""Newest parts of steps that no other rank had reported yet when they came late."""
+"""Newest late reports kept of steps that no other rank had reported."""
 
 CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
 
@@ -104,7 +105,7 @@ class Session:
                 await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch, alone))
 
     def _silent_seconds(self, rank: int) -> float:
-        """For how long a trainer that lives has said nothing, if that is too long; then also notice where it was."""
+        """For how long a trainer that lives has been silent, if that is too long; then also notice where it was."""
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
@@ -138,7 +139,7 @@ class Session:
     async def feed(self, event: d.Input) -> None:
         """Give the conductor an event and carry out what it decides: all of it, even if the caller is cancelled, and
         before the next event has its turn. What carries decisions out must not call it: it would wait for itself."""
-        assert self._taker is not asyncio.current_task(), "an event from within another's turn"
+        assert self._taker is not asyncio.current_task(), "an event was fed while another was handled"
         await asyncio.shield(self._take(event))
 
     async def _take(self, event: d.Input) -> None:
@@ -179,7 +180,7 @@ class Session:
                 self._keep_durable(durable)
                 self.doing = plan.kind
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
-                await self.copies.flush()  # so that nobody has a plan without the settings it is made from
+                await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
             case d.Persist(durable):
@@ -306,7 +307,7 @@ class Session:
 
 
 class Conducting(Protocol):
-    """The part of an agent that conducts."""
+    """The part of an agent that leads."""
 
     @property
     def session(self) -> Session | None: ...

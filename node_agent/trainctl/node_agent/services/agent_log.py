@@ -18,7 +18,7 @@ from trainctl.protocol.record.log_format import Formatter
 
 LIMIT_BYTES = 5_000_000
 KEPT_FILES = 3
-"""Older ones beside the log: agent.log.1 is the newest of them."""
+"""Older files kept beside the log; agent.log.1 is the newest of them."""
 BOOT_LOG_BYTES = 1_000_000
 log = logging.getLogger("trainctl.agent")
 _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
@@ -48,7 +48,7 @@ def kept(node_directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[Ca
             file, maxBytes=limit_bytes, backupCount=KEPT_FILES, encoding="utf-8"
         )
     except OSError as error:
-        raise InvalidInputError(str(file), f"cannot be the agent's log: {error.strerror}") from None
+        raise InvalidInputError(str(file), f"the agent cannot write its log there: {error.strerror}") from None
     telling = logging.StreamHandler()
     telling.setLevel(logging.WARNING)
     keeping.setFormatter(Formatter())
@@ -76,7 +76,7 @@ def heard(message: m.Live) -> None:
 
 
 def shorten_boot_log(limit_bytes: int = BOOT_LOG_BYTES) -> None:
-    """launchd has standard error in a file that nobody rotates: begin it anew when it is long."""
+    """launchd has standard error in a file that no one rotates: begin it again when it is long."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         known = os.fstat(sys.stderr.fileno())
         if stat.S_ISREG(known.st_mode) and known.st_size > limit_bytes:

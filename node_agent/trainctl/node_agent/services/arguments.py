@@ -60,9 +60,11 @@ def judged(context: Any) -> tuple[Any, dict[str, Any]]:
 
 def _check(node: str, values: dict[str, Any]) -> None:
     if not re.fullmatch(NAME_PATTERN, node):
-        raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
+        raise InvalidInputError(
+            "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
+        )
     if values["parent_watch"]:
-        raise InvalidInputError("--leash", "a service has no standard input to be let go by")
+        raise InvalidInputError("--leash", "a service has no standard input to watch; leave it out")
     for name in ("listen", "live"):
         if values[name] is not None:
             addresses.check_bind(values[name])

@@ -11,11 +11,11 @@ from trainctl.node_agent.services import model
 LABEL = "trainctl.agent"
 FILE_NAME = f"{LABEL}.plist"
 BOOT_LOG = "boot.log"
-"""What the agent prints before it has its own log, and what ends it there."""
+"""File for what the agent prints before it has its own log, and for the error that ends it there."""
 LACKS = (
     "a LaunchAgent starts at login and ends at logout, and macOS asks for Local Network permission on its behalf: "
-    'other nodes can be "No route to host" until that is given; without --user it is a LaunchDaemon, which is spared '
-    "both"
+    'until you grant it, other nodes may fail with "No route to host"; without --user a LaunchDaemon is installed, '
+    "which has neither limit"
 )
 _GONE_SECONDS = model.STOP_SECONDS + 10.0
 
@@ -53,7 +53,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     except (plistlib.InvalidFileException, ExpatError, ValueError, OverflowError) as error:
         raise ValueError(f"not a property list: {error}") from None
     if not (isinstance(job, dict) and isinstance(job.get("Label"), str) and job.get("ProgramArguments")):
-        raise ValueError("no job: it needs Label and ProgramArguments")
+        raise ValueError("not a launchd job: it needs Label and ProgramArguments")
     return job
 
 

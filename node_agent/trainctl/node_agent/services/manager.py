@@ -16,9 +16,9 @@ from trainctl.node_agent.services import launchd, model, systemd
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError
 
 SETTLE_SECONDS = 15.0
-"""How long a service that was begun is waited for before it is said not to run."""
+"""Seconds to wait for a started service before it is reported as not running."""
 BOOTED = Path("/run/systemd/system")
-"""A folder that is there where systemd runs the machine, as sd_booted(3) has it."""
+"""Folder that exists where systemd runs the machine, according to sd_booted(3)."""
 _CALL_SECONDS = 180.0
 _LOOK_SECONDS = 0.25
 
@@ -121,7 +121,7 @@ class Machine:
         """Raises NotAuthorisedError if this user can't install for the whole machine."""
         if self.scope == "system" and os.geteuid() != 0 and self._root == Path("/"):
             raise NotAuthorisedError(
-                f"a service of the machine is installed by root: sudo {' '.join(own_command())} ..., or give --user"
+                f"a service of the machine needs root: run sudo {' '.join(own_command())} ..., or use --user"
             )
 
 
@@ -203,7 +203,7 @@ def _run(words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
     except FileNotFoundError:
         raise ManagerError(f"{words[0]} is not on PATH") from None
     except subprocess.TimeoutExpired:
-        raise ManagerError(f"{' '.join(words)}: not done after {_CALL_SECONDS:g} s") from None
+        raise ManagerError(f"{' '.join(words)}: did not finish within {_CALL_SECONDS:g} s") from None
 
 
 def _answer(words: tuple[str, ...]) -> str:
@@ -224,6 +224,6 @@ def _manager_here() -> model.Manager:
     if BOOTED.is_dir():
         return "systemd"
     raise NoManagerError(
-        "this machine is run by neither systemd nor launchd; start `trainctl-agent run` with what starts programs "
-        "here (install --dry-run --manager systemd, or launchd, shows what either would be told)"
+        "this machine has neither systemd nor launchd; start `trainctl-agent run` with your own service manager "
+        "(install --dry-run --manager systemd, or launchd, prints what either would get)"
     )

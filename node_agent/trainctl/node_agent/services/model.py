@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 Manager = Literal["systemd", "launchd"]
 Scope = Literal["system", "user"]
 STOP_SECONDS = 120
-"""An agent that is told to end may take so long before it is killed."""
+"""Seconds an agent may take to end before it is killed."""
 OPEN_FILES = 65536
 WATCHDOG_SECONDS = 30
-"""An event loop that doesn't turn for so long ends the agent, by systemd or, under launchd, by itself."""
+"""Seconds after which a hung event loop ends the agent, by systemd or, under launchd, by itself."""
 _BIN = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -45,7 +45,7 @@ class Write(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """Make a folder that is the user's, and what of it lacks, for nobody else to read."""
+    """Make a folder that is the user's, and what of it lacks, for no one else to read."""
 
     path: Path
     user: str

@@ -17,7 +17,7 @@ def step_line(step: Step) -> str:
         case Write():
             return f"write {step.path}"
         case Folder():
-            return f"make {step.path} of {step.user}"
+            return f"create {step.path}, owned by {step.user}"
         case Remove():
             return f"remove {step.path}"
         case Call():
@@ -57,7 +57,7 @@ def status_text(fields: dict[str, Any]) -> str:
     """`status_fields` as lines."""
     where = f"{fields['manager']}, {fields['scope']}"
     if not fields["installed"]:
-        loose = f"; yet it is {fields['detail']}" if fields["running"] else ""
+        loose = f"; but it is {fields['detail']}" if fields["running"] else ""
         return f"not installed: no {fields['file']} ({where}){loose}"
     running = fields["detail"] or "not running"
     if fields["running"]:
@@ -69,7 +69,7 @@ def status_text(fields: dict[str, Any]) -> str:
         "service": f"{fields['service']} ({where})",
         "node": fields["node"] or "unknown: another program's file",
         "running": running if fields["running"] else f"no: {running}",
-        "enabled": "yes" if fields["enabled"] else "no: it won't start by itself",
+        "enabled": "yes" if fields["enabled"] else "no: it won't start automatically",
         "file": fields["file"],
         "log": fields["log"] or "unknown",
     }

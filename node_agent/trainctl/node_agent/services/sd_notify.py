@@ -15,8 +15,8 @@ class Notifier:
     """Speaks to whoever supervises this process; without one, every word is nothing."""
 
     def __init__(self, address: str, watchdog_seconds: float | None) -> None:
-        """`address` is a path, or a name that begins with @; empty: nobody listens. `watchdog_seconds`: how long at
-        most may lie between two beats, None if nobody counts them."""
+        """`address` is a path, or a name that begins with @; empty: no one listens. `watchdog_seconds`: how long at
+        most may lie between two beats, None if no one counts them."""
         self.watchdog_seconds = watchdog_seconds
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | _CLOSE_ON_EXEC) if address else None

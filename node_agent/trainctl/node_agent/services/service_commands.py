@@ -18,44 +18,42 @@ from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
-"""Exit codes of `status`, as systemctl's."""
+"""Exit codes of `status`, the same as systemctl's."""
 CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
-"""Variables that say where things are: where this shell has them, the service has them too."""
+"""Variables that name places: the service gets those that this shell has."""
 _CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
 
 User = Annotated[bool, typer.Option("--user", help="This user's service instead of the machine's; needs no root.")]
 Named = Annotated[
-    str, typer.Option("--manager", metavar="systemd|launchd", help="Default: the one that runs this machine.")
+    str, typer.Option("--manager", metavar="systemd|launchd", help="Service manager to use; default: this machine's.")
 ]
-Dry = Annotated[bool, typer.Option("--dry-run", help="Show the file and the commands; change nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the file and the commands without changing anything.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     free = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(context_settings=free, short_help="Have this machine run the agent from now on.")(install)
+    app.command(context_settings=free, short_help="Install the agent as a service and start it.")(install)
     app.command()(uninstall)
-    app.command(short_help="Say whether the service is installed and runs.")(status)
+    app.command(short_help="Show whether the service is installed and running.")(status)
 
 
 def install(
     context: typer.Context,
     user: User = False,
-    run_as: Annotated[
-        str, typer.Option(help="The user whose processes these are; default: who calls, or who called sudo.")
-    ] = "",
+    run_as: Annotated[str, typer.Option(help="User to run as; default: you, or the user who called sudo.")] = "",
     nice: Annotated[int | None, typer.Option(min=-20, max=19, help="Nice value of the agent and its trainers.")] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of its environment; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable of the agent; may be repeated.")
     ] = None,
     manager: Named = "",
     dry_run: Dry = False,
     json: Json = False,
 ) -> None:
-    """Have this machine run the agent from now on; takes every option of `run`, such as --name and --listen.
+    """Install the agent as a service and start it; takes every option of `run`, such as --name and --listen.
 
-    Exit codes: 0 it runs (or did so already), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
+    Exit codes: 0 running (or was already), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
     7 no service manager.
     """
     with _told(json):
@@ -64,7 +62,7 @@ def install(
         machine = _machine(user, manager)
         owner = _owner(machine.scope, run_as)
         if user and nice is not None and nice < 0:
-            raise InvalidInputError("--nice", f"{nice} is not a user's to give; a service of the machine may have it")
+            raise InvalidInputError("--nice", f"a user may not set {nice}; install a service of the machine instead")
         service = _service(context, machine, owner, nice, env or [])
         _install(machine, service, dry_run=dry_run, json=json)
 
@@ -74,7 +72,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     found = _guess(machine, said) if dry_run else machine.look()
     steps = machine.install_steps(service, found)
     if dry_run:
-        text = output.plan_text(steps) or "nothing to do: it is installed like this, and runs"
+        text = output.plan_text(steps) or "no change: already installed like this and running"
         _say(text, said, json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
         return
     failed = _begin(machine, service, steps)
@@ -84,7 +82,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     fields = output.status_fields(machine, found)
     if not fields["running"]:
         raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
-    head = "installed" if done else "nothing changed: it was installed like this, and runs"
+    head = "installed" if done else "no change: already installed like this and running"
     _say(f"{head}\n{output.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
 
 
@@ -108,9 +106,9 @@ def _begin(machine: Machine, service: Service, steps: tuple[Step, ...]) -> tuple
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
-    """Stop the service and remove it. Trainers go on for a while, as if the agent were restarted; runs and keys stay.
+    """Stop the service and remove it. Trainers run on for a while, as while the agent restarts; runs and keys stay.
 
-    Exit codes: 0 it is gone (or was not there), 1 the service manager failed, 6 root is needed, 7 no service manager.
+    Exit codes: 0 removed (or was not installed), 1 the service manager failed, 6 root is needed, 7 no service manager.
     """
     with _told(json):
         machine = _machine(user, manager)
@@ -118,22 +116,22 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         steps, own = machine.uninstall_steps(found), found.own(machine.manager)
         state = own.logs.parent.parent if own else None
         if dry_run:
-            text = output.plan_text(steps) or f"nothing to do: no {found.file}"
+            text = output.plan_text(steps) or f"no change: there is no {found.file}"
             _say(text, [], json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
             return
         if steps:
             machine.check_allowed()
             carry_out(steps)
-        text = f"removed {found.file}" if steps else f"nothing changed: no {found.file}"
+        text = f"removed {found.file}" if steps else f"no change: there is no {found.file}"
         said = [f"left in place: runs and logs in {state}, and keys" if state else "runs, logs and keys stay in place"]
         done = [output.step_line(step) for step in steps]
         _say(text, said, json=json, changed=bool(steps), steps=done, file=str(found.file), state=str(state or ""))
 
 
 def status(user: User = False, manager: Named = "", json: Json = False) -> None:
-    """Say whether the service is installed and runs, since when, and where its file and log are.
+    """Show whether the service is installed and running, since when, and where its file and log are.
 
-    Exit codes: 0 it runs, 3 it doesn't, 4 it isn't installed, 1 the service manager failed, 7 no service manager.
+    Exit codes: 0 running, 3 not running, 4 not installed, 1 the service manager failed, 7 no service manager.
     """
     with _told(json):
         machine = _machine(user, manager)
@@ -141,7 +139,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
         other = Machine("system" if user else "user", machine.manager)
         said = []
         if not fields["installed"] and other.file.exists():
-            said.append(f"there is a service of the {'machine' if user else 'user'}: {other.file}")
+            said.append(f"there is also a service of the {'machine' if user else 'user'}: {other.file}")
         _say(output.status_text(fields), said, json=json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
@@ -162,7 +160,7 @@ def _caller() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise InvalidInputError("--run-as", f"this user, {os.geteuid()}, has no name here: name another") from None
+        raise InvalidInputError("--run-as", f"user id {os.geteuid()} has no name here; name a user") from None
 
 
 def _home_of(user: str) -> Path:
@@ -177,7 +175,7 @@ def _owner(scope: Scope, run_as: str) -> str:
     here = _caller()
     if scope == "user":
         if run_as not in ("", here):
-            raise InvalidInputError("--run-as", f"a user's service is that user's own; call this as {run_as}")
+            raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
         return here
     chosen = run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or here
     _home_of(chosen)

@@ -1,5 +1,5 @@
 """What the agent does for whoever supervises it, while it serves: says that it is ready, lives and stops; ends by
-itself where nobody counts its beats; and keeps a log."""
+itself where no one counts its beats; and keeps a log."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from trainctl.protocol.errors import TrainctlError
 
 BEAT_SECONDS = 1.0
 _BEATS = 4
-"""At least so many while a limit passes."""
+"""Least number of beats within one limit."""
 
 
 class Working(Protocol):
@@ -49,10 +49,12 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
             log.error("ended: %s", error)
             raise
         except Exception as error:
-            log.exception("ended by a fault")
+            log.exception("ended by an internal error")
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-            raise TrainctlError(f"a fault of the agent's own: {text}; see {agent_log.path(agent.directory)}") from error
+            raise TrainctlError(
+                f"internal error of the agent: {text}; see {agent_log.path(agent.directory)}"
+            ) from error
         log.info("stopped: %s", agent.doing)
 
 
@@ -60,7 +62,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
 async def supervised(
     notifier: Notifier, stall_seconds: float, doing: Callable[[], str], traces: Callable[[], IO[str] | None]
 ) -> AsyncIterator[None]:
-    """`stall_seconds`: how long the event loop may stand still before the process ends, 0 for as long as it likes."""
+    """`stall_seconds`: how long the event loop may stall before the process ends, 0 for as long as it likes."""
     guard = Watchdog(stall_seconds, _tell_stall, traces) if stall_seconds else None
     limits = [limit / _BEATS for limit in (notifier.watchdog_seconds, stall_seconds) if limit]
     notifier.ready(doing())
@@ -87,6 +89,4 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
 
 
 def _tell_stall(seconds: float) -> None:
-    log.critical(
-        "the event loop has stood still for %.3g s: the agent ends, for its supervisor to start it again", seconds
-    )
+    log.critical("the event loop hung for %.3g s: the agent exits, and its supervisor restarts it", seconds)

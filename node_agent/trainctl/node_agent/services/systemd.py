@@ -8,7 +8,7 @@ from trainctl.node_agent.services import model
 NAME = "trainctl-agent.service"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _OWN = "X-Trainctl"
-"""A section that systemd leaves alone."""
+"""Section that systemd ignores."""
 _ASKED = "LoadState,ActiveState,SubState,MainPID,UnitFileState"
 
 
@@ -70,7 +70,7 @@ def linger_question(user: str) -> tuple[str, ...]:
 
 
 def lingers(text: str) -> bool:
-    """Whether a user's services go on without a session, as `loginctl` says."""
+    """Whether a user's services continue without a session, as `loginctl` says."""
     return "Linger=yes" in text.splitlines()
 
 
@@ -91,7 +91,7 @@ def install_steps(
     service: model.Service, file: Path, before: bytes | None, now: model.State, *, lingering: bool
 ) -> tuple[model.Step, ...]:
     """From how things are to a service that runs as the unit says; none where all is so already. `lingering`: the
-    user's services go on without a session."""
+    user's services continue without a session."""
     data = unit(service).encode()
     changed, scope = data != before, service.scope
     steps: list[model.Step] = (
@@ -103,7 +103,7 @@ def install_steps(
         steps.append(model.Call(systemctl(scope, "restart" if changed and now.loaded else "start", NAME)))
     if scope == "user" and not lingering:
         words = ("loginctl", "enable-linger", service.user)
-        steps.append(model.Call(words, f"it ends at logout, until an administrator runs: {' '.join(words)}"))
+        steps.append(model.Call(words, f"it ends at logout unless an administrator runs: {' '.join(words)}"))
     return tuple(steps)
 
 

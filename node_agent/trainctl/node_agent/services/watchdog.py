@@ -1,4 +1,4 @@
-"""Ends the process when its event loop has stood still for too long, where no supervisor's watchdog does."""
+"""Ends the process when its event loop has stalled for too long, where no supervisor's watchdog does."""
 
 import faulthandler
 import os
@@ -9,13 +9,13 @@ from typing import IO
 
 EXIT_STATUS = 70
 LOOKS = 8
-"""How often, while the limit passes, the beat is looked at."""
+"""Number of times the beat is checked within one limit."""
 TELL_SECONDS = 2.0
-"""How long the end waits for the log to have it."""
+"""Seconds the end waits for the log to be written."""
 
 
 class Stall:
-    """How long a loop has stood still, as seen by looks at its count of beats."""
+    """How long a loop has stalled, as seen by looks at its count of beats."""
 
     def __init__(self, look_seconds: float) -> None:
         self._look_seconds, self._count, self.seconds = look_seconds, -1, 0.0
@@ -58,7 +58,7 @@ class Watchdog:
         stall = Stall(look_seconds)
         while not self._over.wait(look_seconds):
             if stall.seen(self._count) >= self._limit:
-                # In a thread of its own: the loop may stand still with the log's lock, or at the log's disk.
+                # In a thread of its own: the loop may stall with the log's lock, or at the log's disk.
                 telling = threading.Thread(target=self._tell, args=(stall.seconds,), daemon=True)
                 telling.start()
                 telling.join(TELL_SECONDS)

@@ -13,11 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 NEAR_PART = 0.95
-"""Of its cap: a trainer that held so much may have died of the next allocation."""
+"""Fraction of its cap above which a trainer may have died of the next allocation."""
 ENDINGS = (-signal.SIGKILL, -signal.SIGABRT)
-"""How a lack of memory ends a process from outside Python: the kernel's kill, and an error that nobody catches."""
+"""Exit statuses of a process that lack of memory ended from outside Python: the kernel's kill, and an uncaught
+error."""
 WINDOW_SECONDS = 10.0
-"""A kill is counted at once, and the process may take a while to be gone: so far back its count is compared."""
+"""Seconds back to which the count of kills is compared: a kill is counted at once, but the process may take a while to
+end."""
 PROC = Path("/proc")
 
 

@@ -23,7 +23,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import read_status
 
 LEAVE_SECONDS = 60.0
-"""A trainer has nothing more to save when it is told to leave; one that is still there so long after it hangs."""
+"""Seconds after which a leaving trainer counts as hung; it has nothing more to save."""
 
 
 class Ending(NamedTuple):
@@ -222,7 +222,7 @@ class RemoteRank:
 
     @property
     def reached_monotonic(self) -> float:
-        """Since when its agent has been in touch; before that nothing could be heard of the rank."""
+        """Since when its agent has been in touch; before that nothing could be heard from the rank."""
         return self._link.reached_monotonic if self._link.line.open else 0.0
 
     async def start_again(self) -> None:

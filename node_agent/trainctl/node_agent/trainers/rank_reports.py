@@ -10,7 +10,7 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_answer
 
 NEWEST = 8
-"""More than a trainer can make without its agent, which plans one step ahead."""
+"""Newest reports kept: more than a trainer can make without its agent, which plans one step ahead."""
 
 
 def reports_after(record: Path, step: int) -> list[m.Report]:

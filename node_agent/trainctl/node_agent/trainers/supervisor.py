@@ -17,9 +17,9 @@ from trainctl.protocol.record.paths import RunPaths
 GRACE_SECONDS = 10.0
 TAIL_BYTES = 65536
 STATUS_SECONDS = 0.05
-"""How long one look waits for a dead trainer's exit status while its shim lives; mostly it is there at once."""
+"""Seconds one look waits for a dead trainer's exit status while its shim lives; usually it is there at once."""
 SHIM_SECONDS = 10.0
-"""Within so long a shim that lives writes its trainer's exit status, on a machine however busy."""
+"""Seconds within which a live shim writes its trainer's exit status, even on a busy machine."""
 
 _Key = tuple[str, int]
 
@@ -53,7 +53,7 @@ class TrainerSupervisor:
         """
         running = self.find(run_paths, rank)
         if running is not None:
-            raise RefusedError(f"rank {rank} of {run_paths.directory.name} runs already, pid {running.pid}")
+            raise RefusedError(f"rank {rank} of {run_paths.directory.name} is already running, pid {running.pid}")
         record, log = run_paths.process(rank), run_paths.log(rank)
         # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
         command = [sys.executable, "-P", shim.__file__, "--record", str(record), "--log", str(log)]
@@ -84,7 +84,7 @@ class TrainerSupervisor:
         return HostedTrainer(known["pid"], known["started_at"], tuple(known["command"]), known["keeper_pid"])
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
-        """How the rank's last trainer ended (negative: the signal); None if it lives, or nobody was there to see it."""
+        """How the rank's last trainer ended (negative: the signal); None if it lives, or no one was there to see it."""
         deadline = time.monotonic() + STATUS_SECONDS
         while self.is_ending(run_paths, rank) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -16,7 +16,7 @@ from trainctl.protocol.security.keys import KeyFolder
 
 MOST_OPEN_FILES = 65536
 OPEN_MAX = 10_240
-"""What macOS allows where it refuses more, whatever it says of its hard limit."""
+"""Open files that macOS allows where it refuses more, whatever its hard limit says."""
 
 
 def lock(directory: Path) -> Any:
@@ -25,7 +25,7 @@ def lock(directory: Path) -> Any:
         directory.mkdir(parents=True, exist_ok=True)
         handle = (directory / "agent.lock").open("w")
     except OSError as error:
-        raise InvalidInputError(str(directory), f"cannot be the agent's folder: {error.strerror}") from None
+        raise InvalidInputError(str(directory), f"the agent cannot use this folder: {error.strerror}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -51,7 +51,7 @@ def bind(bound_socket: Any, address: str) -> str:
     try:
         bound_socket.bind(address)
     except zmq.ZMQError as error:
-        why = "something listens there already, another agent?" if error.errno == zmq.EADDRINUSE else error.strerror
+        why = "the address is in use, perhaps by another agent" if error.errno == zmq.EADDRINUSE else error.strerror
         raise InvalidInputError(address, f"cannot listen: {why}") from None
     bound: bytes = bound_socket.getsockopt(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode()

@@ -11,7 +11,7 @@ from trainctl.protocol.errors import installing
 from trainctl.protocol.machine import discovery
 
 LEAVE_SECONDS = 3.0
-"""How long an agent that ends waits for its last word to go out."""
+"""Seconds an ending agent waits for its last announcement to be sent."""
 
 
 class Advertisement:
@@ -27,7 +27,7 @@ class Advertisement:
         try:
             try:
                 await asyncio.to_thread(self._begin)
-            except Exception as error:  # noqa: BLE001  whatever the library does, the agent's work goes on
+            except Exception as error:  # noqa: BLE001  whatever the library does, the agent's work continues
                 print(f"trainctl-agent: not advertised: {_why(error)}", file=sys.stderr, flush=True)
             await asyncio.Event().wait()
         finally:

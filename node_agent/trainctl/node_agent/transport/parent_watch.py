@@ -1,4 +1,4 @@
-"""A line to the program that started the agent: its standard input, whose end says that nobody holds it any more."""
+"""A line to the program that started the agent: its standard input, whose end says that no one holds it any more."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The lead's socket to one follower's agent: a greeting, numbered orders, a ping each second, and all anew if lost."""
+"""The lead's socket to one follower's agent: a greeting, numbered orders, a ping each second, and all again if lost."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from trainctl.protocol.wire.handshake import HandshakeWatch
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3
-"""Between a conversation that was lost or refused and the next."""
+"""Seconds between a link that was lost or refused and the next try."""
 REACH_SECONDS = 3.0
-"""How long an agent that is to host a rank may be out of reach, for it may just be starting."""
+"""Seconds an agent that hosts a rank may be unreachable, as it may just be starting."""
 
 CredentialsFor = Callable[[str, str], Credentials | None]
-"""By a node and the address of its agent."""
+"""Finds the credentials for a node by its name and its agent's address."""
 
 
 class PeerListener(Protocol):
@@ -71,7 +71,7 @@ class PeerLink:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long its agent has been out of reach, 0 if it isn't."""
+        """For how long its agent has been unreachable, 0 if it isn't."""
         return 0.0 if self.line.state == "connected" else time.monotonic() - self._since_monotonic
 
     @property
@@ -80,19 +80,19 @@ class PeerLink:
         return self._since_monotonic
 
     def is_out(self, seconds: float) -> bool:
-        """Whether its agent has not been reached yet, or has been out of reach for so long."""
+        """Whether its agent has not been reached yet, or has been unreachable for so long."""
         return not self.line.open and (self.line.state == "unknown" or self.silent_seconds > seconds)
 
     # ------------------------------------------------------------ to the follower
 
     async def send(self, order: Order) -> bool:
-        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins anew. Its link and
+        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins again. Its link and
         number are given to it here."""
         return self.line.open and await self._transmit(self.line.numbers.stamped(order))
 
     async def host(self, order: m.PeerHost, seconds: float) -> m.PeerHosted | None:
         """Ask it to host a rank, again should the conversation be lost meanwhile; None without an answer in time, or
-        from an agent that stays out of reach."""
+        from an agent that stays unreachable."""
         self._hosting = (order, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(seconds if self.line.open else min(seconds, REACH_SECONDS)) as limit:
@@ -108,8 +108,8 @@ class PeerLink:
     async def claim(
         self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
     ) -> m.PeerConsent | None:
-        """Ask it to consent to this agent's conducting of the run that it has a record of, or has one of and takes up
-        again (`resume`); None without an answer in time."""
+        """Ask it to consent to this agent's leading of the run that it has a record of, or has one of and resumes
+        (`resume`); None without an answer in time."""
         self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
@@ -130,30 +130,30 @@ class PeerLink:
         return await self.send(m.PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
 
     def renew(self) -> None:
-        """Begin the conversation anew: what this agent says of itself has changed."""
+        """Begin the conversation again: what this agent says of itself has changed."""
         self._broken.set()
 
     def move(self, address: str) -> None:
         """The other agent is reached elsewhere from here on."""
         self.address = address
-        self._lose(f"is at {address} now")
+        self._lose(f"is now at {address}")
 
     async def _transmit(self, message: m.ToPeer) -> bool:
-        assert message.link, "an order goes out by way of send(), which names the conversation"
+        assert message.link, "use send(), which names the link"
         frame = codec.encode(message)
         if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
             return False
         try:
             await self._socket.send(frame, zmq.DONTWAIT)
         except zmq.ZMQError:
-            self._lose("the connection to it was lost")
+            self._lose("its connection was lost")
             return False
         return True
 
     # ------------------------------------------------------------ keeping in touch
 
     async def serve(self) -> None:
-        """Converse, and begin anew whenever a conversation is lost."""
+        """Converse, and begin again whenever a conversation is lost."""
         while True:
             try:
                 await self._serve_once(self._credentials(self.node, self.address))
@@ -162,7 +162,7 @@ class PeerLink:
                 await asyncio.sleep(PING_SECONDS)
                 continue
             except zmq.ZMQError as error:  # there is no descriptor for another socket
-                self._lose(f"no connection can be made to {self.address}: {error}")
+                self._lose(f"cannot connect to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -216,7 +216,7 @@ class PeerLink:
 
     async def _keep_up(self) -> None:
         if self.line.is_overdue(time.monotonic()):
-            self._lose(f"no word from {self.address}")
+            self._lose(f"no message from {self.address}")
         elif self.line.open:
             await self._transmit(m.PeerPing(
                 link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),

@@ -15,9 +15,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire import codec
 
 TOUCH_SECONDS = 3.0
-"""A conversation that is lost and begun anew within so long is no loss of the node."""
+"""Seconds within which a lost link that reconnects doesn't count as a lost node."""
 HOST_SECONDS = 10.0
-"""How long a node may take to check a run file and to start its trainer."""
+"""Seconds a node may take to check a run file and start its trainer."""
 
 
 class Peers:
@@ -32,7 +32,7 @@ class Peers:
         }
 
     def renew(self) -> None:
-        """Begin all conversations anew: keys have changed."""
+        """Begin all conversations again: keys have changed."""
         for link in self.links.values():
             link.renew()
 
@@ -52,19 +52,21 @@ class Peers:
         return {node: link.line.why for node, link in self.links.items() if link.line.state != "connected"}
 
     def lacking(self) -> str:
-        """What is missing for a majority of the cluster's nodes, this one included, to be in reach; or empty."""
+        """What is missing for a majority of the cluster's nodes, this one included, to be reachable; or empty."""
         count = len(self.links) + 1
         out = [node for node, link in self.links.items() if link.is_out(TOUCH_SECONDS)]
         if 2 * (count - len(out)) > count:
             return ""
-        return f"{count - len(out)} of {count} nodes in reach, and a majority is {count // 2 + 1}: no {', '.join(out)}"
+        return (
+            f"{count - len(out)} of {count} nodes reachable, a majority is {count // 2 + 1}; missing: {', '.join(out)}"
+        )
 
     def address(self, node: str) -> str | None:
         """Where a node's agent takes requests, None for one that is no other of this cluster."""
         return self.links[node].address if node in self.links else None
 
     def is_open(self, node: str) -> bool:
-        """Whether another node's agent is in touch now."""
+        """Whether another node's agent is connected now."""
         return node in self.links and self.links[node].line.open
 
     async def host(
@@ -93,10 +95,12 @@ class Peers:
     async def _ask(self, node: str, message: m.PeerHost) -> InvalidInputError | None:
         link, where = self.links[node], f"config: nodes.{node}"
         if (size := len(codec.encode(message))) > codec.CONTROL_FRAME_BYTES:
-            return InvalidInputError("config", f"{size:,} bytes, and an agent takes {codec.CONTROL_FRAME_BYTES:,}")
+            return InvalidInputError(
+                "config", f"{size:,} bytes; an agent accepts at most {codec.CONTROL_FRAME_BYTES:,}"
+            )
         answer = await link.host(message, HOST_SECONDS)
         if answer is not None:
             return InvalidInputError(answer.field, f"{node}: {answer.problem}") if answer.field else None
         if link.line.state == "connected":
             return InvalidInputError(where, f"{node} did not answer within {HOST_SECONDS:g} s")
-        return InvalidInputError(where, f"{node} can't be reached: {link.line.why}")
+        return InvalidInputError(where, f"{node} is unreachable: {link.line.why}")

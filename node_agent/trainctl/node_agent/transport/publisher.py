@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 
 KEPT_MESSAGES = 10_000
-"""How many live messages can be asked for again; past that a client attaches anew, from the record."""
+"""Newest live messages that can be requested again; a client that missed more attaches again from the record."""
 
 
 class Publisher:
@@ -31,7 +31,7 @@ class Publisher:
         return self._socket
 
     def turn_to(self, socket: Any) -> Any:
-        """Publish on another socket from here on, on none if None; gives the one before. Numbers go on."""
+        """Publish on another socket from here on, on none if None; gives the one before. Numbers continue."""
         before, self._socket = self._socket, socket
         if socket is not None:
             self._limits = SubscriberLimits(socket)
@@ -60,7 +60,7 @@ class Publisher:
 
     def _send(self, message: m.Live | m.Heartbeat) -> None:
         if self._socket is None:
-            return  # it is just being bound anew: subscribers will see the gap
+            return  # it is just being bound again: subscribers will see the gap
         with contextlib.suppress(zmq.Again):  # no room for any subscriber: they will see the gap
             self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
         self._limits.hear()

@@ -12,12 +12,12 @@ import msgspec
 from trainctl.protocol import messages as m
 
 SILENT_AFTER_SECONDS = 3.5
-"""A follower answers a ping each second; after this long without a word its agent counts as silent."""
+"""Seconds of silence after which a follower's agent counts as silent; it answers a ping each second."""
 
 Judgement = Literal["take", "drop", "gap", "stranger"]
 Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
 Spoken = Order | m.PeerHosted | m.PeerConsent | m.PeerAnswer | m.PeerExit | m.PeerPing | m.PeerBeat
-"""What is numbered, or tells the number of what came before it."""
+"""Messages that are numbered, or name the number of the one before them."""
 
 
 Sent = TypeVar("Sent", bound=m.Message)
@@ -49,7 +49,7 @@ class Numbers:
 
 
 class Line:
-    """The lead's end: whether the follower's agent is in touch, and when the conversation is to begin anew.
+    """The lead's end: whether the follower's agent is connected, and when the conversation is to begin again.
 
     `now` is a reading of a monotonic clock, in seconds.
     """
@@ -94,7 +94,7 @@ class Line:
         return "welcome"
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has said nothing for too long, to a hello or to pings."""
+        """Whether it has been silent for too long, to a hello or to pings."""
         return now - self._heard > SILENT_AFTER_SECONDS
 
     def lose(self, why: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import zmq
 
 MOST_SAID = 32
-"""Subscriptions and all else that one connection may say; a client of this program says one thing."""
+"""Most messages of one connection, subscriptions included; this program's client sends one."""
 MOST_BYTES = 64
-"""Of what it says at a time; the topics here have five."""
+"""Most bytes of one such message; the topics have five."""
 MOST_KNOWN = 4096
 _Caller = tuple[int, Any]
 """A connection: its descriptor and where it comes from."""

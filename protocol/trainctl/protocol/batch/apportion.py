@@ -44,7 +44,7 @@ def apportion(total: int, weights: Weights, field: str = "value") -> dict[int, i
 
 def _check_enough(total: int, ranks: int, field: str) -> None:
     if total < ranks:
-        raise InvalidInputError(field, f"{total} samples are fewer than the {ranks} ranks; each takes one or more")
+        raise InvalidInputError(field, f"{total} samples are too few for {ranks} ranks; each needs at least one")
 
 
 # ---------------------------------------------------------------- by speed
@@ -57,7 +57,7 @@ class Speed(NamedTuple):
     floor_seconds: float = 0.0  # transfer, optimizer and plan
 
     def seconds(self, share: int) -> float:
-        """The length of a step that nobody else makes longer."""
+        """The length of a step that no one else makes longer."""
         return share / self.samples_per_second + self.floor_seconds
 
 
@@ -103,7 +103,7 @@ def quickest(total: int, by_rank: Mapping[int, Speed], field: str = "value") -> 
     """
     _check_enough(total, len(by_rank), field)
     if not all(0 < speed.samples_per_second < math.inf for speed in by_rank.values()):
-        raise InvalidInputError(field, "shares by speed need a rate above 0 of every rank")
+        raise InvalidInputError(field, "shares by speed need a rate above 0 for every rank")
     level = _level_seconds(total, by_rank)
     counts = {
         rank: max(1, math.floor(speed.samples_per_second * (level - speed.floor_seconds)))

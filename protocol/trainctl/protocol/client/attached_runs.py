@@ -10,9 +10,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 
 STEPS_BYTES = codec.CONTROL_FRAME_BYTES * 3 // 4
-"""Steps are sent in requests of about this size, to stay below the largest frame that an agent takes."""
+"""Bytes of steps in one request, about; it stays below the largest frame that an agent accepts."""
 STEPS_AT_ONCE = 500
-"""Steps in one request at most."""
+"""Most steps in one request."""
 
 R = TypeVar("R", bound=m.Reply)
 

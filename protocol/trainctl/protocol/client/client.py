@@ -40,12 +40,12 @@ from trainctl.protocol.wire.handshake import HandshakeWatch
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
-"""Before a run is started, or a node conducts it, other nodes are asked, which may take most of this."""
+"""Seconds to wait when a run starts or changes its lead: other nodes are asked, which may take most of it."""
 ASKING_OTHERS = frozenset(verb.name for verb in VERBS.values() if verb.to_node)
 AGAIN_SECONDS = 6.0
-"""What only asks is asked again after so long without an answer, as long as the time for it lasts."""
+"""Seconds without an answer after which a request that changes nothing is sent again, while its time lasts."""
 SILENT_AFTER_SECONDS = 3.5
-"""An agent beats at 1 Hz; after this long without a message it counts as silent."""
+"""Seconds without a message after which an agent counts as silent; its heartbeats come at 1 Hz."""
 REFUSED_PAUSE_SECONDS = 1.0
 GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
@@ -63,7 +63,7 @@ class Connection:
 
 
 Attached = m.Snapshot | m.Live | m.Heartbeat | Connection
-"""What an attachment gives."""
+"""What an attachment yields."""
 
 
 def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
@@ -188,7 +188,7 @@ class Client(AttachedRuns):
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
-        `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that conducts
+        `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that leads
         it, and the command is sent there. Raises UnreachableError if no first reply comes; past that it waits as long
         as the caller does, asking again (the same id) should the agent be restarted meanwhile.
         """
@@ -217,7 +217,7 @@ class Client(AttachedRuns):
             try:
                 reply = await self._next(replies, seconds)
             except UnreachableError as error:
-                raise UnreachableError(f"{error}; the same command under id {command.id} tells its outcome") from None
+                raise UnreachableError(f"{error}; send it again with id {command.id} to learn its outcome") from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:
@@ -239,7 +239,7 @@ class Client(AttachedRuns):
         if wait == "none":
             command = make_command(verb, args, by=self.by, **options)
             await self._transmit(command)
-            return m.CommandReply(rid=command.rid, id=command.id, state="accepted", reason="sent, not awaited")
+            return m.CommandReply(rid=command.rid, id=command.id, state="accepted", reason="sent without waiting")
         reply = None
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -366,7 +366,7 @@ class Client(AttachedRuns):
         frame = codec.encode(request)
         if len(frame) > codec.CONTROL_FRAME_BYTES:
             limit = f"{codec.CONTROL_FRAME_BYTES:,}"
-            raise InvalidInputError("request", f"{len(frame):,} bytes, and an agent takes {limit} at most")
+            raise InvalidInputError("request", f"{len(frame):,} bytes; an agent accepts at most {limit}")
         sending = asyncio.ensure_future(self._socket.send(frame))
         try:
             if not sending.done():  # not connected yet

@@ -1,4 +1,4 @@
-"""Following a whole cluster: all that the conducting agent publishes, and how the machines of the others are.
+"""A client that follows a whole cluster: all that the lead's agent publishes, and the state of the other machines.
 
 async for node, message in attach_cluster("tcp://127.0.0.1:7474"):
     print(node, type(message).__name__)
@@ -25,13 +25,13 @@ async def attach_cluster(
     address: str, columns: int = 120, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     keys: Keyring | None = None,
 ) -> AsyncGenerator[tuple[str, Item], None]:  # fmt: skip
-    """(node, message): of the agent that conducts the active run all that `Client.attach` gives, of every other agent
+    """(node, message): of the agent that leads the active run all that `Client.attach` gives, of every other agent
     of its cluster what it says of itself (NodeView), the host readings, the heartbeats, the alerts and how the line to
     it is.
 
-    `address` is that of any agent of the cluster. Where no run is active, its agent counts as the conducting one; when
-    another one begins to conduct, that one's snapshot follows. The node is empty until the agent has told its name.
-    Raises what `Client.attach` raises for the conducting agent.
+    `address` is that of any agent of the cluster. Where no run is active, its agent counts as the leading one; when
+    another one begins to lead, that one's snapshot follows. The node is empty until the agent has told its name.
+    Raises what `Client.attach` raises for the leading agent.
     """
     cluster = _Cluster(address, columns, by, timeout_seconds, keys or current())
     try:
@@ -62,11 +62,11 @@ class _Cluster:
         self._keys = keys
         self._context = zmq.asyncio.Context()
         self._is_active = False
-        self._term = 0  # of the run that was last seen to be conducted
+        self._term = 0  # of the run that was last seen to be led
         self._old: list[asyncio.Task[None]] = []
 
     def watch(self, address: str) -> None:
-        """Attach to an agent, anew if it was attached to already."""
+        """Attach to an agent, again if it was attached to already."""
         before = self.watches.get(address)
         if before is not None and before.task is not None:
             before.task.cancel()
@@ -94,7 +94,7 @@ class _Cluster:
         )
 
     def take(self, watch: _Watch, item: Item | TrainctlError) -> list[Item]:
-        """What of it is to be passed on. Raises the error that the conducting agent's attachment ended with."""
+        """What of it is to be passed on. Raises the error that the leading agent's attachment ended with."""
         is_main = watch.address == self._main
         if isinstance(item, TrainctlError):
             if is_main:
@@ -103,7 +103,7 @@ class _Cluster:
         if isinstance(item, m.Snapshot):
             self._meet(watch.address, item)
         view = item.run if isinstance(item, m.Snapshot) else item if isinstance(item, m.RunView) else None
-        view = view if view is not None and view.kind == "hosted" else None  # a guest says nothing of who conducts
+        view = view if view is not None and view.kind == "hosted" else None  # a guest says nothing of who leads
         if self._has_moved(watch.address, view):
             return []
         if is_main:
@@ -124,7 +124,7 @@ class _Cluster:
                 self.watch(peer.address)
 
     def _has_moved(self, address: str, view: m.RunView | None) -> bool:
-        """Whether another agent than was thought conducts; then that one is attached to in full."""
+        """Whether another agent than was thought leads; then that one is attached to in full."""
         if view is None or view.state not in m.ACTIVE_RUN_STATES:
             return False
         conducts = view.lead == self.names.get(address)

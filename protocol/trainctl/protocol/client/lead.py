@@ -1,4 +1,4 @@
-"""Which agent to talk to: the one that conducts the active run, found by asking the agents of a cluster."""
+"""Which agent to talk to: the one that leads the active run, found by asking the agents of a cluster."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from trainctl.protocol.errors import (
 )
 
 LOOK_SECONDS = 3.0
-"""How long the agents of a cluster have to say whether they conduct a run."""
+"""Seconds the agents of a cluster have to answer whether they lead a run."""
 GRACE_SECONDS = 0.5
-"""What the others still have once one has answered."""
+"""Seconds left for the others once one has answered."""
 
 
 def conducts(seen: m.Snapshot) -> bool:
-    """Whether the agent that sent a snapshot conducts an active run."""
+    """Whether the agent that sent a snapshot leads an active run."""
     run = seen.run
     return run is not None and run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
 
@@ -45,7 +45,7 @@ async def look(address: str, refused: list[TrainctlError] | None = None) -> m.Sn
 
 
 async def find_lead(addresses: Sequence[str]) -> str:
-    """The address, of several agents', of the one that conducts an active run, else of the first that answers. Raises
+    """The address, of several agents', of the one that leads an active run, else of the first that answers. Raises
     UnreachableError if none answers."""
     refused: list[TrainctlError] = []
     looks = {address: asyncio.create_task(look(address, refused)) for address in addresses}

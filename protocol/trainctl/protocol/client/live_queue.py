@@ -12,9 +12,9 @@ from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 
 MOST_WAITING = 4096
-"""Messages that wait here at most; what comes beyond waits in the socket, which drops when it is full in turn."""
+"""Most messages that wait here; further ones wait in the socket, which drops messages when it is full."""
 AT_ONCE = 128
-"""Messages taken before others have a turn: a flood would keep the loop for itself."""
+"""Messages taken before other tasks run, so that a flood doesn't block the loop."""
 
 
 class LiveQueue:

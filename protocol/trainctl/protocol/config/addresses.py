@@ -11,7 +11,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 KEY_PATTERN = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z"
 Key = Annotated[str, Meta(pattern=KEY_PATTERN)]
-"""Z85, 40 characters."""
+"""A public key: 40 characters of Z85."""
 
 
 def is_near(address: str) -> bool:
@@ -25,11 +25,11 @@ def check_bind(address: str, *, keys: bool = False) -> None:
     Raises InvalidInputError."""
     if not keys and not is_near(address):
         raise InvalidInputError(
-            address, "without keys only loopback is listened on; make keys and let someone in: "
+            address, "without keys an agent listens on loopback only; make a key and authorise a client: "
             "trainctl keys new; trainctl keys authorize NAME KEY --role operator",
         )  # fmt: skip
     if split(address).hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
-        raise InvalidInputError(address, "name the one address that others reach it at, such as tcp://10.0.0.5:7474")
+        raise InvalidInputError(address, "give the one address that others reach it at, such as tcp://10.0.0.5:7474")
 
 
 def split(address: str) -> Any:
@@ -42,7 +42,9 @@ def split(address: str) -> Any:
     except ValueError:
         port = None
     if parts.scheme != "tcp" or not parts.hostname or port is None:
-        raise InvalidInputError(address or "address", "an address is tcp://host:port, such as tcp://127.0.0.1:7474")
+        raise InvalidInputError(
+            address or "address", "an address must be tcp://host:port, such as tcp://127.0.0.1:7474"
+        )
     return parts
 
 
@@ -58,5 +60,5 @@ def is_loopback(host: str) -> bool:
 def check_public(public: str) -> str:
     """The key. Raises InvalidInputError if it is none."""
     if not re.fullmatch(KEY_PATTERN, public):
-        raise InvalidInputError("KEY", f"{public!r} is no key: 40 characters of Z85, as trainctl keys list shows them")
+        raise InvalidInputError("KEY", f"{public!r} is not a key: give the 40 characters that trainctl keys list shows")
     return public

@@ -35,18 +35,18 @@ class Kind:
 KINDS: Final[dict[AlertKind, Kind]] = {
     "nonfinite": Kind("error", "the loss or the gradient's norm is NaN or infinite"),
     "skipped": Kind("warning", "many steps are skipped: their gradients overflowed"),
-    "loss-spike": Kind("warning", "the loss is far above where its trend would have it"),
-    "own-loss": Kind("warning", "a rank's own loss stays apart from the other ranks'"),
-    "stall": Kind("error", "a running run commits no step"),
+    "loss-spike": Kind("warning", "the loss is far above its trend"),
+    "own-loss": Kind("warning", "a rank's own loss keeps differing from the other ranks'"),
+    "stall": Kind("error", "a running run commits no steps"),
     "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch"),
     "clock": Kind("warning", "a device under load runs at a lower clock than it did"),
     "memory": Kind("warning", "a rank's memory is near its cap"),
     "disk": Kind("warning", "a node's disk is nearly full"),
-    "node-silent": Kind("warning", "a node's agent or trainer says nothing"),
-    "node-lost": Kind("error", "a rank is lost, or has failed"),
-    "lead-silent": Kind("error", "a follower doesn't hear the agent that conducts the run"),
+    "node-silent": Kind("warning", "a node's agent or trainer is silent"),
+    "node-lost": Kind("error", "a rank is lost or has failed"),
+    "lead-silent": Kind("error", "a follower gets no message from the lead's agent"),
 }
-"""Every kind there is."""
+"""Every kind of alert."""
 
 
 class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +96,7 @@ def check_thresholds(table: AlertsTable, where: str) -> None:
 def check_command(hooks: AlertHooks, where: str) -> None:
     """Raises InvalidInputError, about the setting named by `where`, for a program that isn't on this machine."""
     if hooks.command and (not hooks.command[0] or shutil.which(hooks.command[0]) is None):
-        raise InvalidInputError(where, f"no program {hooks.command[0]!r} to run on this machine")
+        raise InvalidInputError(where, f"there is no program {hooks.command[0]!r} on this machine")
 
 
 def check_webhook(hooks: AlertHooks, where: str) -> None:
@@ -109,4 +109,4 @@ def check_webhook(hooks: AlertHooks, where: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise InvalidInputError(where, f"{hooks.webhook!r} is no address such as http://host:8080/alerts")
+        raise InvalidInputError(where, f"{hooks.webhook!r} is not an address such as http://host:8080/alerts")

@@ -62,7 +62,9 @@ def read(path: Path) -> Cluster:
     for name, entry in cluster.nodes.items():
         addresses.split(entry.address)
         if entry.address in seen:
-            raise InvalidInputError(f"{path}: nodes.{name}.address", f"{entry.address} is {seen[entry.address]}'s too")
+            raise InvalidInputError(
+                f"{path}: nodes.{name}.address", f"{entry.address} is also {seen[entry.address]}'s address"
+            )
         seen[entry.address] = name
     check_webhook(cluster.alerts, f"{path}: alerts.webhook")
     _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
@@ -89,7 +91,9 @@ def _with_added(cluster: Cluster, path: Path) -> Cluster:
     for file in sorted(added_directory(path).glob("*.toml")):
         for name, entry in toml_file.checked(toml_file.read(file, "cluster file"), _Added, str(file)).nodes.items():
             if name in nodes:
-                raise InvalidInputError(f"{file}: nodes.{name}", f"the node is in {path} or beside it too; keep one")
+                raise InvalidInputError(
+                    f"{file}: nodes.{name}", f"the node is also in {path} or another file beside it; keep one"
+                )
             nodes[name] = entry
     return msgspec.structs.replace(cluster, nodes=nodes)
 

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 MOST_VARIABLES = 64
 MOST_BYTES = 4000
-"""Of one value."""
+"""Most bytes of one value."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _OURS = re.compile(
     r"TRAINCTL_.*|GLOO_SOCKET_IFNAME|NCCL_SOCKET_IFNAME|MLX_(RANK|WORLD_SIZE|HOSTFILE|IBV_DEVICES|JACCL_COORDINATOR)"
@@ -27,7 +27,7 @@ _CODE = re.compile(
 def check(variables: Mapping[str, str], where: str) -> None:
     """Whether a trainer may be given these. Raises InvalidInputError naming `where` and the variable."""
     if len(variables) > MOST_VARIABLES:
-        raise InvalidInputError(where, f"{len(variables)} variables are over the {MOST_VARIABLES} that fit")
+        raise InvalidInputError(where, f"{len(variables)} variables are too many; at most {MOST_VARIABLES} fit")
     for name, value in variables.items():
         check_name(name, where)
         check_value(value, f"{where}.{name}")
@@ -41,7 +41,7 @@ def check(variables: Mapping[str, str], where: str) -> None:
 def check_name(name: str, where: str) -> None:
     """Raises InvalidInputError for what no environment variable is called."""
     if not _NAME.fullmatch(name):
-        raise InvalidInputError(where, f"{name[:40]!r} is no variable's name: letters, digits and '_'")
+        raise InvalidInputError(where, f"{name[:40]!r} is not a variable name: use letters, digits and '_'")
 
 
 def check_value(value: str, where: str) -> None:

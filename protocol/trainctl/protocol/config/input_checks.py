@@ -1,4 +1,4 @@
-"""Cheap looks into what a run file points at: weights by their header, samples by their first lines, text by its size.
+"""Cheap checks of what a run file points at: weights by their header, samples by their first lines, text by its size.
 
 They need no tensor library, so the command line and the agent make them before a run directory exists.
 """
@@ -11,11 +11,11 @@ from typing import Any
 from trainctl.protocol.errors import InvalidInputError
 
 HEADER_LIMIT_BYTES = 100_000_000
-"""As the safetensors format has it."""
+"""Most bytes of a header, as the safetensors format says."""
 _LENGTH_BYTES = 8
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216
-"""A line this long, and what follows it, is left to the trainer."""
+"""Bytes of a line above which it and all that follows are left to the trainer to check."""
 
 
 def check_json(path: Path, where: str) -> None:
@@ -34,13 +34,13 @@ def check_weights(path: Path, where: str) -> None:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or not 2 <= length <= min(HEADER_LIMIT_BYTES, size - _LENGTH_BYTES):
-                raise ValueError("its first 8 bytes are no header's length")
+                raise ValueError("its first 8 bytes are not a header length")
             header = _object(file.read(length))
         told = _LENGTH_BYTES + length + max((_data_end(entry) for entry in header.values()), default=0)
     except (OSError, ValueError) as error:
         raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
     if size < told:
-        raise InvalidInputError(where, f"{path} is cut short: {size:,} bytes, its header lists {told:,}")
+        raise InvalidInputError(where, f"{path} is truncated: it has {size:,} bytes, its header lists {told:,}")
 
 
 def check_samples(path: Path, where: str) -> None:
@@ -81,7 +81,7 @@ def _check_sample(line: bytes, place: str, where: str) -> None:
     if not isinstance(mask, list):
         raise InvalidInputError(where, f'{place}: "mask" must be a list')
     if len(mask) != len(tokens):
-        raise InvalidInputError(where, f"{place}: {len(tokens)} tokens and {len(mask)} mask values, not equally many")
+        raise InvalidInputError(where, f"{place}: {len(tokens)} tokens but {len(mask)} mask values; give one per token")
 
 
 def _whole_numbers(value: Any) -> bool:

@@ -7,9 +7,9 @@ import msgspec
 
 PolicyName = Literal["out-of-memory", "replays", "first-shares"]
 PolicyMode = Literal["off", "advise", "on"]
-"""Off: nothing. Advise: an event names the command that would do it. On: it is done."""
+"""Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
 AUTHOR: Final = "auto:"
-"""Who does what a policy decides: this and the policy's name."""
+"""Author of a policy's commands: this and the policy's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,15 +19,15 @@ class PolicyEntry:
     default: PolicyMode
     summary: str
     yields_to: tuple[str, ...] = ()
-    """Verbs by which a person decides instead: from then on the policy only advises."""
+    """Verbs by which a person decides instead; from then on the policy only advises."""
 
 
 POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
-    "out-of-memory": PolicyEntry("on", "a trainer that died of lack of memory comes back with half its micro-batch"),
-    "replays": PolicyEntry("on", "a rank that ran a micro-batch again in smaller pieces keeps that size"),
-    "first-shares": PolicyEntry("on", "a new run's open shares follow a short measurement", ("rebalance",)),
+    "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
+    "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
+    "first-shares": PolicyEntry("on", "a new run's unset shares come from a short measurement", ("rebalance",)),
 }
-"""Every policy there is. Only those that leave the loss curve alone are on by default."""
+"""Every policy. Only those that don't affect the loss curve are on by default."""
 
 
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ class RunTable(_Table, frozen=True):
     steps: PositiveInt
     seed: NonNegativeInt = 0
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
-    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and gets on with nothing for so long
+    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long
 
 
 class ModelTable(_Table, frozen=True):
@@ -58,8 +58,8 @@ class GroupTable(_Table, frozen=True):
     chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
     first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement
     sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
-    hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that gets on with nothing for so long hangs
-    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, out of reach
+    hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that makes no progress for so long hangs
+    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, unreachable
 
 
 class OptimizerTable(_Table, frozen=True):
@@ -143,7 +143,7 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 
 def on_node(config: RunFile, node: str) -> RunFile:
-    """The run file as it is for one node: its own model and data paths in the place of the common ones."""
+    """The run file as it is for one node: its own model and data paths in place of the common ones."""
     table = config.nodes.get(node)
     if table is None or (table.model_path is None and table.data_path is None):
         return config
@@ -206,7 +206,7 @@ def _check_data(config: RunFile, where: str) -> None:
     if not data.exists():
         raise InvalidInputError(where, f"no such file or folder: {data}")
     if config.data.kind == "samples" and data.is_dir():
-        raise InvalidInputError(where, f"samples are one JSON-lines file, {data} is a folder")
+        raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is a folder")
     files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
     if not any(file.stat().st_size for file in files):
         raise InvalidInputError(where, f"{data} {'holds no *.txt file with text' if data.is_dir() else 'is empty'}")
@@ -238,7 +238,7 @@ def _check_lengths(config: RunFile, where: str) -> None:
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
     with wrong.going_on():
         if batch.micro > batch.global_:
-            raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
+            raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is above batch.global = {batch.global_}")
     wrong.raise_any()
 
 
@@ -246,7 +246,7 @@ def _check_shares(config: RunFile, where: str) -> None:
     whole = config.batch.global_
     fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
     if fixed > whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, above batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {whole}")
 
@@ -258,11 +258,11 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
     for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
         with wrong.going_on():
             if path is not None and not Path(path).is_absolute():
-                problem = f"{path!r} must be absolute: it is on that node"
+                problem = f"{path!r} must be an absolute path on that node"
                 raise InvalidInputError(f"{where}: nodes.{name}.{key}", problem)
     with wrong.going_on():
         if node.share is not None and node.micro is not None and node.micro > node.share:
-            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is over its share of {node.share}")
+            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is above its share of {node.share}")
     wrong.raise_any()
 
 

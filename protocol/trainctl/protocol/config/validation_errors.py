@@ -1,4 +1,4 @@
-"""What msgspec found wrong with a value, in the words of a person who typed it."""
+"""Validation errors of msgspec, in the words of the person who typed the value."""
 
 import re
 import types
@@ -22,7 +22,7 @@ def split(text: str) -> tuple[str, str]:
     missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
     unknown = re.fullmatch(r"Object contains unknown field `(.+)`", problem)
     if missing:
-        return f"{field}.{missing[1]}".lstrip("."), "is required and not there"
+        return f"{field}.{missing[1]}".lstrip("."), "is required but missing"
     if unknown:
         return f"{field}.{unknown[1]}".lstrip("."), "there is no such field"
     return field, in_words(problem)
@@ -54,7 +54,7 @@ def _in_struct(
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)
         elif field.required:
-            yield _under(path, name), "is required and not there"
+            yield _under(path, name), "is required but missing"
 
 
 def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tuple[str, str]]:
@@ -70,7 +70,7 @@ def _of_choices(value: Any, kind: Any) -> str:
     plain = _without_null(kind)
     if get_origin(plain) is not Literal:
         return ""
-    return f"{value!r} is none of {', '.join(map(str, get_args(plain)))}"
+    return f"{value!r} is not one of {', '.join(map(str, get_args(plain)))}"
 
 
 def _under(path: str, field: str) -> str:
@@ -96,7 +96,7 @@ def in_words(problem: str) -> str:
     if bound := re.fullmatch(r"Expected `([a-z]+)` (>=|<=|>|<) (\S+)", problem):
         return f"must be {_type(bound[1])} {_BOUNDS[bound[2]]} {bound[3].removesuffix('.0')}"
     if value := re.fullmatch(r"Invalid enum value (.+)", problem):
-        return f"{value[1]} is none of its values"
+        return f"{value[1]} is not one of the allowed values"
     if pattern := re.fullmatch(r"Expected `str` matching regex (.+)", problem):
         return f"must match {pattern[1]}"
     return problem[0].lower() + problem[1:]

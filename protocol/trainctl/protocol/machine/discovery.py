@@ -1,6 +1,6 @@
-"""What agents say of themselves by multicast DNS (RFC 6763), for `trainctl discover`: where they are, and no secret.
+"""Discovery of agents by multicast DNS (RFC 6763), for `trainctl discover`: their addresses, and no secret.
 
-Nobody is bound to tell the truth there, so keys are never taken from it: the fingerprint only says which key to expect.
+No one is bound to tell the truth there, so keys are never taken from it: the fingerprint only says which key to expect.
 """
 
 import base64

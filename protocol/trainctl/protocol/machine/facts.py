@@ -28,7 +28,7 @@ VARIABLES = (
     "MLX_HOSTFILE", "MLX_RANK", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK",
     "WORLD_SIZE", "LD_PRELOAD", "DYLD_INSERT_LIBRARIES",
 )  # fmt: skip
-"""Variables of the environment that change how a rank computes, or are thought to."""
+"""Environment variables that change, or may change, how a rank computes."""
 _VALUE_CHARACTERS = 200
 _LID = Path("/proc/acpi/button/lid")
 

@@ -25,9 +25,9 @@ from typing import Any
 NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 CANNOT_EXECUTE = 127
-"""Exit status of a command that could not be begun, as a shell gives it."""
+"""Exit status of a command that could not be started, the same as a shell's."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
-"""Past this a log begins anew, and what it ended with is kept beside it, as LOG.1."""
+"""Bytes above which a log starts again; its last part is kept beside it as LOG.1."""
 LOG_LOOK_SECONDS = 2.0
 _PIECE_BYTES = 1024 * 1024
 _PROCESS_FACTS = struct.Struct("=120xQQ")
@@ -35,12 +35,12 @@ _PROCESS_FACTS = struct.Struct("=120xQQ")
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="shim", description="Run a command and keep how it ended.")
-    parser.add_argument("--record", type=Path, required=True, help="who runs, and how it ended")
-    parser.add_argument("--log", type=Path, required=True, help="what the command prints is added to it")
-    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="of the log")
-    parser.add_argument("--nice", type=int, metavar="N", help="nice value of the command and what it starts")
-    parser.add_argument("command", nargs="+", help="the command, after --")
+    parser = argparse.ArgumentParser(prog="shim", description="Run a command and record how it ended.")
+    parser.add_argument("--record", type=Path, required=True, help="file for who runs and how it ended")
+    parser.add_argument("--log", type=Path, required=True, help="file that the command's output is appended to")
+    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="most bytes of the log")
+    parser.add_argument("--nice", type=int, metavar="N", help="nice value of the command and its children")
+    parser.add_argument("command", nargs="+", help="command to run, after --")
     options = parser.parse_args(argv)
     _leave_session()
     # Handlers, not SIG_IGN: an ignored signal would stay ignored in the command.
@@ -127,7 +127,7 @@ def _watch_log(log: Path, limit: int) -> None:
 
 
 def bound_log(log: Path, limit: int) -> None:
-    """Where a log is over `limit` bytes, keep its end as LOG.1 and begin it anew, under the hands of those who add to
+    """Where a log is over `limit` bytes, keep its end as LOG.1 and begin it again, under the hands of those who add to
     it: they opened it to append. A line written in the very moment between the two is lost."""
     kept = log.with_name(f"{log.name}.1")
     fresh = kept.with_name(f"{kept.name}.new")

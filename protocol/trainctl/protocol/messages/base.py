@@ -6,16 +6,16 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_VERSION: Final = 2
-"""Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other. What each
-number added is listed, with its date, in tools/protocol_docs/history.py."""
+"""Grows when a message changes in a way that peers must know; peers of different versions refuse each other.
+tools/protocol_docs/history.py lists what each number added, with its date."""
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 MetricName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.:/-]{0,63}\Z")]
-"""What a metric may be called; those that a caller makes up begin with `user:`."""
+"""Name of a metric; names that a caller chooses begin with `user:`."""
 Values = Annotated[dict[MetricName, float], Meta(max_length=128)]
-"""Metrics by name; what isn't known is absent."""
+"""Metrics by name; unknown ones are absent."""
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 RankState = Literal[
     "starting", "ready", "run", "paused", "late", "hung", "lost", "rejoining", "draining", "drained", "failed", "done"

@@ -1,4 +1,4 @@
-"""Events in words: the only place where text is made of what an event says, for screens, logs, hooks and exports."""
+"""Prose of events: the only place that makes text from an event's data, for screens, logs, hooks and exports."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -53,14 +53,14 @@ def brief(data: e.AnyEvent) -> str:
             rate = "scaled with it" if data.schedule == "scale" else "unchanged"
             return f"{data.before}{ARROW}{data.after}, learning rate {rate}{_why(data.cause)}"
         case e.LeadChanged():
-            term = f", in term {data.term}; before it {data.before} did" if data.term else ""
-            return f"{data.after} conducts the run from here on{term}"
+            term = f" (term {data.term}, previously {data.before})" if data.term else ""
+            return f"{data.after} now leads the run{term}"
         case e.RunStateChanged():
             return _run_state(data)
         case e.NodeStateChanged():
             return f"{data.before}{ARROW}{data.after}"
         case e.PolicyModeChanged(before=before, after=after, cause=cause):
-            return f"{before}{ARROW}{after}{_why(cause)}" if before != after else f"{after}, as it was"
+            return f"{before}{ARROW}{after}{_why(cause)}" if before != after else f"{after}, unchanged"
         case e.PolicyAdvised(command=command, reason=reason):
             return f"advises {command}{_why(reason)}"
         case e.CommandApplied(result=result):
@@ -72,14 +72,14 @@ def brief(data: e.AnyEvent) -> str:
         case e.GenerationLeft(generation=generation, reason=reason):
             return f"{generation} left: {reason}"
         case e.StepSkipped(reason=reason):
-            return f"step {data.step} left the parameters alone: {reason}"
+            return f"step {data.step} skipped its update: {reason}"
         case e.StepRetracted(step=step):
-            return f"step {step} retracted: only ranks that are lost had made it; it is made again"
+            return f"step {step} retracted: only lost ranks had completed it; it is repeated"
         case e.StepsStopped(lacking=lacking):
-            return f"no more steps: {lacking}" if lacking else "enough nodes are in reach: steps are made again"
+            return f"training waits: {lacking}" if lacking else "enough nodes are reachable: training continues"
         case e.StateShared():
             where = f", on {data.rank}" if data.rank else ""
-            return f"all ranks given {data.source}'s weights; drift {data.drift:.2g} at most{where}"
+            return f"all ranks synced to {data.source}'s weights; largest drift {data.drift:.2g}{where}"
         case e.ProbePassed():
             who = f"{data.rank} and {data.other} (tolerance {data.tolerance:g}, {data.tokens} tokens)"
             most = f"a token's log-probability differs by at most {data.difference:.2g}"
@@ -94,7 +94,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.RankChanged():
             return _rank(data)
         case e.SharesUnmeasured(nodes=nodes):
-            return f"first shares stay even: no rate could be measured on {', '.join(nodes)}"
+            return f"initial shares stay even: no rate was measured on {', '.join(nodes)}"
         case e.NodeState():
             return _node(data)
         case e.AlertRaised(node=node, text=said):
@@ -124,7 +124,7 @@ def before_after(data: e.AnyEvent) -> tuple[str, str] | None:
             same = data.before == data.after
             return str(data.before), str(data.after) if same else f"{data.after}, learning rate {rate}"
         case e.LeadChanged(before=before, after=after, term=term):
-            return f"{before} conducts", f"{after} conducts, term {term}"
+            return f"{before} leads", f"{after} leads, term {term}"
         case e.RunStateChanged(before=before, after=after) if before:
             return before, after
         case e.NodeStateChanged(node=node, before=before, after=after):
@@ -166,7 +166,7 @@ def _shares(data: e.SharesChanged) -> str:
     if data.lost:
         return f"{data.lost} is {'refused' if data.refused else 'lost'}: {data.cause}; {moved}"
     if data.returned:
-        return f"{data.returned} joins again: {moved}"
+        return f"{data.returned} rejoins: {moved}"
     return f"{moved}{_why(data.cause)}"
 
 
@@ -176,14 +176,14 @@ def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
         f"{node} {before.get(node, 0)}{ARROW}{after.get(node, 0)}" for node in {**before, **after}
         if before.get(node, 0) != after.get(node, 0)
     ]  # fmt: skip
-    return ", ".join(parts) or "all shares as they were"
+    return ", ".join(parts) or "all shares unchanged"
 
 
 def _sizes_changed(data: e.MicroBatchChanged) -> str:
     """Each rank's sizes; of several with the same ones only the nodes."""
     parts: dict[str, list[str]] = {}
     for (node, before), (_, after) in zip(data.before, data.after, strict=False):
-        nodes = parts.setdefault(f"{before}{ARROW}{after}" if before != after else f"{after}, as it was", [])
+        nodes = parts.setdefault(f"{before}{ARROW}{after}" if before != after else f"{after}, unchanged", [])
         nodes += [node] if node not in nodes else []
     return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
 
@@ -212,21 +212,21 @@ def _rank(data: e.RankChanged) -> str:
     who, several = ", ".join(data.ranks), len(data.ranks) > 1
     match data.state:
         case "restarted":
-            return f"the trainer of {who} is started again, {data.detail}"
+            return f"the trainer of {who} restarts, attempt {data.detail}"
         case "failed":
             return f"{who} failed: {data.detail}"
         case "hung":
-            return f"the trainer of {who} {data.detail} while it loads: it is ended"
+            return f"the trainer of {who} {data.detail} while loading; it is killed"
         case "slow":
             return f"{who} {'have not finished their' if several else 'has not finished its'} part of {data.detail}"
         case "waited-for":
-            return f"{who}, the last with the run's state, is {data.detail}"
+            return f"{who}, the last rank with the run's state, is {data.detail}"
         case "not-admitted":
-            return f"{who} cannot join again: {data.detail}"
+            return f"{who} cannot rejoin: {data.detail}"
         case "ended":
-            return f"{who} is drained, and its trainer {data.detail}"
+            return f"{who} is drained; its trainer {data.detail}"
         case "out-of-memory":
-            return f"{who} is out of memory at a micro-batch of 1: {data.detail}"
+            return f"{who} ran out of memory at a micro-batch of 1: {data.detail}"
 
 
 def _formed(data: e.GenerationFormed) -> str:
@@ -241,11 +241,11 @@ def _node(data: e.NodeState) -> str:
         case "silent":
             return f"the agent of {data.node} is silent: {data.detail}"
         case "in-touch":
-            return f"the agent of {data.node} is in touch"
+            return f"the agent of {data.node} is connected"
         case "moved":
-            return f"the agent of {data.node} is at {data.detail} now"
+            return f"the agent of {data.node} is now at {data.detail}"
         case "trainer-back":
-            return f"back in touch with {data.node}'s trainer"
+            return f"reconnected to {data.node}'s trainer"
 
 
 def _cleared(data: e.AlertCleared) -> str:
@@ -253,7 +253,7 @@ def _cleared(data: e.AlertCleared) -> str:
     if data.seconds is not None:
         minutes = data.seconds / 60
         lasted = f" after {minutes:.0f} min" if minutes >= 1 else f" after {data.seconds:.0f} s"
-    return f"{data.node} {data.alert} is over{lasted}".strip()
+    return f"{data.node} {data.alert} cleared{lasted}".strip()
 
 
 def _rate(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What an event of a run says, as data: a closed union of kinds, each with fields of its own.
+"""Events of a run as data: a closed union of kinds, each with fields of its own.
 
 `event_prose` makes text of them, for every reader; no program has to read that text back.
 """
@@ -306,9 +306,9 @@ AnyEvent = (
     | Evaluated | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured | NodeState | AlertRaised
     | AlertCleared | AlertFailed | RecordState | Notice
 )  # fmt: skip
-"""The closed union."""
+"""The closed union of events."""
 Change = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
     | NodeStateChanged | PolicyModeChanged
 )  # fmt: skip
-"""What has a state before and one after it."""
+"""Events that have a state before and one after."""

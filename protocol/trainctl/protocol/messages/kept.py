@@ -1,4 +1,4 @@
-"""What followers keep of a run."""
+"""Items of a run's record that followers keep."""
 
 from typing import Any
 
@@ -91,4 +91,4 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
 Kept = (
     KeptPlan | KeptStep | KeptPart | KeptEvent | KeptValue | KeptEvaluation | KeptDrifts | KeptRetraction | KeptCommand
 )
-"""What `PeerKeep.items` are made of."""
+"""The items of `PeerKeep.items`."""

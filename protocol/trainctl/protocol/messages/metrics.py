@@ -71,7 +71,7 @@ _RUN = (
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
     ),
-    Metric("clip_scale", "", "run", "clip scale", "What clipping multiplied the gradient by; 1: nothing.", "loss"),
+    Metric("clip_scale", "", "run", "clip scale", "Factor that clipping applied to the gradient; 1: none.", "loss"),
     Metric(
         "learning_rate", "", "run", "learning rate", "Learning rate of the step.", "scientific", "learning_rate",
         "learning_rate", short="lr",
@@ -81,7 +81,7 @@ _RUN = (
         "step_seconds", "step_seconds", short="step",
     ),
     Metric(
-        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens processed in the step over its time.", "rate",
+        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens of the step divided by its time.", "rate",
         "tokens_per_second", "CASE WHEN step_seconds > 0 THEN tokens / step_seconds END", short="tok/s",
     ),
     Metric(
@@ -90,16 +90,16 @@ _RUN = (
         short="smp/s",
     ),
     Metric(
-        "steps_per_second", "steps/s", "run", "steps/s", "One over the time of the step.", "number",
+        "steps_per_second", "steps/s", "run", "steps/s", "One divided by the time of the step.", "number",
         "steps_per_second", "CASE WHEN step_seconds > 0 THEN 1.0 / step_seconds END", short="step/s",
     ),
     Metric(
-        "seconds_per_sample", "s", "run", "seconds a sample", "Time of the step over its samples.", "seconds",
+        "seconds_per_sample", "s", "run", "seconds per sample", "Time of the step divided by its samples.", "seconds",
         "seconds_per_sample", "CASE WHEN samples > 0 THEN step_seconds / samples END", short="a sample",
     ),
     Metric(
         "weight_per_second", "weight/s", "run", "weight/s",
-        "What the loss of the step is divided by over its time, in the run's unit.", "rate",
+        "Weight that divides the step's loss, per second, in the run's unit.", "rate",
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
@@ -126,11 +126,11 @@ _RANK = (
         heading="LOSS",
     ),
     Metric(
-        "rank_step_seconds", "s", "rank", "rank step seconds", "The rank's step, from plan to end.", "seconds",
+        "rank_step_seconds", "s", "rank", "rank step seconds", "Time of the rank's step, from plan to end.", "seconds",
         "step_seconds", "r.step_seconds", "max", "step",
     ),
     Metric(
-        "busy_seconds", "s", "rank", "busy seconds", "Data, forward and backward.", "seconds", "phases.busy", _BUSY,
+        "busy_seconds", "s", "rank", "busy seconds", "Its data, forward and backward.", "seconds", "phases.busy", _BUSY,
         "max", "busy",
     ),
     Metric(
@@ -139,21 +139,21 @@ _RANK = (
     ),
     *(
         Metric(
-            f"{name}_seconds", "s", "rank", f"{name} seconds", f"Time of its step in {name}.", "seconds",
+            f"{name}_seconds", "s", "rank", f"{name} seconds", f"Time of its step spent in {name}.", "seconds",
             f"phases.{name}", f"r.{name}_seconds", "max", name,
         )
         for name in PHASES
     ),
     Metric(
-        "memory_bytes", "B", "rank", "memory held GB", "Held by the trainer on its device after the step.", "bytes",
+        "memory_bytes", "B", "rank", "memory held GB", "Memory that the trainer holds after the step.", "bytes",
         sql="r.memory_bytes", fold="sum", short="held",
     ),
     Metric(
-        "memory_peak_bytes", "B", "rank", "memory peak GB", "Most that it held during the step.", "bytes",
+        "memory_peak_bytes", "B", "rank", "memory peak GB", "Most memory that it held during the step.", "bytes",
         sql="r.memory_peak_bytes", fold="sum", short="memory",
     ),
     Metric(
-        "memory_cap_bytes", "B", "rank", "memory cap GB", "Most that it may hold.", "bytes",
+        "memory_cap_bytes", "B", "rank", "memory cap GB", "Most memory that it may hold.", "bytes",
         sql="r.memory_cap_bytes", fold="sum", short="cap",
     ),
     Metric(
@@ -166,20 +166,20 @@ _RANK = (
     ),
     Metric(
         "sum_bytes", "B", "rank", "sum MB",
-        "What the rank put into the step's sum: gradients and tail in fp32, not what went over the wire.", "megabytes",
+        "Bytes that the rank adds to the step's sum: gradients and tail in fp32, not network traffic.", "megabytes",
         fold="max", short="sum",
     ),
     Metric(
         "sum_bytes_per_second", "B/s", "rank", "sum MB/s",
-        "Of the step's sum, over its seconds with the wait for slower ranks in them; the slowest waits for none.",
+        "Bytes of the step's sum divided by its time, which includes waiting for slower ranks.",
         "megabytes_per_second", fold="max", short="sum",
     ),
-    Metric("drift", "relative", "rank", "drift", "How far parameters were from those they were given.", "scientific"),
+    Metric("drift", "relative", "rank", "drift", "Parameters' distance from those they were synced to.", "scientific"),
 )  # fmt: skip
 
 _HOST = (
     Metric(
-        "cpu_percent", "%", "host", "CPU use", "Processors of the machine in use, of all.", "percent",
+        "cpu_percent", "%", "host", "CPU use", "Part of the machine's processors in use.", "percent",
         "host.cpu_percent", short="cpu",
     ),
     Metric(
@@ -187,11 +187,11 @@ _HOST = (
         short="load",
     ),
     Metric(
-        "memory_used_bytes", "B", "host", "machine memory GB", "Memory of the machine in use.", "bytes",
+        "memory_used_bytes", "B", "host", "machine memory GB", "Machine memory in use.", "bytes",
         "host.memory_used_bytes", short="memory",
     ),
     Metric(
-        "disk_free_bytes", "B", "host", "disk free GB", "Room on the disk that holds the runs.", "bytes",
+        "disk_free_bytes", "B", "host", "disk free GB", "Free space on the disk that holds the runs.", "bytes",
         "host.disk_free_bytes", short="disk",
     ),
     Metric(
@@ -199,7 +199,7 @@ _HOST = (
         "celsius", "host.temperature_celsius", fold="max", short="°C",
     ),
     Metric(
-        "gpu_utilization_percent", "%", "host", "GPU use", "Part of the time in which the device was busy.", "percent",
+        "gpu_utilization_percent", "%", "host", "GPU use", "Fraction of time that the device was busy.", "percent",
         "gpu.utilization_percent", short="gpu",
     ),
     Metric(
@@ -215,21 +215,21 @@ _HOST = (
         "gpu.temperature_celsius", fold="max", short="°C",
     ),
     Metric(
-        "gpu_memory_used_bytes", "B", "host", "GPU memory GB", "Memory of the device in use.", "bytes",
+        "gpu_memory_used_bytes", "B", "host", "GPU memory GB", "Device memory in use.", "bytes",
         "gpu.memory_used_bytes", fold="sum", short="memory",
     ),
     Metric(
         "round_trip_seconds", "s", "host", "round trip",
-        "From the lead's agent to the node's and back, by its last ping; the lead itself has none.", "seconds",
+        "Time of the last ping from the lead's agent to the node's and back; the lead itself has none.", "seconds",
         short="ping", heading="PING",
     ),
 )  # fmt: skip
-"""Of a machine and its devices, once a second: a step has the mean of those that came while it was made."""
+"""Metrics of a machine and its devices, read once a second: a step has the mean of the readings made during it."""
 
 METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_RANK, *_HOST)}
-"""Every metric of the table, by name, in the order in which they are offered."""
+"""Every metric of the table by name, in the order in which they are offered."""
 RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r.{metric.name}" and not metric.field)
-"""Those that go by name in a message, and that the record has columns for."""
+"""Metrics that go by name in a message and have a column in the record."""
 
 
 _OWN_TABLES: Final = frozenset({"eval_loss", "drift"})
@@ -252,5 +252,5 @@ def host_values(host: Any, device: str | None) -> dict[str, float]:
 def metric_of(name: str, *, per_rank: bool = True) -> Metric:
     """A metric by its name; of one that a run brings no more is known than that."""
     title = name.removeprefix("user:").replace("_", " ")
-    known = Metric(name, "", "rank" if per_rank else "run", title, "A metric that the run brings.", "loss")
+    known = Metric(name, "", "rank" if per_rank else "run", title, "A metric that the run defines.", "loss")
     return METRICS.get(name, known)

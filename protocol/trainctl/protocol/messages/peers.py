@@ -1,4 +1,4 @@
-"""Between the lead's agent and a follower's."""
+"""Messages between the lead's agent and a follower's."""
 
 from typing import Any, Literal
 

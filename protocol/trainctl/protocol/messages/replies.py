@@ -1,4 +1,4 @@
-"""What an agent answers a client."""
+"""Replies of an agent to a client."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What a client asks of an agent."""
+"""Requests of a client to an agent."""
 
 from typing import Annotated, Any, Literal
 

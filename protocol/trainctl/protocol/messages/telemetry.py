@@ -1,4 +1,4 @@
-"""What clients see: what an agent publishes of its run, its machine and its alerts."""
+"""Telemetry: what an agent publishes about its run, its machine and its alerts."""
 
 from collections.abc import Mapping
 
@@ -109,7 +109,7 @@ class RunView(Message, tag="run-view", frozen=True):
         return self.rate_unit if is_rate else metric.unit
 
     def takes_over(self, shown: "RunView") -> bool:
-        """Whether who watches `shown`, and has chosen no run, goes on with this one."""
+        """Whether who watches `shown`, and has chosen no run, continues with this one."""
         return self.state in ACTIVE_RUN_STATES and (self.kind == "hosted" or shown.state not in ACTIVE_RUN_STATES)
 
     def why_not(self, verb: str) -> str:
@@ -118,7 +118,7 @@ class RunView(Message, tag="run-view", frozen=True):
             return "" if verb == "start-run" else "a recording takes no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
-        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "its trainer isn't ours")
+        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "another program trains it")
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):
@@ -214,7 +214,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
 
 
 SCRIPTED_DEVICE = "scripted"
-"""Name of a device whose readings a played recording makes up."""
+"""Name of a device whose readings are invented by a played recording."""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
@@ -363,10 +363,10 @@ class Alerts(Message, tag="alerts", frozen=True):
 
 
 Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts
-"""What is published with a sequence number of its own."""
+"""Messages that are published with a sequence number."""
 
 TOPICS: dict[type[Message], bytes] = {
     RunView: b"run", StepCommitted: b"step", RankStep: b"rank", HostReading: b"host", Event: b"event",
     Alerts: b"alert", Heartbeat: b"beat",
 }  # fmt: skip
-"""The first frame of what is published, by the type of the second."""
+"""First frame of a published message, by the type of the second."""

@@ -1,4 +1,4 @@
-"""Between an agent and a trainer: orders down, answers up."""
+"""Messages between an agent and a trainer: orders down, answers up."""
 
 from typing import Annotated, Literal
 
@@ -101,7 +101,7 @@ class Phases(msgspec.Struct, frozen=True):
 
 PHASES = Phases.__struct_fields__
 BUSY_PHASES = ("data", "forward", "backward")
-"""Those that the rank itself needs for its share, as `Phases.busy`."""
+"""Phases that the rank itself needs for its share, as in `Phases.busy`."""
 
 
 class FileDigest(msgspec.Struct, array_like=True, frozen=True):

@@ -20,7 +20,7 @@ MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
 _STEP_FOLDER = re.compile(r"^step-(\d+)$")
 SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
-"""What `step-N` is called while process PID puts another in its place: `.step-N.PID.old`."""
+"""Name of `step-N` while process PID replaces it: `.step-N.PID.old`."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(str(path), f"not a readable manifest: {error}") from None
     if manifest.format != MANIFEST_FORMAT:
-        raise InvalidInputError(str(path), f"format {manifest.format}, this program reads {MANIFEST_FORMAT}")
+        raise InvalidInputError(str(path), f"has format {manifest.format}; this program reads format {MANIFEST_FORMAT}")
     for name in manifest.files:
         if Path(name).name != name:
             raise InvalidInputError(str(path), f"{name!r} is not a file name")

@@ -1,4 +1,4 @@
-"""How a span of steps is cut into about as many buckets as a screen has columns, and the query that fills them.
+"""Downsampling of a span of steps into about as many buckets as a screen has columns, and its query.
 
 Buckets start at multiples of their size, so they don't move while a run grows. Up to RAW_STEPS_PER_COLUMN steps a
 bucket they are made from the steps themselves; above, from the rollups, with the few steps that a rollup would take in
@@ -23,13 +23,13 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RAW_STEPS_PER_COLUMN: Final = 30
 RAW_VALUES_PER_COLUMN: Final = 5
-"""The same of metrics by name, each step of which is a row with all of the rank's."""
+"""The same for metrics by name, where each step is a row with all of the rank's values."""
 _LEAST_ROLLUPS_PER_COLUMN: Final = 3
-"""Fewer would make rounding up to whole rollups leave too many columns empty."""
+"""Least rollups per column; with fewer, rounding up to whole rollups would leave too many columns empty."""
 
 
 Rollup = tuple[int, int, float, float, float, float]
-"""Of a bucket: its first step, count, minimum, maximum, mean and last value."""
+"""First step, count, minimum, maximum, mean and last value of a bucket."""
 
 
 class Zoom(NamedTuple):

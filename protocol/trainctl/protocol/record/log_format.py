@@ -1,4 +1,4 @@
-"""The form of a log's lines: when in UTC, how grave, and what; what libraries print without it stays as it is.
+"""The format of log lines: time in UTC, level and text; lines that libraries print without it stay as they are.
 
 2026-11-20T14:31:05.123Z INFO joined g1.2: 3 ranks by gloo
 """

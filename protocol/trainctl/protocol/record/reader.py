@@ -45,7 +45,7 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT, open_for
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
-"""Metrics by name, by step and rank."""
+"""Metrics by name, for each step and rank."""
 _EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
@@ -68,7 +68,7 @@ _RANKS = """
 
 
 DAMAGED = "restore it from a copy, or move its run directory away"
-"""What can be done about a record that cannot be read."""
+"""What to do about a record that cannot be read."""
 
 
 class Totals(NamedTuple):
@@ -308,10 +308,10 @@ class RecordReader:
     def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
         self.check_metric(metric)
         if metric in m.METRICS and (m.METRICS[metric].scope == "run") != (rank is None):
-            kept = "per rank" if rank is None else "for the run, not per rank"
-            raise InvalidInputError("rank", f"{metric} is kept {kept}")
+            kept = "per rank; name a rank" if rank is None else "for the whole run; leave the rank out"
+            raise InvalidInputError("rank", f"{metric} is recorded {kept}")
         if columns < 1:
-            raise InvalidInputError("columns", f"{columns} is below 1")
+            raise InvalidInputError("columns", f"must be at least 1, not {columns}")
 
     def check_metric(self, metric: str) -> None:
         """Raises InvalidInputError naming a metric that neither the table nor the run has."""

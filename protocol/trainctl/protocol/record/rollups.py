@@ -31,7 +31,7 @@ RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
 """Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
 
 LATER_METRICS: Final = ("busy_seconds", "data_seconds", "samples_per_second", "steps_per_second")
-"""One of each set of metrics that records of an earlier program have no rollups of."""
+"""One of each set of metrics that has no rollups in records of an earlier program."""
 
 EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
@@ -41,7 +41,7 @@ WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_MET
 """Beside those, metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
 FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
-"""Given, and below where a sum of many would be infinite itself."""
+"""True of a value that is given and small enough that a sum of many stays finite."""
 
 
 def is_finite(value: float) -> bool:
@@ -52,12 +52,12 @@ def is_finite(value: float) -> bool:
 LIVE_RANK_STEPS: Final = (
     "rank_steps r JOIN steps s ON s.step = r.step AND s.term = r.term AND s.n = r.n AND NOT s.retracted"
 )
-"""The rank rows of steps that stand, as `r`."""
+"""The rank rows of steps that are not retracted, as `r`."""
 
 NAMED_VALUES: Final = (
     "SELECT step, present, body FROM metric_values WHERE rank = ? AND step BETWEEN ? AND ? ORDER BY step"
 )
-"""What a rank's metrics by name are unpacked from, of the steps first..last."""
+"""Selects the packed metrics by name of a rank, for the steps first..last."""
 
 
 class Evaluation(NamedTuple):
@@ -118,7 +118,7 @@ _RANKS_OF: Final = "SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AN
 
 
 def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
-    """Add a step that is new in `steps`; if one after it was added before, its buckets are made anew."""
+    """Add a step that is new in `steps`; if one after it was added before, its buckets are made again."""
     later = f"SELECT 1 FROM steps WHERE NOT retracted AND step > ? AND step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"  # noqa: S608
     if connection.execute(later, (step, step)).fetchone():
         rebuild_rollups(connection, step, step)
@@ -130,7 +130,7 @@ def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
 
 
 def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) -> None:
-    """Add a rank's part that is new in `rank_steps`; if one after it was added before, its buckets are made anew."""
+    """Add a rank's part that is new in `rank_steps`; if one after it was added before, its buckets are made again."""
     later = (
         f"SELECT 1 FROM {LIVE_RANK_STEPS}"  # noqa: S608
         f" WHERE r.rank = ? AND r.step > ? AND r.step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"
@@ -143,7 +143,7 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
 
 
 def add_missing_rollups(connection: sqlite3.Connection) -> None:
-    """Make the rollups anew of a record that was begun before all of `LATER_METRICS` were; slow, and once."""
+    """Make the rollups again of a record that was begun before all of `LATER_METRICS` were; slow, and once."""
     (last,) = connection.execute("SELECT max(step) FROM rank_steps").fetchone()
     known = "SELECT 1 FROM rollups WHERE metric = ? LIMIT 1"
     if last and not all(connection.execute(known, (name,)).fetchone() for name in LATER_METRICS):
@@ -151,7 +151,7 @@ def add_missing_rollups(connection: sqlite3.Connection) -> None:
 
 
 def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> None:
-    """Make every bucket that holds one of the steps first..last anew, the finest from the rows that stand, each coarser
+    """Rebuild every bucket that holds one of the steps first..last, the finest from the rows that stand, each coarser
     one from the finer: about ten rows a metric and level, whatever the length of the run."""
     finer = 0
     for level in ROLLUP_LEVELS:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from trainctl.protocol.errors import InvalidInputError
 
 SCHEMA_VERSION: Final = 2
-"""Of what is written. 2: an event has its data, metrics go by name, and what a guest did not say is NULL (but for
-NOT_GIVEN); what 1 wrote stays as it is."""
+"""Version of what is written. In 2 an event has its data, metrics go by name, and what a guest did not say is NULL (but
+for NOT_GIVEN); what 1 wrote stays as it is."""
 _ADDED: Final = {
     "steps": (("tokens REAL", "weight"), ("weight_total REAL", "tokens_total"), ("seconds_total REAL", "NULL")),
     "rank_steps": (("weight REAL", "NULL"),),
@@ -23,14 +23,13 @@ _ADDED: Final = {
     "commands": (("undoes TEXT", "NULL"),),
     "runs": (("kind TEXT NOT NULL DEFAULT 'hosted'", "'hosted'"),),
 }
-"""By table, the columns that a file of an older schema lacks, and what stands in for them: schema 1 kept the weight as
-tokens."""
+"""Columns by table that a file of an older schema lacks, and what replaces them: schema 1 kept the weight as tokens."""
 NOT_GIVEN: Final = ""
 """Stands in `steps` for a loss or gradient norm that was not given: NULL, there, is a NaN."""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
 VALUES_KEPT: Final = 20_000
-"""Newest steps whose `metric_values` are kept; their rollups stay for ever."""
+"""Newest steps whose `metric_values` are kept; their rollups stay forever."""
 
 _RANK_STEPS = """
 CREATE TABLE IF NOT EXISTS rank_steps (
@@ -98,7 +97,7 @@ CREATE TABLE IF NOT EXISTS rollups (
 ) WITHOUT ROWID;
 """
 )
-"""`record.db` of a run."""
+"""Schema of a run's `record.db`."""
 
 REPORTS_KEPT: Final = 64
 """Newest train reports in `rank-R.db`: more than can be under way when agent and trainer are lost together."""
@@ -113,7 +112,7 @@ CREATE TABLE IF NOT EXISTS reports (
 ) WITHOUT ROWID;
 """
 )
-"""`rank-R.db` of a run."""
+"""Schema of a run's `rank-R.db`."""
 
 AGENT_SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -135,7 +134,7 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
   key TEXT NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, address TEXT NOT NULL
 );
 """
-"""`agent.db`."""
+"""Schema of `agent.db`."""
 
 
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
@@ -209,7 +208,9 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
-                raise InvalidInputError(str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}")
+                raise InvalidInputError(
+                    str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}; upgrade trainctl"
+                )
             yield connection
         except sqlite3.DatabaseError as error:
             raise InvalidInputError(str(path), f"not a usable record: {error}") from None

@@ -57,7 +57,7 @@ class Keyring:
         if is_near:
             return None
         raise InvalidInputError(
-            address, "the key of its agent isn't known; that machine's trainctl keys list shows it: "
+            address, "the key of its agent is unknown; trainctl keys list on that machine shows it: "
             "name it in the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
         )  # fmt: skip
 

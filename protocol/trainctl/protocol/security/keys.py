@@ -109,13 +109,15 @@ class KeyFolder:
     def _pair(self, which: str) -> KeyPair:
         path = self.path / f"{which}.toml"
         if not path.is_file():
-            raise InvalidInputError(str(path), "no such key; make this machine's with: trainctl keys new")
+            raise InvalidInputError(str(path), "there is no such key; make this machine's with: trainctl keys new")
         if (mode := path.stat().st_mode & 0o777) & 0o077:
-            raise InvalidInputError(str(path), f"others can read this secret (mode {mode:04o}); chmod 600 {path}")
+            raise InvalidInputError(
+                str(path), f"other users can read this secret (mode {mode:04o}); run: chmod 600 {path}"
+            )
         return toml_file.checked(toml_file.read(path, "key file"), KeyPair, str(path))
 
     def authorized(self) -> Authorized:
-        """Whose keys may do what here; nobody's where there is no file."""
+        """Whose keys may do what here; no one's where there is no file."""
         path = self.authorized_path
         if not path.is_file():
             return Authorized()
@@ -141,7 +143,7 @@ class KeyFolder:
         check_name(name)
         check_public(public)
         if role not in ROLES:
-            raise InvalidInputError("--role", f"{role!r} is none; there are {', '.join(ROLES)}")
+            raise InvalidInputError("--role", f"{role!r} is not a role; there are {', '.join(ROLES)}")
         with self._locked():
             self._authorize(name, public, role)
 
@@ -149,7 +151,7 @@ class KeyFolder:
         table = self.authorized()
         same = table.find(public)
         if same is not None and same[0] != name:
-            raise InvalidInputError("KEY", f"it is authorised as {same[0]} ({same[1].role}) already")
+            raise InvalidInputError("KEY", f"it is already authorised as {same[0]} ({same[1].role})")
         revoked = {known: entry for known, entry in table.revoked.items() if entry.public != public}
         keys = {**table.keys, name: Entry(public=public, role=role, since=round(time.time(), 3))}
         self._write(Authorized(keys=keys, revoked=revoked))
@@ -181,7 +183,7 @@ class KeyFolder:
             self.path.chmod(0o700)
             descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
-            raise InvalidInputError(str(self.path), f"cannot be the folder of keys: {error.strerror}") from None
+            raise InvalidInputError(str(self.path), f"keys cannot be stored here: {error.strerror}") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -198,12 +200,14 @@ def default_folder() -> Path:
 def check_name(name: str) -> str:
     """The name. Raises InvalidInputError if a key can't be called that."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise InvalidInputError("NAME", f"{name!r} is no name: letters, digits, '.', '_', '@', '+' and '-', at most 64")
+        raise InvalidInputError(
+            "NAME", f"{name!r} is not a name: use letters, digits, '.', '_', '@', '+' and '-', at most 64"
+        )
     return name
 
 
 def write_private(path: Path, tables: dict[str, Any]) -> None:
-    """Write a TOML file that nobody but its owner can read at any moment, whole or not at all."""
+    """Write a TOML file that no one but its owner can read at any moment, whole or not at all."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600, whatever the umask lets by
     try:
         os.fchmod(descriptor, 0o600)

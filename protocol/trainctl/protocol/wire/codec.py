@@ -20,19 +20,19 @@ CONTROL_CAPS: dict[str, Any] = {
     "max_str_len": 4096, "max_bin_len": 65536, "max_array_len": 4096, "max_map_len": 256, "max_ext_len": 0,
 }  # fmt: skip
 BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
-"""Limits inside a frame, from a client and elsewhere, as msgpack names them."""
+"""Limits inside a frame from a client and from elsewhere, as msgpack names them."""
 
 _RUN_STEPS: Final = m.RunSteps.__struct_config__.tag
 """Of all that clients send, the type that carries metrics."""
 _MAY_BE_NAN: Final = frozenset({"loss", "grad_norm", "learning_rate", "values"})
 """Fields of such a message whose numbers need not be finite."""
 _SHORT_BYTES = 4096
-"""What is no longer than this is within all limits but those of an ignored field's, which nobody looks into."""
+"""Bytes up to which a frame is within all limits but those of ignored fields, which are not read."""
 _LIVE: Any = msgspec.msgpack.Decoder(m.Live | m.Heartbeat)
 STORED_VERSIONS: Final = (1, 2)
-"""Of which plans and readings in a record are read."""
+"""Protocol versions whose plans and readings in a record can be read."""
 _VERSIONED = msgspec.msgpack.encode({"v": PROTOCOL_VERSION})[1:]
-"""How a message of this version says so."""
+"""Start of every message of this version."""
 
 
 def encode(message: m.Message) -> bytes:
@@ -40,7 +40,7 @@ def encode(message: m.Message) -> bytes:
     try:
         frame = msgspec.msgpack.encode(message)
     except (OverflowError, UnicodeEncodeError, TypeError) as error:
-        raise ProtocolError(f"{type(message).__name__} holds what msgpack can't carry: {error}") from None
+        raise ProtocolError(f"{type(message).__name__} holds a value that msgpack cannot encode: {error}") from None
     if len(frame) > FRAME_BYTES:
         raise ProtocolError(
             f"{type(message).__name__} is {len(frame):,} bytes, over the frame limit of {FRAME_BYTES:,}"
@@ -142,14 +142,14 @@ def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise ProtocolError(f"not a msgpack message within limits: {error or type(error).__name__}") from None
     if not isinstance(raw, dict):
-        raise ProtocolError(f"a message is a map, not {type(raw).__name__}")
+        raise ProtocolError(f"a message must be a map, not {type(raw).__name__}")
     return raw
 
 
 def _convert(raw: dict[str, Any], union: Any) -> Any:
     version = raw.get("v")
     if version != PROTOCOL_VERSION:
-        raise VersionError(f"protocol version {version!r}, this side speaks {PROTOCOL_VERSION}")
+        raise VersionError(f"protocol version {version!r} is not supported; this side speaks {PROTOCOL_VERSION}")
     try:
         return msgspec.convert(raw, union)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a socket's handshakes say of the other side: that it refuses this side's key, wants keys, or has none."""
+"""Reasons of failed handshakes: the other side refuses this side's key, requires keys, or has none."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,10 @@ from trainctl.protocol.errors import NotAuthorisedError
 from trainctl.protocol.security.keyring import Credentials
 
 MECHANISM_MISMATCH = 0x11000002
-"""Of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""
+"""Reason of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""
 QUICK_SECONDS = 1.5
-"""A handshake that fails sooner was broken off by the other side, one that fails later was never answered."""
+"""Seconds before which a failed handshake was rejected by the other side; a later failure means that it never
+answered."""
 _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -50,27 +51,25 @@ class Handshakes:
 
     def _unknown(self) -> str:
         if self._credentials is None:
-            return f"{self._address}: its agent refuses those without keys"
+            return f"{self._address}: its agent requires a key; make one with: trainctl keys new"
         own = self._credentials.own
         return (
-            f"{self._address}: its agent doesn't let the key of {own.name} in; on that machine: "
+            f"{self._address}: its agent has not authorised the key of {own.name}; on that machine: "
             f"trainctl keys authorize {own.name} '{own.public}' --role {self._credentials.role}"
         )
 
     def _mismatch(self) -> str:
         if self._credentials is not None:
-            return (
-                f"{self._address}: its agent uses no keys, and one with the key {self._credentials.server} is expected"
-            )
+            return f"{self._address}: its agent uses no keys, but the key {self._credentials.server} is expected"
         return (
-            f"{self._address}: its agent wants keys: name its key in the cluster file ([nodes.NAME] key), "
+            f"{self._address}: its agent requires keys: name its key in the cluster file ([nodes.NAME] key), "
             "or give it with --server-key or $TRAINCTL_SERVER_KEY"
         )
 
     def _wrong_server(self) -> str:
         assert self._credentials is not None
         known = self._credentials.server
-        return f"{self._address}: what answers there doesn't have the key that its agent is known by ({known})"
+        return f"{self._address}: its agent has another key than the known one ({known})"
 
 
 class HandshakeWatch:

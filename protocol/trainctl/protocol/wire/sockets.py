@@ -12,18 +12,18 @@ from trainctl.protocol.security.keys import KeyPair
 from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 
 DEFAULT_PORT = 7474
-"""Where an agent listens for requests; it publishes on the port after."""
+"""Port on which an agent listens for requests; it publishes on the next one."""
 
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
-"""Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
+"""Most bytes of a frame that a publisher accepts, a handshake or a subscription; each byte costs it about 50."""
 CONTROL_WAITING = 32
-"""Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
-waits on its sender's side."""
+"""Most messages of one connection that wait at an agent's socket for requests, at most 64 KiB each. Further ones wait
+on the sender's side."""
 SUBSCRIPTIONS_WAITING = 16
-"""Most of what one subscriber said that waits to be taken in when the publisher uses its socket the next time."""
+"""Most messages of one subscriber that wait until the publisher next uses its socket."""
 LISTENING = (zmq.ROUTER, zmq.XPUB)
-"""Kinds that are bound and connected to."""
+"""Kinds of sockets that are bound."""
 SILENT = (*LISTENING, zmq.SUB)
 """Kinds that send no heartbeats of their own. While more waits than the socket takes (RCVHWM) libzmq 4.3.5 reads no
 further, and aborts the process if one is due and the peer has gone, or if its answer isn't read in time and the socket
@@ -88,9 +88,9 @@ def secure_client(socket: Any, own: KeyPair, server: str) -> None:
 
 def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
     """Have a socket serve, as `own`, only those that the authenticator of its context lets into `domain`; before it
-    binds. Without an authenticator it serves nobody."""
+    binds. Without an authenticator it serves no one."""
     if not domain:
-        raise ValueError("an empty domain would let everybody in")
+        raise ValueError("an empty domain would admit every key")
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
     socket.zap_domain = domain.encode()
@@ -100,7 +100,7 @@ def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
 def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     """The frames of one message. Raises ProtocolError if their count is not what this socket speaks."""
     if len(frames) != wanted:
-        raise ProtocolError(f"a message of {len(frames)} frames where {wanted} are spoken")
+        raise ProtocolError(f"a message of {len(frames)} frames where {wanted} are expected")
     return frames
 
 

@@ -1,4 +1,4 @@
-"""What a rank asks of an array library.
+"""The backend interface: what a rank needs from an array library.
 
 A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
 float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by
@@ -34,9 +34,10 @@ BackendName = Literal["torch", "mlx"]
 Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
 STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
 _SURE_NORM = 1e18
-"""Below it no square has overflowed float32."""
+"""Norm below which no square has overflowed float32."""
 _SMALL = 2.0**-100
-"""Brings every finite float32 where its square is finite, and those that made a norm of `_SURE_NORM` not to zero."""
+"""Factor that makes the square of every finite float32 finite, and doesn't turn those with a norm of `_SURE_NORM` to
+zero."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,9 @@ def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str)
     for kind, arrays in parts.items():
         if arrays.keys() != shapes.keys():
             odd = sorted(arrays.keys() ^ shapes.keys())[0]
-            raise InvalidInputError(where, f"{kind} of {odd!r} is in only one of the checkpoint and the model")
+            raise InvalidInputError(where, f"{kind} of {odd!r} is in only one of checkpoint and model")
         for name, shape in shapes.items():
             if arrays[name].shape != shape:
-                raise InvalidInputError(where, f"{kind} of {name!r} is {arrays[name].shape}, the model's is {shape}")
+                raise InvalidInputError(
+                    where, f"{kind} of {name!r} has shape {arrays[name].shape}, the model's has {shape}"
+                )

@@ -1,4 +1,4 @@
-"""What a trainer holds where no allocator keeps a peak: of the machine's memory on a CPU, and of sampled memory."""
+"""Memory of a trainer where no allocator keeps a peak: host memory on a CPU, and sampled memory."""
 
 import re
 import resource
@@ -55,7 +55,7 @@ class HostMemory:
         self._was_read = False  # since the peak was begun
 
     def reset(self) -> None:
-        """Begin a new peak, unless nobody has seen the one that is being kept."""
+        """Begin a new peak, unless no one has seen the one that is being kept."""
         if not self._was_read:
             return
         self._was_read = False

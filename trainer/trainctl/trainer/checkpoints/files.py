@@ -1,4 +1,4 @@
-"""Writing a checkpoint so that it is whole or absent, and taking one up again.
+"""Checkpoint files: written whole or not at all, and loaded to resume.
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files),
 so any tool can load it. Beside that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32),
@@ -100,7 +100,7 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
     for key, name in names.items():
         theirs, ours = getattr(loop, key), getattr(own, key)
         if theirs != ours:
-            problem = f"was written with another {name} ({str(theirs)[:16]}, this run has {str(ours)[:16]})"
+            problem = f"was written with another {name} ({str(theirs)[:16]}; this run has {str(ours)[:16]})"
             raise InvalidInputError(where, problem)
 
 

@@ -1,4 +1,4 @@
-"""One rank's checkpoints: written of the last committed step, and taken up at the start."""
+"""One rank's checkpoints: written of the last committed step, and loaded at the start."""
 
 import time
 from pathlib import Path

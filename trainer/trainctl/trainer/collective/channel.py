@@ -98,7 +98,7 @@ class Channel:
         self._socket = connected
 
     def send(self, message: Order | Answer, descriptors: Sequence[int] = ()) -> None:
-        """Raises OSError if nobody is at the other end any more."""
+        """Raises OSError if no one is at the other end any more."""
         body = msgspec.msgpack.encode(message)
         frame = len(body).to_bytes(_LENGTH_BYTES, "little") + body
         sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
@@ -158,7 +158,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 def started_with(module: str, description: str) -> dict[str, Any]:
     """What a module of this folder that serves a trainer was started with: the `channel`, and `whose` process it is."""
     parser = argparse.ArgumentParser(prog=f"python -m trainctl.trainer.collective.{module}", description=description)
-    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    parser.add_argument("--whose", metavar="TEXT", help="shown in the process's title")
+    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="descriptor of a connected socket")
+    parser.add_argument("--whose", metavar="TEXT", help="text for the process title")
     arguments = parser.parse_args()
     return {"channel": Channel(socket.socket(fileno=arguments.channel)), "whose": arguments.whose}

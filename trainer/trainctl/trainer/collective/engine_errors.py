@@ -13,7 +13,7 @@ _PATTERNS = {
     r"Couldn't connect": "could not connect to {peer}",
 }
 _STORE = re.compile(r"Failed to recv|client socket has timed out")
-"""Errors of the store that gloo's ranks meet in, which the first of them serves."""
+"""Errors of gloo's rendezvous store, which the first rank serves."""
 _ADDRESS = re.compile(r"\[([\w.:%-]+)\]:(\d+)")
 
 

@@ -1,7 +1,7 @@
 """The libraries whose all-reduce a reducer runs: gloo through torch.distributed, and the ring of mlx.distributed.
 
 An engine joins once in the life of a process. While it is connecting, the ring keeps the interpreter's lock, so no
-other Python thread runs; a process that may not wait for ever needs a timer of the system's.
+other Python thread runs; a process that may not wait forever needs a timer of the system's.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.messages import Engine
 
 _SLOWEST_STEP = timedelta(days=1)
-"""How long gloo waits within a sum for a slower rank; whoever waits in vain is ended from outside."""
+"""Time gloo waits within a sum for a slower rank; a rank that waits in vain is killed from outside."""
 _HEAD_START_SECONDS = 0.015
 _RETRY_SECONDS = 0.005
 _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
@@ -142,7 +142,7 @@ def _rendezvous(index: int, endpoints: Sequence[Sequence[str]]) -> None:
 
 def _connected(host: str, port: int) -> socket.socket:
     while True:
-        with contextlib.suppress(ConnectionRefusedError):  # nobody listens yet
+        with contextlib.suppress(ConnectionRefusedError):  # no one listens yet
             return socket.create_connection((host, port))
         time.sleep(_RETRY_SECONDS)
 

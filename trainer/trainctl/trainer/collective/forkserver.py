@@ -33,7 +33,7 @@ from trainctl.trainer.collective.channel import (
 )
 
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""To be started with: libraries that make threads as they are imported make none."""
+"""Environment in which libraries that start threads on import start none."""
 
 
 class ForkServer:

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 _DIGEST_WORDS = 8  # SHA-256
 _TAIL_VALUES = 4
 _LEAST_PART_WORDS = 1 << 18
-"""Of a sum that links share: MLX splits no further what is shorter, and each part costs an order and an answer."""
+"""Least words of a part when several links share a sum: MLX splits no shorter part further, and each part costs an
+order and an answer."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class ReducerGroup(Group):
         except (GroupError, AbandonedError):
             self.close()
             raise
-        if form.engine == "gloo":  # the reducer has its own; this one would take connections that nobody serves
+        if form.engine == "gloo":  # the reducer has its own; this one would take connections that no one serves
             self._close_ports()
 
     def complete(self) -> None:
@@ -176,7 +177,7 @@ class ReducerGroup(Group):
         self._wait(self._reducers)
         for rank, digest in zip(self._form.ranks, self._digests(), strict=True):
             if digest != _digest(self._form.layout_digest or self._layout.digest):
-                raise GroupError(f"rank {rank} lays its parameters out in another way than the group does")
+                raise GroupError(f"rank {rank}'s parameter layout differs from the group's")
 
     def formed(self) -> None:
         """From here on a wait for other ranks has no end but theirs, or `abort`."""
@@ -269,7 +270,9 @@ class ReducerGroup(Group):
         except TimeoutError:
             self.abort()
             seconds = self._form.deadline_seconds
-            raise GroupError(f"ranks {list(self._form.ranks)} did not get together within {seconds:g} s") from None
+            raise GroupError(
+                f"ranks {list(self._form.ranks)} did not connect to each other within {seconds:g} s"
+            ) from None
 
     def _explained(self, error: EngineError) -> GroupError:
         """An engine's error for a person; what it said itself goes to the log."""

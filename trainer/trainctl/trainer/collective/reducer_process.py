@@ -19,7 +19,7 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 
 REAP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-"""How often a reducer that is waited for is looked at."""
+"""Seconds between looks at a reducer that is waited for."""
 
 
 class Life(Protocol):
@@ -67,7 +67,7 @@ class ReducerProcess:
             if time.monotonic() >= due:
                 raise TimeoutError
             if is_stopped(self.life.pid):
-                raise AbandonedError() if self.killed else GroupError("the reducer hangs: it is stopped")
+                raise AbandonedError() if self.killed else GroupError("the reducer hung and was stopped")
         try:
             answer = self._channel.next_answer(REAP_SECONDS)
         except EOFError:
@@ -108,7 +108,7 @@ def is_stopped(pid: int | None) -> bool:
 
 def _how(status: int | None) -> str:
     if status is None:
-        return "without a word"
+        return "without an exit status"
     return f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 

@@ -1,4 +1,4 @@
-"""What stands ready to make the reducers of a rank's next group.
+"""The standby that makes the reducers of a rank's next group without delay.
 
 On Linux a fork server with the engine imported makes them. Elsewhere a fork isn't safe once a system library is in use,
 so processes of their own wait with their engine imported, and are replaced when they are taken.
@@ -35,7 +35,7 @@ def standby_here() -> Standby:
 
 
 def early_standby(engine: Engine | None) -> Standby:
-    """One that is at `engine` already, so that nobody waits for it once this rank is there. Call it before there are
+    """One that is at `engine` already, so that no one waits for it once this rank is there. Call it before there are
     threads. What goes wrong comes again, and is reported, when it is needed."""
     standby = standby_here()
     if engine is not None:

@@ -55,7 +55,7 @@ def remove_parts(parent: Path) -> None:
 
 
 def is_left_by_dead(pid: int) -> bool:
-    """Whether nobody works any more on what was named after `pid`. Our own number means a predecessor that had it, so
+    """Whether no one works any more on what was named after `pid`. Our own number means a predecessor that had it, so
     don't ask while at work on such a folder."""
     if pid == os.getpid():
         return True

@@ -1,4 +1,4 @@
-"""What a trainer says in its log: how it came into the group, what it wrote, and what went wrong; steps are in the
+"""A trainer's log lines: how it joined the group, what it wrote, and what went wrong; steps are in the
 record."""
 
 import logging
@@ -33,7 +33,7 @@ def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
         return
     given = ""
     if order.source is not None:
-        given = f"; the state of rank {order.source} given in {outcome.level_seconds:.2f} s"
+        given = f"; state of rank {order.source} received in {outcome.level_seconds:.2f} s"
     ranks = f"{len(order.ranks)} ranks by {order.engine}"
     log.info("%s joined: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
 
@@ -50,7 +50,7 @@ def reported(report: m.Report) -> None:
         made = report.checkpoint
         log.info("checkpoint of step %s: %s MB in %.2f s", step, f"{made.size_bytes / 1e6:,.1f}", made.loop_seconds)
     if report.replays:
-        log.warning("step %s: memory did not suffice, micro-batch %s from here on", step, report.micro_batch)
+        log.warning("step %s: out of memory, micro-batch %s from now on", step, report.micro_batch)
     if report.skipped and report.kind == "train":
         log.warning("step %s skipped: %s", step, report.skipped)
     elif report.skipped:

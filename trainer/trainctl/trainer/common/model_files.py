@@ -1,4 +1,4 @@
-"""What a model directory's config.json says."""
+"""Facts from a model directory's config.json."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the control thread does about orders to offer, form and fence."""
+"""The control thread's handler of orders to offer, form and fence."""
 
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -79,7 +79,7 @@ class GroupOrders:
             if self.membership is None:
                 raise GroupError("the model is not loaded yet")
             if not self._progress.whole and self._who.rank not in order.behind:
-                raise GroupError("this rank holds parts of two states: it was being given one when its group failed")
+                raise GroupError("this rank holds parts of two states: its group failed while it received one")
             group = self.membership.form(order)
         except GroupError as error:
             self.outcome = self.failed(order.generation, error)

@@ -1,4 +1,4 @@
-"""What the control thread hands to the main thread."""
+"""The main thread's inbox, filled by the control thread."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class Orphaned:
 
 @dataclass(frozen=True)
 class Broken:
-    """The control thread cannot go on."""
+    """The control thread cannot continue."""
 
     error: TrainctlError
 

@@ -37,7 +37,7 @@ class Outbox:
 
     def take(self) -> list[bytes]:
         """The frames encoded so far, oldest first."""
-        with suppress(BlockingIOError):  # nobody has called `wake` since the last time
+        with suppress(BlockingIOError):  # no one has called `wake` since the last time
             self._woken.recv(4096)
         return [self._frames.popleft() for _ in range(len(self._frames))]
 

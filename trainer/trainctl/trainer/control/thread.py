@@ -175,7 +175,7 @@ class Control:
         self.groups.form(order)
 
     def _answer_fence(self) -> None:
-        """Answer once the state is known and no update is in progress; until then heartbeats go on."""
+        """Answer once the state is known and no update is in progress; until then heartbeats continue."""
         fence = self._pending_fence
         if fence is None or not self._progress.loaded:
             return

@@ -103,7 +103,7 @@ class Dataset:
         return self._pack.tokens[start : start + len(counted) + 1].astype(np.int32), counted
 
     def _counted(self, index: int) -> NDArray[np.bool_]:
-        """Which of a sample's targets count, cut to the sequence length; the first token is nobody's target."""
+        """Which of a sample's targets count, cut to the sequence length; the first token is no one's target."""
         assert self._pack.counted is not None
         start, stop = self._offset(index), self._offset(index + 1)
         flags: NDArray[Any] = self._pack.counted[start + 1 : min(stop, start + 1 + self._length)]

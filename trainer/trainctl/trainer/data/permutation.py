@@ -1,4 +1,4 @@
-"""Which sample stands at which position of the endless sequence: a specified integer permutation per (seed, epoch).
+"""The sample at each position of the endless sequence: a specified integer permutation per (seed, epoch).
 
 Specification, so that another program can reproduce it (all arithmetic on unsigned 64-bit integers, wrapping):
 

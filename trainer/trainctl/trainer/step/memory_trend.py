@@ -1,4 +1,4 @@
-"""How near a rank's memory comes to its cap, and whether it grows, over its last steps."""
+"""Memory trend of a rank over its last steps: use of its cap, and growth."""
 
 from collections import deque
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from trainctl.trainer.backends.base import Memory
 
 STEPS: Final = 10
-"""Steps that the mean and the slope are of."""
+"""Steps over which the mean and the slope are taken."""
 _MIDDLE: Final = (STEPS - 1) / 2
 _SPREAD: Final = sum((step - _MIDDLE) ** 2 for step in range(STEPS))
 

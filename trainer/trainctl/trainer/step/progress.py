@@ -20,7 +20,8 @@ from trainctl.trainer.common.errors import AbandonedError, OutdatedError
 from trainctl.trainer.data.permutation import Indices, ranges_of
 
 KEPT_REPORTS = 8
-"""Reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step ahead."""
+"""Newest reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step
+ahead."""
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Progress:
             yield
 
     def check(self, generation: Generation) -> None:
-        """Raises AbandonedError if there is no point in going on under `generation`; cheap, and needs no lock."""
+        """Raises AbandonedError if there is no point in continuing under `generation`; cheap, and needs no lock."""
         if self.leaving or generation != self.formed:
             raise AbandonedError
 
@@ -102,7 +103,7 @@ class Progress:
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
         """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
         within `exclusive`. A plan may finish a batch of which this rank holds nothing and others hold the rest. Raises
-        ProtocolError for one that finishes another batch than is held, or one that nobody holds: samples would be
+        ProtocolError for one that finishes another batch than is held, or one that no one holds: samples would be
         lost."""
         held = self.batch
         if plan.finishes is not None:

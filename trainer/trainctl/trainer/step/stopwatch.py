@@ -1,4 +1,4 @@
-"""Where a plan's time goes, phase by phase, shown on the status page while it goes."""
+"""A stopwatch for a plan's phases, shown on the status page while they run."""
 
 import time
 from operator import itemgetter
