@@ -50,7 +50,9 @@ _COMMANDS: Final = re.compile(r"/cli/\w+\.py$|/cli\.py$|/service_commands\.py$")
 _WORD: Final = re.compile(r"[A-Za-z][a-z'-]+")
 _CODE: Final = re.compile(
     r"^\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|CREATE|ALTER|PRAGMA|WITH|CASE|FROM|WHERE|AND )\b|^[#.$]"
+    r"|^import \w|^\w+\[.*\]$|\{[^}]*:[^}]*;"
 )
+"""What is SQL, a path, a program, a type or a style sheet."""
 
 
 class Text(NamedTuple):
@@ -208,6 +210,7 @@ def main() -> int:
     given = parser.parse_args()
     found = [text for text in all_texts() if given.kind in (None, text.kind)]
     if given.draw is not None:
+        found = [*{text.words: text for text in found}.values()]  # the heads of tables are many
         found = random.Random(given.seed).sample(found, min(given.draw, len(found)))
     for text in found:
         print(f"{text.file}:{text.line}\t{text.kind}\t{text.words}")

@@ -139,8 +139,14 @@ def metric(one: m.Metric) -> Cell:
     return cell
 
 
+def _wait(seconds: float | None) -> str:
+    """In six cells; what is below half a millisecond is 0ms."""
+    short = seconds is not None and 0 < seconds < 0.0005
+    return "0ms" if short else f.seconds(seconds).replace(" s", "s").replace(" ms", "ms")
+
+
 own = text(lambda row: f.rate(row.own_rate), "strong")
-wait = text(lambda row: f.seconds(row.wait).replace(" s", "s").replace(" ms", "ms"))
+wait = text(lambda row: _wait(row.wait))
 held = text(lambda row: f.gigabytes(row.step.memory_bytes if row.step else None))
 gpu_percent = _reading("{:.0f}%", lambda gpu: gpu.utilization_percent)
 cpu_percent = _reading("{:.0f}%", of_host=lambda host: host.cpu_percent)
