@@ -39,8 +39,9 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (
         2,
         "2026-11-23",
-        "hosts-request: readings of a run's machines from its record. HostReading.values, by name; a rank's part has"
-        " its machine's metrics by name. A peer-beat has when its ping was sent, and a ping the last one's round trip.",
+        "hosts-request: readings of a run's machines from its record. HostReading.values is keyed by name, and a rank's"
+        " part includes its machine's metrics by name. A peer-beat says when its ping was sent, and a ping gives the"
+        " last round trip.",
     ),
     (
         2,

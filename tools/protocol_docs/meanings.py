@@ -205,7 +205,7 @@ SHARED: dict[str, str] = {
     "PeerRelay.order": "what the trainer must get",
     "PeerEnd.state": "the state in which the run ended",
     "PeerEnd.reason": "why, on one line; may be empty",
-    "PeerTrainer.wish": "start: start it if none lives; kill: kill it",
+    "PeerTrainer.wish": "start: start it if it is not running; kill: kill it",
     "PeerWelcome.ranks": "the ranks that this node hosts",
     "PeerHosted.problem": "what is wrong, on one line",
     "PeerAnswer.answer": "what the trainer sent",

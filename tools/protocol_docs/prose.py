@@ -73,7 +73,7 @@ machine lets a key in.
 | `node` | speak as the agent of the node of that name, and ask for logs; may not send commands |
 
 The agent looks up the role for every message. If a key is revoked or gets another role, its next message is answered
-by a [Refusal](#refusal) `not-authorised`. Keys that don't fit show as errors of the connection, not as replies, so
+by a [Refusal](#refusal) `not-authorised`. A key that doesn't match shows as a connection error, not as a reply, so
 watch the socket's events:
 
 | the client has | event |

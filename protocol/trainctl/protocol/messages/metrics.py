@@ -85,7 +85,7 @@ _RUN = (
         "tokens_per_second", "CASE WHEN step_seconds > 0 THEN tokens / step_seconds END", short="tok/s",
     ),
     Metric(
-        "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step over its time.", "number",
+        "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step per second of its time.", "number",
         "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END",
         short="smp/s",
     ),
@@ -166,7 +166,7 @@ _RANK = (
     ),
     Metric(
         "sum_bytes", "B", "rank", "sum MB",
-        "Bytes that the rank adds to the step's sum: gradients and tail in fp32, not network traffic.", "megabytes",
+        "Size of the rank's part in the step's sum: gradients and tail in fp32, not network traffic.", "megabytes",
         fold="max", short="sum",
     ),
     Metric(

@@ -64,7 +64,7 @@ class PeerEnd(Message, tag="peer-end", frozen=True):
 
 
 class PeerTrainer(Message, tag="peer-trainer", frozen=True):
-    """Restart the trainer of a rank if none lives, or kill it because it hangs."""
+    """Restart the trainer of a rank if it is not running, or kill it because it hangs."""
 
     link: Name
     seq: Count

@@ -78,7 +78,7 @@ class Membership:
         self._active = None
         if order.engine == "none":
             if order.ranks != (self._rank,):
-                raise GroupError(f"ranks {list(order.ranks)} cannot be formed without an engine")
+                raise GroupError(f"ranks {list(order.ranks)} cannot form a group without an engine")
             self._withdraw()
             return Solo()
         offered, self._offered = self._offered, None

@@ -87,7 +87,7 @@ def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
 
 
 def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
-    """The agent to talk to. Raises UnreachableError if no agent of a cluster answers."""
+    """The agent to connect to. Raises UnreachableError if no agent in the cluster answers."""
     return agent_call.find_lead(where(ctx, connect, cluster).addresses)
 
 
