@@ -98,7 +98,7 @@ class Mirror:
 
     def _points(self, steps: Sequence[m.StepCommitted]) -> None:
         by_rank = prefixes(self._source.nodes())
-        parts = self._source.parts(steps[0].step, steps[-1].step)
+        parts = self._source.parts([step.step for step in steps])
         by_step = {step: tuple(found) for step, found in groupby(parts, key=lambda part: part.step)}
         for step in steps:
             point = of_step(step, by_step.get(step.step, ()), by_rank, self._view)
