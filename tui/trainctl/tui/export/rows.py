@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
@@ -38,7 +40,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "events": {
         "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
-        "command": str, "verb": str, "before": str, "after": str, "outcome": str,
+        "command": str, "verb": str, "before": str, "after": str, "outcome": str, "undoes": str, "data": dict,
     },
     "hosts": {
         "read_at": float, "node": str, "cpu_percent": float, "memory_used_bytes": int, "memory_total_bytes": int,
@@ -49,7 +51,8 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{name: float for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field},
     },
 }  # fmt: skip
-"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
+"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds. A dict
+is an object in JSON lines, and the text of one in other formats."""
 
 _RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
@@ -178,7 +181,8 @@ def _rank(part: m.RankStep) -> Row:
 
 def _event(event: m.Event) -> Row:
     generation = str(event.generation) if event.generation is not None else None
-    return tuple(generation if name == "generation" else getattr(event, name) for name in COLUMNS["events"])
+    special = {"generation": generation, "data": msgspec.to_builtins(event.data)}
+    return tuple(special[name] if name in special else getattr(event, name) for name in COLUMNS["events"])
 
 
 def _host(reading: m.HostReading) -> list[Row]:
