@@ -16,7 +16,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages.events import AnyEvent, Notice
 from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import (
     NAMED_ROLLUPS,
@@ -348,12 +348,21 @@ class RecordReader:
                 schema_1_events.undoes(command),
             )
         else:
-            data = _EVENT_DATA.decode(body)
+            data = _event_data(body, text)
         return m.Event(
             id=number, at=at, severity=severity, by=by, data=data, run=self.run, step=step,
             generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
             undoes=undoes,
         )  # fmt: skip
+
+
+def _event_data(body: bytes, text: str) -> AnyEvent:
+    """Of a kind that this program doesn't know, which a later one wrote: its text."""
+    try:
+        data: AnyEvent = _EVENT_DATA.decode(body)
+    except msgspec.MsgspecError:
+        return Notice(text)
+    return data
 
 
 def _reading(body: bytes) -> m.HostReading | None:
