@@ -58,7 +58,7 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Total device memory."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run, as labels; all values where ranks differ."),
+    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run; several values where ranks differ."),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the run's state; other states are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),

@@ -1,11 +1,13 @@
 """Keys under which a run's record keeps values that are not rows of a table."""
 
+from trainctl.protocol.record.schema import VALUES_FROM
+
 DURABLE_KEY = "conductor"
 """Key of the state that the conductor must not lose."""
 ALERTS_KEY = "alerts"
 """Key of the open alerts and mutes, which the run's other nodes keep too."""
 VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
-OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY})
+OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, VALUES_FROM})
 """Keys of this node's own state, which is not copied to others."""
 
 

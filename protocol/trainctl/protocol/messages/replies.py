@@ -106,6 +106,7 @@ class History(Reply, tag="history", frozen=True):
 
     series: tuple[Series, ...]
     own_metrics: tuple[str, ...] = ()  # names of the metrics that the run brought
+    values_from: Count = 0  # first step whose metrics by name are kept one by one, not only in larger buckets
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):
