@@ -47,7 +47,7 @@ def take(recorder: RunDb, plan: m.StepPlan, frames: list[bytes]) -> None:
     """One step's reports, as the lead's agent takes them."""
     told = [codec.decode_answer(frame) for frame in frames]
     taken = [report for report in told if isinstance(report, m.Report)]
-    step = rows.step_committed(taken[0], plan, 24 * taken[0].step, 3072.0 * taken[0].step)
+    step = rows.step_committed(taken[0], plan, 24 * taken[0].step, rows.RunSums().after(taken[0]))
     parts = [rows.rank_step(report, f"node-{report.rank}") for report in taken]
     for message in (step, *parts):
         codec.encode(message)
@@ -57,7 +57,7 @@ def take(recorder: RunDb, plan: m.StepPlan, frames: list[bytes]) -> None:
 def charts(directory: Path, last: int) -> dict[str, float]:
     """Seconds of the slowest of five metrics, all ranks, by the steps in view; each drawn three times, the median."""
     slowest: dict[str, float] = {}
-    for span in (100, 1_000, 10_000, last):
+    for span in (100, 1_000, 10_000, 100_000, last):
         first = max(last - span + 1, 1)
         for name in NAMES[:: METRICS // 5]:
             took = statistics.median(draw(directory, name, first, last) for _ in range(3))
@@ -77,7 +77,9 @@ def draw(directory: Path, name: str, first: int, last: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3000, help="3,000 are 5 minutes at 10 steps/s")
-    steps = parser.parse_args().steps
+    parser.add_argument("--apart", type=int, default=1, help="steps' numbers are so far apart")
+    given = parser.parse_args()
+    steps, apart = given.steps, given.apart
     plan = m.StepPlan(
         run="run", generation=GENERATION, seq=1, kind="train", step=1, plan_version=1, cursor=0, global_batch=24,
         work=(), learning_rate=1e-3, divisor=1.0,
@@ -89,7 +91,7 @@ def main() -> int:
         paths = RunPaths(directory)
         with RunDb(paths) as recorder:
             for step in range(1, steps + 1):
-                frames = reports(step)
+                frames = reports(step * apart)
                 begun = time.process_time()
                 take(recorder, plan, frames)
                 spent.append(time.process_time() - begun)
@@ -97,7 +99,7 @@ def main() -> int:
         (size,) = connection.execute("SELECT sum(pgsize) FROM dbstat WHERE name LIKE '%metric_values%'").fetchone()
         (count,) = connection.execute("SELECT sum(length(body) / 8) FROM metric_values").fetchone()
         connection.close()
-        drawn = charts(directory, steps)
+        drawn = charts(directory, steps * apart)
     core, each = statistics.fmean(spent) * STEPS_PER_SECOND, size / count
     result = {
         "core": round(core, 4), "bytes_a_value": round(each, 2), "values_kept_steps": VALUES_KEPT,

@@ -13,8 +13,11 @@ from tests.tui.support.recorded import run_view
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.tui.cli import main
+from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource, Evaluated
 
 STEPS, RANKS, METRICS = 1_234, 3, 20
+NUMBERS = [*range(1, 801), *range(10**9, 10**9 + (STEPS - 800) * 2048, 2048)]
+"""The steps' own: from the 801st on, those of an environment."""
 
 
 @pytest.fixture
@@ -23,16 +26,18 @@ def agent(tmp_path: Path) -> AgentProcess:
     found = AgentProcess(tmp_path, "studio")
     paths = found.run_paths("run-1")
     paths.directory.mkdir(parents=True)
-    view = msgspec.structs.replace(run_view(RANKS, step=STEPS, steps=STEPS), run="run-1", state="finished")
+    view = msgspec.structs.replace(run_view(RANKS, step=NUMBERS[-1], steps=NUMBERS[-1]), run="run-1", state="finished")
     with AgentDb(found.directory / "agent.db") as db:
         db.add_run("run-1", "demo", paths.directory, 1000.0, "finished")
     with RunDb(paths) as recorder:
         recorder.set_meta("view", msgspec.json.encode(view).decode())
-        for number in range(1, STEPS + 1):
+        for number in NUMBERS:
             parts = [
                 msgspec.structs.replace(part(number, rank), values=own_values(number, rank)) for rank in range(RANKS)
             ]
-            recorder.commit(step(number), parts, 1000.0)
+            whole = msgspec.structs.replace(step(number), values={"user:whole": 1.0 * number})
+            recorder.commit(whole, parts, 1000.0)
+        recorder.evaluation(NUMBERS[-2], 2000.0, 1.25, 10.0, 1.0)
     return found.start()
 
 
@@ -53,11 +58,39 @@ def test_metrics_of_a_run_s_own_are_the_same_through_its_agent(
         assert main.main(["export", "another", "--what", "metrics", "--connect", agent.address]) == 3
         assert capfd.readouterr().err.count("\n") == 1
         with agent.client() as client:
-            assert client.history("run-1", ()).own_metrics == tuple(sorted(own_values(50, 0)))
+            assert client.history("run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
     finally:
         agent.terminate()
-    assert len(local) == RANKS * ((METRICS - 1) * STEPS + STEPS // 50)
+    assert len(local) == RANKS * ((METRICS - 1) * STEPS + sum(number % 50 == 0 for number in NUMBERS)) + STEPS
     assert through == local
+    assert [row["rank"] for row in local[:2]] == ["", "0"]
+
+
+def test_ranks_and_what_a_mirror_reads_are_the_same_through_its_agent(
+    agent: AgentProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = agent.run_paths("run-1").directory
+    pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
+    try:
+        assert main.main(["export", str(directory), "--what", "ranks"]) == 0
+        local = table(capfd)
+        assert main.main(["export", "run-1", "--what", "ranks", "--connect", agent.address]) == 0
+        through = table(capfd)
+        with agent.client() as client:
+            source = AgentSource(client, "run-1")
+            parts = [part for page in pages for part in source.parts(page)]
+            assert source.evaluations(0, NUMBERS[-1]) == {NUMBERS[-2]: Evaluated(1.25, None)}
+    finally:
+        agent.terminate()
+    timed = ("step", "rank", "step_seconds", "sync_seconds")
+    assert [[row[name] for name in timed] for row in through] == [[row[name] for name in timed] for row in local]
+    kept = DirectorySource(directory)
+    of_directory = [part for page in pages for part in kept.parts(page)]
+    kept.close()
+    assert [(part.step, part.rank) for part in parts] == [(part.step, part.rank) for part in of_directory]
+    for told, other in zip(parts, of_directory, strict=True):
+        assert {**other.values, **told.values} == other.values
+        assert own_values(told.step, told.rank).items() <= told.values.items()
 
 
 def table(capfd: pytest.CaptureFixture[str]) -> list[dict[str, str]]:

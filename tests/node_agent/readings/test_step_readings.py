@@ -1,5 +1,7 @@
 """Readings of machines by step: each with the step that was made when it came, by node and by a rank's device."""
 
+import pickle
+
 import msgspec
 import pytest
 from tests.node_agent.support.records import part, reading
@@ -56,3 +58,16 @@ def test_a_rank_has_what_is_read_of_its_own_device(device: str | None, used: flo
     joined = readings.joined(part(1), device)
     assert m.METRICS["gpu_utilization_percent"].of(joined) == used
     assert "user:fans" not in joined.values, "only metrics of the table are kept by step"
+
+
+def test_a_step_that_does_not_end_takes_no_more_memory() -> None:
+    readings, held = StepReadings(), []
+    for at in range(1, 3_001):
+        readings.take(read("node-0", float(at), at % 5 * 10.0, 40.0, at % 2 * 50.0), 7)
+        if at in (1_000, 3_000):
+            held.append(
+                len(pickle.dumps([sums.__dict__ for nodes in readings._steps.values() for sums in nodes.values()]))
+            )
+    assert held[0] == pytest.approx(held[1], abs=100)
+    joined = readings.joined(part(7), "cuda:1")
+    assert (percent(joined), m.METRICS["gpu_utilization_percent"].of(joined)) == (20.0, 25.0)

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.support.records import check_rollups, part, rows, step
 
-from trainctl.node_agent.records import statements
+from trainctl.node_agent.records import run_db, statements
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import reader as reading
-from trainctl.protocol.record import rollups
 from trainctl.protocol.record.downsampling import spans
 from trainctl.protocol.record.packed_values import pack, unpack, values_of
 from trainctl.protocol.record.paths import RunPaths
@@ -122,8 +120,8 @@ def test_a_part_that_comes_late_is_in_the_buckets_that_were_whole_already(paths:
 
 
 def test_old_values_go_and_their_rollups_stay(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (statements, rollups, reading):
-        monkeypatch.setattr(module, "VALUES_KEPT", 50)
+    monkeypatch.setattr(statements, "VALUES_KEPT", 50)
+    monkeypatch.setattr(run_db, "FORGET_EVERY_STEPS", 1)
     with RunDb(paths) as recorder:
         for number in range(1, 201):
             commit(recorder, number)
@@ -133,3 +131,36 @@ def test_old_values_go_and_their_rollups_stay(paths: RunPaths, monkeypatch: pyte
         assert (old.bucket_steps, old.steps) == (10, tuple(range(20, 140, 10)))
         assert old.maximum[0] == max(value_at(number) for number in range(20, 30))
         assert reader.series(NAME, 0, 151, 200, 120).bucket_steps == 1
+
+
+@pytest.mark.parametrize("apart", [7, 999, 2_048, 100_000])
+def test_steps_whose_numbers_are_far_apart_are_all_in_the_chart(paths: RunPaths, apart: int) -> None:
+    """As of a loop whose step is the number of its environment's steps."""
+    numbers = [number * apart for number in range(1, 60)]
+    with RunDb(paths) as recorder:
+        for number in numbers:
+            commit(recorder, number)
+    check_rollups(paths)
+    with RecordReader(paths) as reader:
+        series = reader.series(NAME, 0, columns=2_000)
+        assert len(series.steps) == len(reader.series("loss", columns=2_000).steps) == len(numbers)
+        assert series.last == tuple(map(value_at, numbers))
+        few = reader.series(NAME, 0, columns=5)
+        assert (max(few.maximum), few.last[-1]) == (max(map(value_at, numbers)), value_at(numbers[-1]))
+
+
+def test_values_are_kept_by_how_many_steps_there_are(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "VALUES_KEPT", 50)
+    monkeypatch.setattr(run_db, "FORGET_EVERY_STEPS", 1)
+    numbers = [*range(1, 31), *range(10**15, 10**15 + 71)]
+    with RunDb(paths) as recorder:
+        for number in numbers[:40]:
+            commit(recorder, number)
+    check_rollups(paths)
+    with RunDb(paths) as recorder:
+        for number in numbers[40:]:
+            commit(recorder, number)
+    with RecordReader(paths) as reader:
+        assert reader.values_from() == 10**15 + 20
+        assert reader.series(NAME, 0, 1, 30, 10).last == tuple(map(value_at, (9, 19, 29, 30)))
+        assert reader.series(NAME, 0, 10**15 + 20, None, 100).last[-1] == value_at(10**15 + 70)

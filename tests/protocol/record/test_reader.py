@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tests.memory_values import memory
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.messages.events import MicroBatchChanged, Notice
 from trainctl.protocol.record.downsampling import RAW_STEPS_PER_COLUMN, choose, pieces
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader, Totals
@@ -320,3 +321,18 @@ def test_threads_may_share_a_reader_while_the_writer_writes(small: RunPaths) -> 
         last = reader.last_step()
         assert last is not None and last.step == 54  # no reader is stuck in an old view
     writer.close()
+
+
+def test_an_event_of_a_kind_that_a_later_program_wrote_is_its_text(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    connection = open_for_writing(paths.record, RUN_SCHEMA)
+    for number, data in enumerate(({"kind": "moon-risen", "phase": 0.5}, {"kind": "note"}, "x"), 1):
+        row = (number, 1.0, "run", "info", "auto", "the moon rose", msgspec.msgpack.encode(data))
+        connection.execute(
+            "INSERT INTO events (id, at, kind, severity, by, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+        )
+    connection.close()
+    with RecordReader(paths) as reader:
+        assert [(event.data, event.text) for event in reader.events()[0]] == [
+            (Notice("the moon rose"), "the moon rose")
+        ] * 3

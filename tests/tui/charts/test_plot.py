@@ -289,6 +289,25 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     assert tails["memory_bytes", 0].first.tolist() == [40, 41, 42]
 
 
+def test_a_metric_that_the_run_brought_is_drawn_as_it_comes() -> None:
+    state, tails, alone = state_of(1), dict[history.Key, s.Window](), ("user:reward", None)
+    assert state.run is not None and state.last_step is not None
+    whole, step = state.run.step, state.last_step.value
+    drawn = [vw.Chart((Pick("user:reward"),))]
+    ask = history.Ask(state.run.run, ("user:reward",), 1, whole, 100, whole)
+    answer = history.Answer(ask, {alone: window({whole: 50.0})})
+    numbers = [*range(whole + 1, whole + 200), *range(4096, 4096 + 40 * 2048, 2048)]
+    for seq, number in enumerate(numbers, state.seq + 1):
+        message = msgspec.structs.replace(
+            step, step=number, values={"user:reward": 1.0 * number}, seq=seq, boot=state.boot
+        )
+        state = reducer.apply(state, message, 0.0)
+        tails = history.collected(tails, state, drawn)
+        assert not history.is_torn(answer, state, tails)
+    found = history.window_of([answer], state, alone, (1, numbers[-1]), tails)
+    assert found.last.tolist() == [50.0, *map(float, numbers)]
+
+
 def dataclasses_replace(part: m.RankStep, step: int) -> m.RankStep:
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
     return m.RankStep(**{**fields, "step": step})

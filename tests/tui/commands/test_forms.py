@@ -12,6 +12,7 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snaps
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import Evaluated
 from trainctl.tui.commands import command_line
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands.command import Order
@@ -50,6 +51,9 @@ def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
     )  # type: ignore[union-attr]
     timed = dataclasses.replace(STATE, events=(event,))
     assert preview(Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
+    slow = msgspec.structs.replace(event, data=Evaluated(1.9031, 125_000.0))
+    timed = dataclasses.replace(STATE, events=(slow,))
+    assert preview(Order("evaluate"), timed, UNICODE).text.endswith(", took 125000 s; curve unchanged")
     assert "took" not in preview(Order("evaluate"), STATE, UNICODE).text
 
 

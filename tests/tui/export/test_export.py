@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.tui.support import run_directory
 
@@ -42,7 +43,7 @@ def test_csv_and_json_lines_hold_every_row(
     for row, found in zip(rows, objects, strict=True):
         assert list(row) == list(found) == list(COLUMNS[what])
         for name, kind in COLUMNS[what].items():
-            assert found[name] == (kind(row[name]) if row[name] else None)
+            assert found[name] == (json.loads(row[name]) if kind is dict else kind(row[name]) if row[name] else None)
 
 
 def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_path: Path) -> None:
@@ -53,6 +54,17 @@ def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_p
     assert step is not None
     assert (last["step"], last["loss"], last["generation"]) == (step.step, step.loss, "g1.1")
     assert [found.name for found in tmp_path.iterdir()] == ["steps.jsonl"]
+
+
+def test_events_have_their_data_and_what_they_undo(
+    directory: Path, reader: RecordReader, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main.main(["export", str(directory), "--what", "events", "--format", "jsonl"]) == 0
+    told = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    events, _ = reader.events(limit=500)
+    assert [row["data"] for row in told] == [json.loads(msgspec.json.encode(event.data)) for event in events]
+    assert [row["undoes"] for row in told] == [event.undoes for event in events]
+    assert told[0]["data"]["kind"]
 
 
 def test_parquet_is_the_same_table(directory: Path, tmp_path: Path) -> None:

@@ -199,6 +199,17 @@ def test_what_a_target_has_dropped_is_told_again(growing: Growing, *, forgets: b
     assert sheet.losses == [(5, 2.25), (5, 2.25)]  # its step was retracted too
 
 
+def test_steps_that_go_back_over_a_jump_of_their_numbers(growing: Growing) -> None:
+    sheet = Sheet()
+    mirror = growing.mirror(sheet)
+    growing.commit(1, PAGE + 30)
+    growing.commit(10**12, 10**12 + 3)
+    mirror.catch_up(whole=True)
+    growing.recorder.retract_after(PAGE + 20)
+    mirror.catch_up(whole=True)
+    assert (sheet.backs, mirror.place.step) == ([PAGE + 20], PAGE + 20)
+
+
 def test_events_whose_numbers_others_have_taken(growing: Growing) -> None:
     sheet = Sheet()
     mirror = growing.mirror(sheet)

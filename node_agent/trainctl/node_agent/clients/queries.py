@@ -210,7 +210,9 @@ async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
                 for metric, rank in wanted
             ]
             series = tuple(one for one in found if one.steps or one.metric in m.METRICS)
-            return m.History(rid=request.rid, series=series, own_metrics=reader.own_metrics())
+            return m.History(
+                rid=request.rid, series=series, own_metrics=reader.own_metrics(), values_from=reader.values_from()
+            )
 
     return await asyncio.to_thread(read)
 

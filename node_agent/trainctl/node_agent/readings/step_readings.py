@@ -1,6 +1,5 @@
 """Readings of machines by the step that was being made when they came: metrics of machines have a step too. Pure."""
 
-import statistics
 from collections import defaultdict
 
 import msgspec
@@ -11,18 +10,42 @@ _STEPS_KEPT = 3
 """Newest steps whose readings wait for the ranks' parts of them."""
 
 
+class _Sums:
+    """Of a node's readings in one step, by device and metric: their count and sum, however long the step takes."""
+
+    def __init__(self) -> None:
+        self._newest: m.HostReading | None = None
+        self._found: dict[str, dict[str, tuple[int, float]]] = {}
+
+    def add(self, reading: m.HostReading) -> None:
+        self._newest = reading
+        for device in _devices(reading):
+            found = self._found.setdefault(device, {})
+            for name, value in m.host_values(reading, device).items():
+                count, total = found.get(name, (0, 0.0))
+                found[name] = count + 1, total + value
+
+    def means(self, device: str | None) -> dict[str, float]:
+        """By metric, of the machine and of the device that a rank has there."""
+        newest = self._newest
+        if newest is None:
+            return {}
+        own = next(known for known in _devices(newest) if newest.gpu_of(known) is newest.gpu_of(device))
+        return {name: total / count for name, (count, total) in self._found[own].items()}
+
+
 class StepReadings:
     """What came of each node while the newest steps were made."""
 
     def __init__(self) -> None:
-        self._steps: defaultdict[int, defaultdict[str, dict[float, m.HostReading]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )  # by step, node, and the time at which it was read: a node's newest can come twice
+        self._steps: defaultdict[int, defaultdict[str, _Sums]] = defaultdict(lambda: defaultdict(_Sums))  # step, node
+        self._read_at: dict[str, float] = {}  # of each node's newest reading, which can come twice
 
     def take(self, reading: m.HostReading, step: int) -> None:
         """Keep a reading that came while `step` was made."""
-        if not any(reading.read_at in nodes[reading.node] for nodes in self._steps.values()):
-            self._steps[step][reading.node][reading.read_at] = reading
+        if self._read_at.get(reading.node) != reading.read_at:
+            self._read_at[reading.node] = reading.read_at
+            self._steps[step][reading.node].add(reading)
         for old in [known for known in self._steps if not step - _STEPS_KEPT < known <= step]:
             del self._steps[old]
 
@@ -30,12 +53,10 @@ class StepReadings:
         """A rank's part of a step with its machine's metrics by name, each the mean of the readings; of a step in
         which none came, the part as it is."""
         nodes = self._steps.get(part.step)
-        readings = nodes.get(part.node) if nodes is not None else None
-        if not readings:
-            return part
-        found: defaultdict[str, list[float]] = defaultdict(list)
-        for reading in readings.values():
-            for name, value in m.host_values(reading, device).items():
-                found[name].append(value)
-        means = {name: statistics.fmean(values) for name, values in found.items()}
-        return msgspec.structs.replace(part, values={**part.values, **means})
+        sums = nodes.get(part.node) if nodes is not None else None
+        return msgspec.structs.replace(part, values={**part.values, **sums.means(device)}) if sums else part
+
+
+def _devices(reading: m.HostReading) -> list[str]:
+    """All that a rank may have there."""
+    return ["cpu", *(f"cuda:{index}" for index in range(len(reading.gpus)))]

@@ -38,6 +38,8 @@ RECENT_PLANS = 32
 PLANS_KEPT = 10_000
 CHECKPOINTS_EVERY_PLANS = 500
 """How often it is looked which checkpoints are still there."""
+FORGET_EVERY_STEPS = 100
+"""How often old metrics by name are let go; it takes some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class RunDb:
         self.on_kept: Callable[[m.Kept], None] = lambda _: None
         """Is given all that the run's other nodes are to keep as well."""
         self._told_step: tuple[int, m.Generation] | None = None
+        self._steps = 0  # committed since it was opened
         self._resumable = resumable
         # Plans of later steps are kept.
         self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else m.MAX_COUNT
@@ -120,6 +123,9 @@ class RunDb:
         self._write(writes.commit(step, ranks, finished_at))
         if (step.step, step.generation) != self._told_step:
             self._told_step = step.step, step.generation
+            self._steps += 1
+            if self._steps % FORGET_EVERY_STEPS == 0:
+                self._write(writes.forget_values)
             self.on_kept(m.KeptStep(step=step))
         for part in ranks:
             self.on_kept(m.KeptPart(part=part))

@@ -14,8 +14,9 @@ from trainctl.protocol.record.rollups import (
     add_rank_to_rollups,
     add_run_to_rollups,
     rebuild_rollups,
+    values_from,
 )
-from trainctl.protocol.record.schema import NOT_GIVEN, ROLLUP_LEVELS, VALUES_KEPT
+from trainctl.protocol.record.schema import NOT_GIVEN, ROLLUP_LEVELS, VALUES_FROM, VALUES_KEPT
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]
@@ -88,7 +89,7 @@ _DELETE_VALUES = f"""
 
 
 def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> None:
-    """Those that have no column; the rank's oldest go."""
+    """Those that have no column."""
     named = {name: value for name, value in values.items() if m.is_by_name(name)}
     if not named:
         return
@@ -98,8 +99,26 @@ def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values
         ids = dict(connection.execute("SELECT name, id FROM metric_names"))
     packed = pack({ids[name]: value for name, value in named.items()})
     connection.execute("REPLACE INTO metric_values VALUES (?, ?, ?, ?)", (step, rank, *packed))
-    oldest = (step - VALUES_KEPT) // ROLLUP_LEVELS[0] * ROLLUP_LEVELS[0]
-    connection.execute("DELETE FROM metric_values WHERE rank = ? AND step < ?", (rank, oldest))
+
+
+_RANKS_WITH_VALUES = """
+    WITH RECURSIVE found(rank) AS (
+      SELECT min(rank) FROM metric_values
+      UNION ALL SELECT (SELECT min(rank) FROM metric_values WHERE rank > found.rank) FROM found WHERE rank IS NOT NULL
+    )
+    SELECT rank FROM found
+"""  # a seek per rank, where DISTINCT would read every row
+
+
+def forget_values(connection: sqlite3.Connection) -> None:
+    """Let the metrics by name go of all but the newest VALUES_KEPT steps, in whole buckets of the finest rollups."""
+    oldest = "SELECT step FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1 OFFSET ?"
+    for (step,) in connection.execute(oldest, (VALUES_KEPT - 1,)).fetchall():
+        kept_from = step // ROLLUP_LEVELS[0] * ROLLUP_LEVELS[0]
+        if kept_from > values_from(connection):
+            gone = f"DELETE FROM metric_values WHERE rank IN ({_RANKS_WITH_VALUES}) AND step < ?"  # noqa: S608
+            connection.execute(gone, (kept_from,))
+            connection.execute("REPLACE INTO meta VALUES (?, ?)", (VALUES_FROM, str(kept_from)))
 
 
 def retract_after(step: int) -> Write:

@@ -312,3 +312,38 @@ Change = (
     | NodeStateChanged | PolicyModeChanged
 )  # fmt: skip
 """What has a state before and one after it."""
+
+
+def nodes_of(data: AnyEvent) -> frozenset[str]:
+    """The nodes that an event is about; it is of the whole run where there are none."""
+    match data:
+        case SharesChanged():
+            found = {*data.before, *data.after, data.node, data.lost, data.returned}
+        case MicroBatchChanged():
+            found = {node for node, _ in (*data.before, *data.after)}
+        case LeadChanged():
+            found = {data.before, data.after}
+        case GenerationFormed():
+            found = {*data.behind, data.source}
+        case StateShared():
+            found = {data.source, data.rank}
+        case ProbePassed():
+            found = {data.rank, data.other}
+        case RankChanged():
+            found = {*data.ranks}
+        case SharesUnmeasured():
+            found = {*data.nodes}
+        case (
+            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | NodeState() | AlertRaised()
+            | AlertCleared()
+        ):  # fmt: skip
+            found = {data.node}
+        case _:
+            found = set()
+    return frozenset(map(_node_of, found)) - {""}
+
+
+def _node_of(rank: str) -> str:
+    """Of a rank as people name it: a node, or node:rank."""
+    node, _, number = rank.rpartition(":")
+    return node if number.isdigit() and node else rank

@@ -104,6 +104,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
 class History(Reply, tag="history", frozen=True):
     series: tuple[Series, ...]
     own_metrics: tuple[str, ...] = ()  # all that the run brought and `METRICS` doesn't have, by name
+    values_from: Count = 0  # first step whose metrics by name are kept one by one, and not only in larger buckets
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):

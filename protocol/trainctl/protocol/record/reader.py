@@ -16,7 +16,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages.events import AnyEvent, Notice
 from trainctl.protocol.record import schema_1_events
 from trainctl.protocol.record.downsampling import (
     NAMED_ROLLUPS,
@@ -41,7 +41,7 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT, open_for_reading
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM, open_for_reading
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -265,7 +265,7 @@ class RecordReader:
         if last < first or (m.is_by_name(metric) and not self._by_name):
             return m.Series(metric, rank, 1, (), (), (), (), ())
         by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
-        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * self._has_values(of, first, newest)
+        raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * (first >= self.values_from())
         zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS, raw_most=raw_most)
         rows: Sequence[tuple[Any, ...]]
         if by_name:
@@ -280,18 +280,15 @@ class RecordReader:
         starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
         return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
 
-    def _has_values(self, rank: int, first: int, newest: int) -> bool:
-        """Whether the rank's metrics by name are kept from `first` on, and not only their rollups."""
-        if first > newest - VALUES_KEPT:
-            return True
-        ((kept,),) = self._rows("SELECT min(step) FROM metric_values WHERE rank = ?", (rank,))
-        return kept is not None and first >= kept
+    def values_from(self) -> int:
+        """The first step whose metrics by name are kept, and not only their rollups; 0 while none are gone."""
+        return int(self.meta(VALUES_FROM) or 0)
 
     def _named(self, metric: str, rank: int, span: Span) -> Sequence[Rollup]:
-        """Of a metric by name, ascending; a step is a bucket of one value."""
-        if span.level:
-            buckets = span.first // span.level, span.last // span.level
-            return self._rows(NAMED_ROLLUPS, (metric, rank, span.level, *buckets))
+        """Of a metric by name, ascending; a step is a bucket of one value. Where the values are gone, the finest
+        buckets stand for a few steps, whole as they are."""
+        if level := span.level or (ROLLUP_LEVELS[0] if span.last < self.values_from() else 0):
+            return self._rows(NAMED_ROLLUPS, (metric, rank, level, span.first // level, span.last // level))
         ids = self._rows("SELECT id FROM metric_names WHERE name = ?", (metric,))
         rows: Any = self._rows(NAMED_VALUES, (rank, span.first, span.last)) if ids else []
         values = values_of(ids[0][0], rows) if ids else ()
@@ -351,12 +348,21 @@ class RecordReader:
                 schema_1_events.undoes(command),
             )
         else:
-            data = _EVENT_DATA.decode(body)
+            data = _event_data(body, text)
         return m.Event(
             id=number, at=at, severity=severity, by=by, data=data, run=self.run, step=step,
             generation=None if term is None else m.Generation(term, n), command=command, verb=verb, outcome=outcome,
             undoes=undoes,
         )  # fmt: skip
+
+
+def _event_data(body: bytes, text: str) -> AnyEvent:
+    """Of a kind that this program doesn't know, which a later one wrote: its text."""
+    try:
+        data: AnyEvent = _EVENT_DATA.decode(body)
+    except msgspec.MsgspecError:
+        return Notice(text)
+    return data
 
 
 def _reading(body: bytes) -> m.HostReading | None:

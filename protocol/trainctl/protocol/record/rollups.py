@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from trainctl.protocol.messages import METRICS
 from trainctl.protocol.record.packed_values import unpack
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_KEPT
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM
 
 RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""
@@ -111,22 +111,22 @@ _MERGE_ROLLUPS: Final = """
 """
 
 
-_NEWEST: Final = f"""
-    SELECT step FROM steps WHERE NOT retracted AND step < ? + {2 * ROLLUP_LEVELS[-1]} ORDER BY step DESC LIMIT 1
-"""  # noqa: S608  it needn't look further: a bucket of the steps before is whole by the first of the next one
+_FOLLOWING: Final = f"""
+    SELECT step FROM (SELECT step, retracted FROM steps WHERE step >= ? ORDER BY step LIMIT {ROLLUP_LEVELS[-1]})
+    WHERE NOT retracted LIMIT 1
+"""  # noqa: S608  a few rows, however many were retracted
+_BEFORE: Final = "SELECT step FROM steps WHERE NOT retracted AND step < ? ORDER BY step DESC LIMIT 1"
 _RANKS_OF: Final = "SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?"
 
 
 def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
     """Add a step that is new in `steps`; if one after it was added before, its buckets are made anew."""
-    later = f"SELECT 1 FROM steps WHERE NOT retracted AND step > ? AND step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"  # noqa: S608
-    if connection.execute(later, (step, step)).fetchone():
+    if connection.execute(_FOLLOWING, (step + 1,)).fetchone():
         rebuild_rollups(connection, step, step)
     else:
         connection.execute(_ADD_RUN, {"first": step, "last": step, "level": 0})
-        before = "SELECT step FROM steps WHERE NOT retracted AND step < ? ORDER BY step DESC LIMIT 1"
-        for (last,) in connection.execute(before, (step,)).fetchall():
-            _roll_up_named(connection, last, last)
+        for (last,) in connection.execute(_BEFORE, (step,)).fetchall():
+            _roll_up_named(connection, last, last, newest=step)
 
 
 def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) -> None:
@@ -139,7 +139,7 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
         rebuild_rollups(connection, step, step)
     else:
         connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
-        _roll_up_named(connection, step, step, (rank,))
+        _roll_up_named(connection, step, step, newest=_newest(connection, step), ranks=(rank,))
 
 
 def add_missing_rollups(connection: sqlite3.Connection) -> None:
@@ -153,14 +153,14 @@ def add_missing_rollups(connection: sqlite3.Connection) -> None:
 def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> None:
     """Make every bucket that holds one of the steps first..last anew, the finest from the rows that stand, each coarser
     one from the finer: about ten rows a metric and level, whatever the length of the run."""
-    finer = 0
+    finer, kept_from = 0, values_from(connection)
     for level in ROLLUP_LEVELS:
         low, high = first // level * level, (last // level + 1) * level - 1
         ranks = [rank for (rank,) in connection.execute(_RANKS_OF, (low, high))]
         span = {"level": level, "finer": finer, "low": low, "high": high, "first": low, "last": high}
         series = _series(span, STEP_EXPRESSIONS, (RUN_RANK,)) + _series(span, RANK_EXPRESSIONS, ranks)
         connection.executemany(_DELETE_ROLLUPS, series)
-        if low > _newest(connection, last) - VALUES_KEPT:
+        if low >= kept_from:
             connection.executemany(_DELETE_ROLLUPS, _series(span, _names(connection).values(), (RUN_RANK, *ranks)))
         if finer:
             connection.executemany(_MERGE_ROLLUPS, series)
@@ -168,13 +168,15 @@ def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> No
             connection.execute(_ADD_RUN, span)
             connection.executemany(_ADD_RANK, [{**span, "rank": rank} for rank in ranks])
         finer = level
-    _roll_up_named(connection, first, last)
+    _roll_up_named(connection, first, last, newest=_newest(connection, last))
 
 
-def _roll_up_named(connection: sqlite3.Connection, first: int, last: int, ranks: Sequence[int] | None = None) -> None:
+def _roll_up_named(
+    connection: sqlite3.Connection, first: int, last: int, *, newest: int, ranks: Sequence[int] | None = None
+) -> None:
     """The same of the metrics that go by name (of all ranks and the run, or of those given), but only the buckets that
-    a later step has made whole. Where the values are gone, their finest buckets stay as they are."""
-    finer, newest = 0, _newest(connection, last)
+    `newest`, a later step, has made whole. Where the values are gone, their finest buckets stay as they are."""
+    finer, kept_from = 0, values_from(connection)
     for level in ROLLUP_LEVELS:
         low, high = first // level * level, min(last // level + 1, newest // level) * level - 1
         if high < low:
@@ -182,7 +184,7 @@ def _roll_up_named(connection: sqlite3.Connection, first: int, last: int, ranks:
         of = (RUN_RANK, *(rank for (rank,) in connection.execute(_RANKS_OF, (low, high)))) if ranks is None else ranks
         names = _names(connection)
         series = _series({"level": level, "finer": finer, "low": low, "high": high}, names.values(), of)
-        if finer or low > newest - VALUES_KEPT:
+        if finer or low >= kept_from:
             connection.executemany(_DELETE_ROLLUPS, series)
         if finer:
             connection.executemany(_MERGE_ROLLUPS, series)
@@ -217,6 +219,13 @@ def _names(connection: sqlite3.Connection) -> dict[int, str]:
 
 
 def _newest(connection: sqlite3.Connection, step: int) -> int:
-    """The newest step that stands, as far as the buckets of `step` matter; 0 without one."""
-    row = connection.execute(_NEWEST, (step,)).fetchone()
+    """A standing step after every bucket of `step`, else the newest one in them or before; 0 without one."""
+    end = (step // ROLLUP_LEVELS[-1] + 1) * ROLLUP_LEVELS[-1]
+    row = connection.execute(_FOLLOWING, (end,)).fetchone() or connection.execute(_BEFORE, (end,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def values_from(connection: sqlite3.Connection) -> int:
+    """The first step whose metrics by name are kept, and not only their rollups; 0 while none are gone."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (VALUES_FROM,)).fetchone()
     return int(row[0]) if row else 0

@@ -30,7 +30,9 @@ NOT_GIVEN: Final = ""
 ROLLUP_LEVELS: Final = (10, 100, 1000)
 """Bucket sizes in steps for which min, max, mean and last are kept."""
 VALUES_KEPT: Final = 20_000
-"""Newest steps whose `metric_values` are kept; their rollups stay for ever."""
+"""Newest steps whose `metric_values` are kept, counted, whatever their numbers; their rollups stay for ever."""
+VALUES_FROM: Final = "values_from"
+"""Key in `meta` of the first step whose `metric_values` are kept; absent while none are gone."""
 
 _RANK_STEPS = """
 CREATE TABLE IF NOT EXISTS rank_steps (

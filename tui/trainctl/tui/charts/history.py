@@ -138,14 +138,19 @@ def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingPr
 
 
 def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[Chart]) -> dict[Key, s.Window]:
-    """The tails with what the ranks' newest messages add of the metrics that charts draw. After a hole one begins
-    anew, for then the record is to be asked again."""
+    """The tails with what the newest messages of the run and its ranks add of the metrics that charts draw. After a
+    hole one begins anew, for then the record is to be asked again."""
     made = dict(tails)
-    picked = dict.fromkeys(pick.metric for chart in charts for pick in chart.picks if _is_tail(pick.metric))
-    for rank, parts in state.parts.items() if picked else ():
+    picks = [pick for chart in charts for pick in chart.picks if _is_tail(pick.metric, pick.rank)]
+    of_run = dict.fromkeys(pick.metric for pick in picks if pick.rank is None)
+    of_ranks = dict.fromkeys(pick.metric for pick in picks if pick.rank is not None)
+    sources: list[tuple[int | None, Sequence[m.StepCommitted | m.RankStep], dict[str, None]]]
+    sources = [(None, state.steps, of_run), *((rank, parts, of_ranks) for rank, parts in state.parts.items())]
+    for rank, parts, picked in (source for source in sources if source[2]):
         steps = made.get((_STEPS, rank)) or s.empty()
         fresh = [part for part in parts if part.step > steps.newest_step]
-        torn = bool(fresh) and len(steps) > 0 and fresh[0].step > steps.newest_step + 1
+        met = len(fresh) < len(parts)  # however far apart the steps' numbers are
+        torn = bool(fresh) and not met and len(steps) > 0 and fresh[0].step > steps.newest_step + 1
         for metric in (*picked, _STEPS):
             window = s.empty(_TAIL_STEPS) if torn else made.get((metric, rank)) or s.empty(_TAIL_STEPS)
             if len(window) >= _TAIL_STEPS // 2:
@@ -157,16 +162,16 @@ def collected(tails: Mapping[Key, s.Window], state: ViewState, charts: Iterable[
     return made
 
 
-def _is_tail(metric: str) -> bool:
-    """Whether it is of a rank, and the state keeps no window of it."""
-    return per_rank(metric) and metric not in RANK_SERIES
+def _is_tail(metric: str, rank: int | None) -> bool:
+    """Whether the state keeps no window of it: of a rank, or the run's own."""
+    return metric not in m.METRICS if rank is None else per_rank(metric) and metric not in RANK_SERIES
 
 
 def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> bool:
     """Whether steps are missing between what the record answered and what has come live since."""
 
     def came(metric: str, rank: int | None) -> s.Window:
-        steps = tails.get((_STEPS, rank)) if _is_tail(metric) else None
+        steps = tails.get((_STEPS, rank)) if _is_tail(metric, rank) else None
         return steps if steps is not None else lately(state, (metric, rank), tails)
 
     return any(

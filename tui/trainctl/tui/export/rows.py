@@ -1,14 +1,15 @@
 """What an export's tables hold: their columns, and their rows a page at a time from a record or through an agent."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.rollups import RUN_RANK
-from trainctl.protocol.record.schema import VALUES_KEPT
+from trainctl.tui.export.single_steps import Value, questions, values
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE, HOSTS_PAGE = 500, 100
-METRICS_AT_ONCE = 16
-"""As many as a history request may name."""
-BUCKETS = 20_000
-"""Most values that are asked for at once: far below a frame's limit, with all that goes with each."""
 
 
 def _column(metric: m.Metric) -> str:
@@ -43,7 +40,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
     "events": {
         "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
-        "command": str, "verb": str, "before": str, "after": str, "outcome": str,
+        "command": str, "verb": str, "before": str, "after": str, "outcome": str, "undoes": str, "data": dict,
     },
     "hosts": {
         "read_at": float, "node": str, "cpu_percent": float, "memory_used_bytes": int, "memory_total_bytes": int,
@@ -54,7 +51,8 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{name: float for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field},
     },
 }  # fmt: skip
-"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
+"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds. A dict
+is an object in JSON lines, and the text of one in other formats."""
 
 _RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
@@ -75,7 +73,7 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
             for page in filter(None, pages):
                 steps = [step for (step,) in page]
                 parts = reader.parts_between(steps[0].step, steps[-1].step)
-                yield sorted(row for part in (*steps, *parts) for row in _own(part))
+                yield _ordered(row for part in (*steps, *parts) for row in _own(part))
         elif what == "hosts":
             readings, after = reader.host_readings(0, PAGE)
             while after:
@@ -121,9 +119,7 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
         if what == "steps":
             yield [_step(step) for step in steps.steps]
         elif steps.steps and steps.run is not None:
-            first, last = steps.steps[0].step, steps.steps[-1].step
-            for start in range(first, last + 1, PAGE):
-                yield await _parts_of(client, steps.run, start, min(start + PAGE - 1, last))
+            yield await _parts_of(client, steps.run, [step.step for step in steps.steps])
         after = steps.steps[-1].step if steps.steps else after
 
 
@@ -132,40 +128,37 @@ async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]
     view = (await client.snapshot(0, run)).run
     if view is None:
         raise InvalidInputError("run", "the agent knows no run yet")
-    names = (await client.history(view.run, ())).own_metrics
-    at_once = min(PAGE, max(1, BUCKETS // (METRICS_AT_ONCE * max(1, len(view.ranks)))))
-    for first in range(max(1, view.step - VALUES_KEPT + 1), view.step + 1, at_once):
-        found: list[Row] = []
-        for some in (names[start : start + METRICS_AT_ONCE] for start in range(0, len(names), METRICS_AT_ONCE)):
-            for series in await _single_steps(client, view.run, some, first, min(first + at_once - 1, view.step)):
-                values = zip(series.steps, series.last, strict=True)
-                found += [(step, series.rank, series.metric, value) for step, value in values]
-        yield sorted(found, key=lambda row: (row[0], -1 if row[1] is None else row[1], row[2]))
+    history = await client.history(view.run, ())
+    after, more = max(0, history.values_from - 1), True
+    while more:
+        steps = await client.steps(view.run, after, PAGE)
+        yield _ordered(await _values_of(client, view.run, history.own_metrics, [step.step for step in steps.steps]))
+        more, after = steps.more and bool(steps.steps), steps.steps[-1].step if steps.steps else after
 
 
-async def _single_steps(
-    client: "Client", run: str, names: tuple[str, ...], first: int, last: int
-) -> tuple[m.Series, ...]:
-    """A bucket a step. Where those at the beginning are gone by now, which the agent gives larger buckets for, those
-    of the later half, and so on."""
-    history = await client.history(run, names, first, last, last - first + 1)
-    if all(series.bucket_steps == 1 for series in history.series):
-        return history.series
-    return await _single_steps(client, run, names, (first + last) // 2 + 1, last) if first < last else ()
+async def _values_of(client: "Client", run: str, names: Sequence[str], steps: Sequence[int]) -> list[Value]:
+    """Of steps that exist, ascending."""
+    view = (await client.snapshot(0, run)).run
+    kept_from = (await client.history(run, ())).values_from
+    found: list[Value] = []
+    for question in questions(names, steps, len(view.ranks) if view is not None else 1, kept_from):
+        asked = question.steps
+        history = await client.history(run, question.names, asked[0], asked[-1], question.columns)
+        found += values(history, asked)
+    return found
 
 
-async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[Row]:
-    """A bucket a step: as many columns as steps."""
+async def _parts_of(client: "Client", run: str, steps: Sequence[int]) -> list[Row]:
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for name, column in _RANK_METRICS.items():
-        history = await client.history(run, (name,), first, last, last - first + 1)
-        for series in history.series:
-            if series.bucket_steps > 1:
-                continue
-            for step, value in zip(series.steps, series.last, strict=True):
-                row = found.setdefault((step, series.rank or 0), {"step": step, "rank": series.rank})
-                row[column] = value
+    for step, rank, name, value in await _values_of(client, run, tuple(_RANK_METRICS), steps):
+        row = found.setdefault((step, rank or 0), {"step": step, "rank": rank})
+        row[_RANK_METRICS[name]] = value
     return [tuple(found[key].get(name) for name in COLUMNS["ranks"]) for key in sorted(found)]
+
+
+def _ordered(rows: Iterable[Row]) -> list[Row]:
+    """By step and rank, the run's first, and name."""
+    return sorted(rows, key=lambda row: (row[0], -1 if row[1] is None else row[1], row[2]))
 
 
 def _step(step: m.StepCommitted) -> Row:
@@ -174,8 +167,8 @@ def _step(step: m.StepCommitted) -> Row:
 
 
 def _own(part: m.StepCommitted | m.RankStep) -> list[Row]:
-    """The metrics that the run brought: of the run itself with rank -1."""
-    rank = part.rank if isinstance(part, m.RankStep) else RUN_RANK
+    """The metrics that the run brought; those of the run itself have no rank."""
+    rank = part.rank if isinstance(part, m.RankStep) else None
     return [(part.step, rank, name, value) for name, value in part.values.items() if name not in m.METRICS]
 
 
@@ -188,7 +181,8 @@ def _rank(part: m.RankStep) -> Row:
 
 def _event(event: m.Event) -> Row:
     generation = str(event.generation) if event.generation is not None else None
-    return tuple(generation if name == "generation" else getattr(event, name) for name in COLUMNS["events"])
+    special = {"generation": generation, "data": msgspec.to_builtins(event.data)}
+    return tuple(special[name] if name in special else getattr(event, name) for name in COLUMNS["events"])
 
 
 def _host(reading: m.HostReading) -> list[Row]:

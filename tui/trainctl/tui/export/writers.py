@@ -32,6 +32,14 @@ def open_writer(kind: Format, what: What, stream: IO[bytes]) -> Writer:
     return writer
 
 
+def _flat(rows: list[Row]) -> list[Row]:
+    """Objects as JSON text."""
+    return [
+        tuple(msgspec.json.encode(value).decode() if isinstance(value, dict) else value for value in row)
+        for row in rows
+    ]
+
+
 class _Csv:
     """A header and a line a row; what isn't known is empty, and no number is `nan`, `inf` or `-inf`."""
 
@@ -41,7 +49,7 @@ class _Csv:
 
     def write(self, rows: list[Row]) -> None:
         """The header first, once there is something to write: a run that isn't there leaves nothing."""
-        self._csv.writerows([self._head, *rows] if self._head else rows)
+        self._csv.writerows([self._head, *_flat(rows)] if self._head else _flat(rows))
         self._head = ()
 
     def close(self) -> None:
@@ -72,7 +80,7 @@ class _Parquet:
         except ImportError:
             problem = f"parquet needs pyarrow; {installing('parquet')}"
             raise InvalidInputError("--format", problem) from None
-        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), dict: pyarrow.string()}
         self._arrow = pyarrow
         self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
         self._writer = pyarrow.parquet.ParquetWriter(stream, self._schema)
@@ -81,7 +89,7 @@ class _Parquet:
         if rows:
             names = self._schema.names
             columns = [[_whole(value, field.type) for value in column]
-                       for field, column in zip(self._schema, zip(*rows, strict=True), strict=True)]  # fmt: skip
+                       for field, column in zip(self._schema, zip(*_flat(rows), strict=True), strict=True)]  # fmt: skip
             table = self._arrow.table(dict(zip(names, columns, strict=True)), schema=self._schema)
             self._writer.write_table(table)
 

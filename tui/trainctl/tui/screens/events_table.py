@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages.events import nodes_of
 from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
@@ -148,7 +149,7 @@ def rows_of(
     now, undone = clock.wall(), undo.undone_by(events)
     return [
         EventRow(
-            event, max(now - event.at, 0.0), tuple(node for node in nodes if node in event.text),
+            event, max(now - event.at, 0.0), tuple(node for node in nodes if node in nodes_of(event.data)),
             effects.get(event.id) if plan_changes.changes_speed(event) else None,
             undone=event.verb is not None and event.id in undone,
         )

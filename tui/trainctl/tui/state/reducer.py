@@ -24,7 +24,7 @@ MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
 RECENT_PARTS = 16
-"""Newest steps of which each rank's phases are kept."""
+"""Newest steps of which the run's row and each rank's phases are kept."""
 RECENT_LAPS = 120
 """Newest steps of which each rank's parts are kept whatever changes."""
 MAX_AGENTS = 64
@@ -152,7 +152,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         state, connection=own.connection if own is not None else state.connection,
         agents=_frozen({node: line for node, line in state.agents.items() if node != main}), heard_at=now,
         boot=snapshot.boot, seq=snapshot.seq, node=snapshot.node, run=snapshot.run,
-        last_step=Seen(last, committed) if last else None,
+        last_step=Seen(last, committed) if last else None, steps=(last,) if last else (),
         ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}), parts=steps, laps=steps,
         peers=snapshot.peers, tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""), slow=None,
@@ -206,8 +206,8 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     doesn't."""
     if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
         return replace(
-            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
-            slow=None, tried=_frozen({}), windows=_frozen({}), recent=_frozen({}), values=object(),
+            state, run=view, last_step=None, steps=(), ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}),
+            plan_step=0, slow=None, tried=_frozen({}), windows=_frozen({}), recent=_frozen({}), values=object(),
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -229,7 +229,8 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     values: dict[SeriesKey, float] = {(name, None): value for name, value in found.items() if value is not None}
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
         state = replace(state, plan_step=step.step)
-    return _record(_with(state, run=run, last_step=Seen(step, now)), step.step, values)
+    steps = (*state.steps, step)[-RECENT_PARTS:]
+    return _record(_with(state, run=run, last_step=Seen(step, now), steps=steps), step.step, values)
 
 
 def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:

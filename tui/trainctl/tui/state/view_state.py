@@ -68,6 +68,7 @@ class ViewState:
     node: m.NodeView | None = None
     run: m.RunView | None = None
     last_step: Seen[m.StepCommitted] | None = None
+    steps: tuple[m.StepCommitted, ...] = ()  # the newest, oldest first
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first

@@ -1,7 +1,7 @@
 """Where a mirror reads a run: in its directory, or through an agent; both only ask."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
+from trainctl.tui.export.single_steps import MOST_COLUMNS, questions, values
 
 PAGE = 500
-BUCKETS = 20_000
-"""Most in one reply of an agent, some 40 bytes each, so that it stays below the frame limit."""
 
 
 class Evaluated(NamedTuple):
@@ -57,8 +56,9 @@ class DirectorySource:
     def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]:
         return self._reader.steps(after, limit)
 
-    def parts(self, first: int, last: int) -> list[Part]:
-        return [of_part(part) for part in self._reader.parts_between(first, last)]
+    def parts(self, steps: Sequence[int]) -> list[Part]:
+        """Of steps that exist, ascending."""
+        return [of_part(part) for part in self._reader.parts_between(steps[0], steps[-1])]
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         found = self._reader.evaluations()
@@ -101,25 +101,28 @@ class AgentSource:
         found = self._client.steps(self.run, after, min(limit, PAGE))
         return found.steps, found.more
 
-    def parts(self, first: int, last: int) -> list[Part]:
-        at_once = max(1, BUCKETS // max(1, len(self._view.ranks)))
+    def parts(self, steps: Sequence[int]) -> list[Part]:
+        told = self._client.history(self.run, ())
+        said = {**RANK_METRICS, **{name: name for name in told.own_metrics}}
         found: dict[tuple[int, int], dict[str, float]] = {}
-        for start in range(first, last + 1, at_once):
-            end = min(start + at_once - 1, last)
-            for name, said in RANK_METRICS.items():
-                for series in self._client.history(self.run, (name,), start, end, end - start + 1).series:
-                    if series.bucket_steps > 1:
-                        continue
-                    for step, value in zip(series.steps, series.last, strict=True):
-                        found.setdefault((step, series.rank or 0), {})[said] = value
-        return [Part(step, rank, values) for (step, rank), values in sorted(found.items())]
+        for question in questions(tuple(said), steps, len(self._view.ranks), told.values_from):
+            asked = question.steps
+            history = self._client.history(self.run, question.names, asked[0], asked[-1], question.columns)
+            for step, rank, name, value in values(history, asked):
+                if rank is not None:
+                    found.setdefault((step, rank), {})[said[name]] = value
+        return [Part(step, rank, of_rank) for (step, rank), of_rank in sorted(found.items())]
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
+        """Where buckets are larger than a step, what is in each is asked for by itself."""
+        columns = min(last - first + 1, MOST_COLUMNS)
+        (series,) = self._client.history(self.run, ("eval_loss",), first, last, columns).series
         found: dict[int, Evaluated] = {}
-        for start in range(first, last + 1, 2000):
-            end = min(start + 1999, last)
-            (series,) = self._client.history(self.run, ("eval_loss",), start, end, end - start + 1).series
-            found |= {step: Evaluated(loss, None) for step, loss in zip(series.steps, series.last, strict=True)}
+        for step, loss in zip(series.steps, series.last, strict=True):
+            if series.bucket_steps == 1:
+                found[step] = Evaluated(loss, None)
+            else:
+                found |= self.evaluations(max(first, step), min(last, step + series.bucket_steps - 1))
         return found
 
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:

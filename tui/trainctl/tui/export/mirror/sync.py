@@ -98,7 +98,7 @@ class Mirror:
 
     def _points(self, steps: Sequence[m.StepCommitted]) -> None:
         by_rank = prefixes(self._source.nodes())
-        parts = self._source.parts(steps[0].step, steps[-1].step)
+        parts = self._source.parts([step.step for step in steps])
         by_step = {step: tuple(found) for step, found in groupby(parts, key=lambda part: part.step)}
         for step in steps:
             point = of_step(step, by_step.get(step.step, ()), by_rank, self._view)
@@ -133,14 +133,19 @@ def standing(source: RunSource, place: MirrorProgress) -> int:
     newest, _ = source.steps(place.step - 1, 1) if place.step else ((), False)
     if newest and (newest[0].step, newest[0].generation) == (place.step, place.generation_of(place.step)):
         return place.step
-    high = place.step
+    high, width = place.step, PAGE
     while high > 0:
-        low = max(0, high - PAGE)
-        steps, _ = source.steps(low, PAGE)
-        found = [step.step for step in steps if step.step <= high and place.generation_of(step.step) == step.generation]
-        if found:
-            return max(found)
-        high = low
+        low = max(0, high - width)
+        stands, any_there = 0, False
+        while steps := [step for step in source.steps(max(low, stands), PAGE)[0] if step.step <= high]:
+            any_there = True
+            found = [step.step for step in steps if place.generation_of(step.step) == step.generation]
+            if not found:
+                break
+            stands = found[-1]
+        if stands:
+            return stands
+        high, width = low, PAGE if any_there else 2 * width  # steps' numbers may be any distance apart
     return 0
 
 
