@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.lacking import lacks
 from tests.waiting import Patience
 
@@ -30,6 +31,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as by nohup, or in a script's background: children inherit it
         signal.signal(_number, _action)
+settings.register_profile("any-speed", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.load_profile("any-speed")  # the machine may be busy: no property depends on how fast it is checked
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
 

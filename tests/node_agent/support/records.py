@@ -95,7 +95,9 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": held}
         named |= {"memory_peak_bytes": peak, "memory_cap_bytes": cap}
         named |= dict(zip(PHASE_METRICS, phases, strict=True))
-        _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
+        _collect(
+            values, number, rank, {**named, "own_tokens_per_second": tokens / busy if tokens and busy > 0 else None}
+        )
     names = dict(rows(paths, "SELECT id, name FROM metric_names"))
     newest = max((number for number, *_ in of_run), default=0)
     for number, rank, *packed in rows(paths, "SELECT step, rank, present, body FROM metric_values ORDER BY step"):
