@@ -35,7 +35,7 @@ export class Client {
     };
     const broken = ({ error }) => {
       if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // once may be an agent that ends
-      refused(keys ? "what answers there doesn't have the key it is known by" : "its agent wants keys: give --server-key");
+      refused(keys ? "what answers there doesn't have the key it is known by" : "its agent requires keys: give --server-key");
     };
     const { events } = this.#socket;
     events.on("handshake:error:auth", () => refused("its agent doesn't let this key in: trainctl keys authorize there"));

@@ -200,7 +200,7 @@ def test_the_example_trains_and_is_recorded(agent: AgentProcess) -> None:
         (known,) = client.runs().runs
         assert (known.state, known.step, known.kind) == ("finished", 60, "guest")
         losses = client.history(RUN, ("loss",), columns=100).series[0].last
-    assert losses[-1] < losses[0] - 1.0 and abs(losses[0] - math.log(256)) < 1e-6
+    assert losses[-1] < losses[0] - 0.5 and abs(losses[0] - math.log(256)) < 1e-6
 
 
 def test_the_example_trains_on_without_an_agent_and_catches_up(agent: AgentProcess) -> None:

@@ -171,4 +171,4 @@ def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
         until(lambda: {peer.node: peer.state for peer in client.snapshot(0).peers}["gamma"] == "silent", 20, "silence")
         reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
         assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
-        assert "gamma can't be reached" in reply.reason
+        assert "gamma is unreachable" in reply.reason

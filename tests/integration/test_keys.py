@@ -132,7 +132,7 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
 
 @pytest.mark.parametrize(
     ("who", "words"),
-    [("keyless", "requires keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")],
+    [("keyless", "requires keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "another key")],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
     """With the product's client, which says why, and by a socket that sends every verb whatever it is told."""
@@ -261,7 +261,7 @@ def test_a_revoked_key_is_out_while_it_is_connected(guarded: Guarded) -> None:
         first = next(item.seq for item in others if isinstance(item, m.HostReading))
         guarded.keys.revoke("rita")
         begun = time.monotonic()
-        with refused("any more"):
+        with refused("no longer"):
             rita.snapshot(0)
         heard = [m.Heartbeat]
         with pytest.raises(NotAuthorisedError):
@@ -272,7 +272,7 @@ def test_a_revoked_key_is_out_while_it_is_connected(guarded: Guarded) -> None:
         assert time.monotonic() - begun < 3 * AT_ONCE_SECONDS * slowness()
         before = guarded.state()
         for verb in verbs.VERBS:
-            with refused("any more"):
+            with refused("no longer"):
                 rita.send(verb, {})
         assert guarded.state() == before
         kept = (item.seq for item in others if isinstance(item, m.HostReading))

@@ -44,7 +44,7 @@ def test_an_old_path_gives_the_same_thing_and_warns_who_imports_it(
         env={"PYTHONPATH": str(ROOT / "protocol")}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"{script}:1: DeprecationWarning: trainctl.protocol.{old} is trainctl.protocol.{new} now" in done.stderr
+    assert f"{script}:1: DeprecationWarning: trainctl.protocol.{old} is now trainctl.protocol.{new}" in done.stderr
 
 
 def test_the_paths_that_stay_do_not_warn() -> None:

@@ -215,7 +215,7 @@ def fenced_then_orphaned(agent: Agent, process: "subprocess.Popen[str]", done: l
     agent.vanish()
     _, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, errors
-    assert "the agent has been away for 1 s" in errors
+    assert "the agent has been gone for 1 s" in errors
     assert checkpoints.newest_complete(agent.paths.checkpoints) == agent.paths.checkpoint(4)
 
 

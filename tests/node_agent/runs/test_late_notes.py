@@ -81,7 +81,7 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
         world.late_notes.note(row)
     world.idle.is_busy = False
     world.db.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))
-    with pytest.raises(InvalidInputError, match="conducted by forge"):
+    with pytest.raises(InvalidInputError, match="was led by forge"):
         world.late_notes.note(row)
     world.db.unfollow("run-1")
     assert world.notes == []

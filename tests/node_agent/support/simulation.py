@@ -266,7 +266,7 @@ class Simulation:
         assert set(self.ends) == set(self.sent)
         versions = {commit.step: commit.plan_version for commit in self.commits}
         for id, end in self.ends.items():
-            starts = (end.after or "").startswith("started again")  # no plan changes before it is back
+            starts = (end.after or "").startswith("restarted")  # no plan changes before it is back
             if end.state == "applied" and self.sent[id].verb in EDITING and end.step in versions and not starts:
                 former = versions.get(end.step - 1, 0)
                 is_new = end.plan_version > former if end.before != end.after else end.plan_version >= former

@@ -208,7 +208,7 @@ def test_what_is_resolved_sums_or_is_refused(
         ),
         ("rebalance auto=true", "strong", "curve unchanged"),
         ("rebalance torch-a=12", "strong", "same split as now; curve unchanged"),
-        ("rebalance torch-a=23", "bad", "1 samples are fewer than the 2 ranks"),
+        ("rebalance torch-a=23", "bad", "1 samples are too few for 2 ranks"),
         ("rebalance mini=3", "bad", "no node 'mini'"),
         (
             "drain --node mlx-c",

@@ -71,7 +71,7 @@ def test_a_file_that_is_there_is_named_and_left(inputs: Path, monkeypatch: pytes
         (["--data", "empty.txt"], "is empty"),
         (["--name", "No Name"], "run.name"),
         (["--address", "tcp://203.0.113.9:7474"], "--address: 203.0.113.9 is not an address of this machine"),
-        (["--address", "studio"], "an address is tcp://host:port"),
+        (["--address", "studio"], "an address must be tcp://host:port"),
         (["--steps", "0"], "--steps"),
     ],
 )

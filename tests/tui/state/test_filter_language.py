@@ -67,9 +67,9 @@ def test_it_keeps_what_was_asked_for(text: str, nodes: str) -> None:
     [
         ("a tok/x<3", "column 3: 'tok/x' is not a field here; one of node state rank"),
         ("tok/s<", "column 7: a value is missing after tok/s<, such as 100, 10k or 1.5M"),
-        ("tok/s<3s", "column 7: '3s' is no number; tok/s takes 100, 10k or 1.5M"),
-        ("age<3x", "column 5: '3x' is no time; age takes 3s, 200ms, 5m, 2h or 1d"),
-        ("state:stal", "column 7: 'stal' is no state; one of starting ready run"),
+        ("tok/s<3s", "column 7: '3s' is not a valid number; tok/s takes 100, 10k or 1.5M"),
+        ("age<3x", "column 5: '3x' is not a valid time; age takes 3s, 200ms, 5m, 2h or 1d"),
+        ("state:stal", "column 7: 'stal' is not a valid state; one of starting ready run"),
         ("node<3", "column 5: node is not a number, so < can't compare it; use : = != or ~"),
         ("(a b", "column 1: this ( is not closed"),
         ("a)", "column 2: this ) has no matching ("),
@@ -239,7 +239,7 @@ def test_a_metric_of_the_run_is_a_field_by_its_whole_name(text: str, field: str,
     [
         ("user:reward", 12, "a comparison is missing after user:reward, such as user:reward<100"),
         ("user:other>1", 1, "'user' is not a field here; one of .* user:a user:a/b user:reward"),
-        ("user:reward>big", 13, "'big' is no number; user:reward takes 100, 10k or 1.5M"),
+        ("user:reward>big", 13, "'big' is not a valid number; user:reward takes 100, 10k or 1.5M"),
     ],
 )
 def test_a_metric_that_is_not_there_or_not_compared_is_said_with_those_that_are(

@@ -202,7 +202,7 @@ def _run_state(data: e.RunStateChanged) -> str:
         case "resumed":
             return data.reason
         case "stopped" if data.reason and data.step is None:
-            return f"stopped all the same: {data.reason}"
+            return f"stopped anyway: {data.reason}"
         case _:
             at = f" at step {data.step:,}" if data.step is not None else ""
             return f"{data.after}{at}: {data.reason}" if data.reason else f"{data.after}{at}"
@@ -232,7 +232,7 @@ def _rank(data: e.RankChanged) -> str:
 def _formed(data: e.GenerationFormed) -> str:
     said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
     said += f" by {data.engine}" if data.engine != "none" else ""
-    said += f"; {', '.join(data.behind)} given the state of {data.source}" if data.source else ""
+    said += f"; {', '.join(data.behind)} synced from {data.source}" if data.source else ""
     return said + (f"; the ranks waited {_seconds(data.waited_seconds)}" if data.waited_seconds is not None else "")
 
 
