@@ -73,7 +73,7 @@ class AgentProcess:
         return self
 
     def client(self, **options: Any) -> BlockingClient:
-        return PatientClient(self.address, by="tester", **{"timeout_seconds": HANG_SECONDS, **options})
+        return PatientClient(self.address, **{"by": "tester", "timeout_seconds": HANG_SECONDS, **options})
 
     def kill(self) -> None:
         assert self.process is not None

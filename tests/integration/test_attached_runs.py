@@ -95,6 +95,9 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
         resumed = client.send("start-run", {"resume": RUN})
         assert resumed.state == "rejected" and "another program" in resumed.reason
         client.end_run(RUN, "stopped")
+    with agent.client(by="auto:replays") as client:
+        client.send("note", {"text": "a person's"}, run=RUN)
+        assert client.events(RUN, newest=True).events[-1].by == "user auto:replays"
 
 
 def test_an_agent_that_is_killed_loses_and_repeats_no_step(agent: AgentProcess) -> None:
@@ -120,7 +123,7 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: AgentProcess)
         assert client.attach_run(RUN, "ppo", RANKS, after_step=10).step == 10
         client.run_steps(RUN, steps(11, 12, loss=math.nan))
         (loss,) = client.history(RUN, ("loss",)).series
-        assert loss.steps[-1] == 12 or loss.steps[-1] == 10  # a NaN has no bucket
+        assert loss.steps == tuple(range(1, 11))  # a NaN has no bucket
         shown = client.snapshot(run=RUN)
         assert shown.last_step is not None and shown.last_step.loss is not None and math.isnan(shown.last_step.loss)
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
@@ -218,7 +221,6 @@ def test_the_example_trains_on_without_an_agent_and_catches_up(agent: AgentProce
         loop.kill()
         loop.wait()
     assert loop.returncode == 0 and "1200 recorded" in said
-    assert recorded(agent)[-1] == 1200 or len(recorded(agent)) == 1000
     with RecordReader(agent.run_paths(RUN)) as reader:
         found = [step.step for first in (0, 1000) for step in reader.steps(first, 1000)[0] if step.step > first]
     assert sorted(set(found)) == list(range(1, 1201))

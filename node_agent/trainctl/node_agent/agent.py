@@ -152,7 +152,8 @@ class Agent:
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._router = Router(
-            self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context
+            self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
+            self._guests,
         )  # fmt: skip
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()

@@ -58,6 +58,11 @@ def life(tmp_path: Path) -> Iterator[Life]:
     made.close()
 
 
+def evaluated(life: Life) -> tuple[float | None, int | None]:
+    view = life.guests.live[0].view
+    return view.eval_loss, view.eval_step
+
+
 def step(number: int, *parts: m.GuestPart, **fields: object) -> m.GuestStep:
     return m.GuestStep(step=number, committed_at=1.0 + number, step_seconds=1.0, parts=parts, **fields)  # type: ignore[arg-type]
 
@@ -161,7 +166,9 @@ def test_an_end_is_said_once_with_its_reason_however_often_it_is_asked_for(life:
 def test_an_evaluation_comes_with_a_step_and_other_names_with_fields_are_refused(life: Life) -> None:
     life.attach()
     life.steps(step(1), step(2, values={"eval_loss": 3.5, "user:reward": 1.0}))
-    assert life.guests.live[0].view.eval_loss == 3.5 and life.guests.live[0].view.eval_step == 2
+    assert evaluated(life) == (3.5, 2)
+    life.attach()
+    assert evaluated(life) == (3.5, 2), "attached again"
     for wrong in (step(3, values={"loss": 1.0}), step(3, m.GuestPart(0, values={"eval_loss": 1.0}))):
         with pytest.raises(InvalidInputError, match="leave it out"):
             life.steps(step(4), wrong)

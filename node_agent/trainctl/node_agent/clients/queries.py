@@ -3,8 +3,9 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -12,19 +13,19 @@ import zmq
 from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.guests.guest_runs import NotAttachedError
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import DAMAGED, RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 from trainctl.protocol.security.keyring import Keyring
 
+T = TypeVar("T")
 GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100
 SNAPSHOT_BUCKETS = 20_000
@@ -57,7 +58,6 @@ class QuerySource(Protocol):
     def live_run(self, directory: Path) -> LiveRun | None: ...
     def live_runs(self) -> tuple[LiveRun, ...]: ...
     def run_directory(self, run: str | None) -> Path | None: ...
-    def take_guest(self, request: m.GuestRequest) -> m.RunKept: ...
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def led_elsewhere(self, run: str) -> str | None: ...
@@ -81,14 +81,8 @@ async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     try:
         return await _answer(request, source)
     except InvalidInputError as error:
-        code: Any = {
-            UnknownRunError: "unknown-run",
-            NotAttachedError: "unknown-run",
-            UnknownRankError: "unknown-rank",
-        }.get(type(error), "malformed")
+        code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
         return m.Refusal(rid=request.rid, code=code, text=str(error))
-    except RefusedError as error:
-        return m.Refusal(rid=request.rid, code="busy", text=str(error))
     except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
         return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
 
@@ -120,7 +114,7 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
         case m.AttachRun() | m.RunSteps() | m.EndRun():
-            return source.take_guest(request)
+            raise AssertionError("what programs of attached runs say goes to GuestRuns")
         case m.Command():
             raise AssertionError("commands go through the command journal")
 
@@ -266,36 +260,33 @@ def _last_loss(last: m.StepCommitted | None) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None
 
 
+async def _from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
+    """What `read` gives, in a thread."""
+
+    def reading() -> T:
+        with RecordReader(paths) as reader:
+            return read(reader)
+
+    return await asyncio.to_thread(reading)
+
+
 async def _events(request: m.EventsRequest, source: QuerySource) -> m.Events:
     paths = _paths(request.run, source)
-
-    def read() -> tuple[tuple[m.Event, ...], bool]:
-        with RecordReader(paths) as reader:
-            return reader.events(request.after_id, request.limit, request.newest)
-
-    events, more = await asyncio.to_thread(read)
+    events, more = await _from_record(
+        paths, lambda reader: reader.events(request.after_id, request.limit, request.newest)
+    )  # fmt: skip
     return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
 async def _steps(request: m.StepsRequest, source: QuerySource) -> m.Steps:
     paths = _paths(request.run, source)
-
-    def read() -> tuple[tuple[m.StepCommitted, ...], bool]:
-        with RecordReader(paths) as reader:
-            return reader.steps(request.after_step, request.limit)
-
-    steps, more = await asyncio.to_thread(read)
+    steps, more = await _from_record(paths, lambda reader: reader.steps(request.after_step, request.limit))
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
 
 
 async def _hosts(request: m.HostsRequest, source: QuerySource) -> m.Hosts:
     paths = _paths(request.run, source)
-
-    def read() -> tuple[tuple[m.HostReading, ...], int]:
-        with RecordReader(paths) as reader:
-            return reader.host_readings(request.after_row, request.limit)
-
-    readings, last = await asyncio.to_thread(read)
+    readings, last = await _from_record(paths, lambda reader: reader.host_readings(request.after_row, request.limit))
     place = last or request.after_row
     return m.Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
 

@@ -81,10 +81,6 @@ class QueryContext:
             return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts), *guests)
         return (LiveRun(followed.look(), None, (), alerts), *guests) if followed is not None else guests
 
-    def take_guest(self, request: m.GuestRequest) -> m.RunKept:
-        """What the program of an attached run says. Raises InvalidInputError or RefusedError."""
-        return self._guests.take(request)
-
     def run_directory(self, run: str | None) -> Path | None:
         """Of a run by its id; for None of the active run, of several the hosted one, or else the newest."""
         followed = self._follower.followed

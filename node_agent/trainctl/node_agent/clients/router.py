@@ -11,6 +11,7 @@ from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.fair_queue import FairQueue
 from trainctl.node_agent.clients.queries import QuerySource
 from trainctl.node_agent.clients.redirects import Redirects
+from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.protocol import messages as m
@@ -44,15 +45,17 @@ class Replies:
 
 
 class Router:
-    """Commands are taken one after another; requests that only ask are answered beside each other."""
+    """Commands are taken one after another; requests that only ask are answered beside each other. What programs of
+    attached runs say is taken at once."""
 
     def __init__(
         self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
-        redirects: Redirects, source: QuerySource,
+        redirects: Redirects, source: QuerySource, guests: GuestRuns,
     ) -> None:  # fmt: skip
         """`control` is bound already; `source` is what questions are answered from."""
         self._control, self._authenticator, self._replies = control, authenticator, replies
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
+        self._guests = guests
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
         self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
@@ -112,7 +115,10 @@ class Router:
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply = await queries.reply(request, self._source)
+            if isinstance(request, m.GuestRequest):
+                reply: m.AgentReply = self._guests.reply(request)
+            else:
+                reply = await queries.reply(request, self._source)
         finally:
             self._asked.leave(identity)
             self._begin_answers(identity)

@@ -30,6 +30,17 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
     )  # fmt: skip
 
 
+def going_on(view: m.RunView, before: m.RunView | None) -> m.RunView:
+    """The view of a run that is attached again, with what its steps so far have said."""
+    if before is None:
+        return view
+    evaluated = (before.eval_loss, before.eval_step) if (before.eval_step or 0) <= view.step else (None, None)
+    return msgspec.structs.replace(
+        view, learning_rate=before.learning_rate, global_batch=before.global_batch, eval_loss=evaluated[0],
+        eval_step=evaluated[1],
+    )  # fmt: skip
+
+
 def committed(
     view: m.RunView, made: m.GuestStep, before: m.StepCommitted | None
 ) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:

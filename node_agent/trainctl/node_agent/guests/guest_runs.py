@@ -1,6 +1,5 @@
 """The runs of other programs that are live on this agent: each attaches, reports its steps, and ends or falls silent.
-
-Their number does not depend on the hosted run, nor does that on them.
+They are independent of the run that the agent hosts.
 """
 
 import dataclasses
@@ -54,7 +53,9 @@ class GuestRun:
             known = msgspec.json.decode(kept, type=m.RunView) if kept is not None else None
         except msgspec.MsgspecError:  # of another version of the program
             known = None
-        shown = view or known
+        shown = known
+        if view is not None:
+            shown = guest_rows.going_on(msgspec.structs.replace(view, step=self.step), known)
         if shown is None:
             self.recorder.close()
             raise InvalidInputError("run", f"{paths.record} does not say what run it is of: attach the run again")
@@ -165,6 +166,17 @@ class GuestRuns:
         """A live run by its id; for None the newest."""
         return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)
 
+    def reply(self, request: m.GuestRequest) -> m.RunKept | m.Refusal:
+        """Carry out a request, or say why not."""
+        try:
+            return self.take(request)
+        except NotAttachedError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (RefusedError, OSError) as error:
+            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+
     def take(self, request: m.GuestRequest) -> m.RunKept:
         """Carry out a request. Raises InvalidInputError or RefusedError, and then nothing of it was recorded."""
         match request:
@@ -183,7 +195,7 @@ class GuestRuns:
     def _ended(self, request: m.EndRun) -> m.RunKept | None:
         """The reply to a request that has been carried out already: its reply was lost."""
         known = self._db.known_run(request.run)
-        if known is None or request.run in self._live or (known.kind, known.state) != ("guest", request.state):
+        if known is None or request.run in self._live or known.kind == "hosted" or known.state != request.state:
             return None
         with RecordReader(RunPaths(known.directory)) as reader:
             last = reader.last_step()
@@ -240,9 +252,8 @@ class GuestRuns:
         numbers = {rank.rank for rank in request.ranks}
         guest.parts = {rank: part for rank, part in guest.parts.items() if rank in numbers}
         directory = str(guest.paths.directory)
-        self._show(
-            guest, guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
-        )  # fmt: skip
+        view = guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
+        self._show(guest, guest_rows.going_on(view, guest.view))
         return guest
 
     def _open(self, request: m.AttachRun) -> GuestRun:

@@ -15,7 +15,7 @@ from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
@@ -87,15 +87,14 @@ class PlayedAgent:
             view = self._played.live.view
             why = view.why_not(request.verb) or NO_RUNS
             return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=why, run=view.run)
+        if isinstance(request, m.GuestRequest):
+            return m.Refusal(rid=request.rid, code="busy", text=NO_RUNS)
         return await queries.reply(request, self)
 
     # ------------------------------------------------------------ what the handlers see
 
     keys = None
     """Played agents are on loopback only."""
-
-    def take_guest(self, request: m.GuestRequest) -> m.RunKept:
-        raise RefusedError(NO_RUNS)
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         return ()
