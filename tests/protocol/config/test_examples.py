@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "run.toml"
 TABLES = {
     "run": run_file.RunTable, "model": run_file.ModelTable, "data": run_file.DataTable, "batch": run_file.BatchTable,
     "optimizer": run_file.OptimizerTable, "checkpoint": run_file.CheckpointTable, "evaluate": run_file.EvaluateTable,
-    "group": run_file.GroupTable,
+    "group": run_file.GroupTable, "adapter": run_file.AdapterTable,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
+from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective.shared_buffer import layout_digest
@@ -368,3 +369,38 @@ def test_a_manifest_says_how_the_writer_computed_and_one_of_0_1_0_that_does_not_
     (folder / checkpoints.MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
     assert checkpoints.read_manifest(folder).compute is None
     assert files.read(folder).loop == loop_state(rig)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_an_adapter_s_checkpoint_resumes_to_the_byte_and_opens_in_peft(
+    new_rig: NewRig, same_bits: SameBits, tmp_path: Path, backend: str
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    def make() -> Any:
+        return new_rig(backend, adapter={"kind": "rslora", "rank": 4, "alpha": 16.0})
+
+    straight = make()
+    for step in range(1, 4):
+        straight.train(step, 5)
+    model = Path(straight.config.model.path)
+    folder = tmp_path / "checkpoints" / "step-3"
+    config = straight.backend.adapter.peft_config(str(model))
+    files.write(folder, "r", loop_state(straight), straight.backend.export_state(), model, adapter=config)
+    batch = straight.dataset.batch(np.arange(3))
+    ours = straight.backend.token_log_probabilities(batch)
+    expected = [straight.train(step, 5).loss_sum for step in range(4, 7)]
+
+    resumed = make()
+    found = files.read(folder)
+    resumed.backend.import_state(found.state)
+    resumed.progress.load(found.loop.step, found.loop.cursor)
+    assert [resumed.train(step, 5).loss_sum for step in range(4, 7)] == expected
+    assert same_bits(straight.backend.export_state().weights, resumed.backend.export_state().weights)
+    plain: Any = torch_backend.read_model(model, "run.toml")
+    opened: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
+    with torch.inference_mode():
+        logits = torch.log_softmax(opened(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits, -1)
+    theirs = logits.gather(-1, torch.tensor(batch.targets, dtype=torch.int64)[..., None])[..., 0].numpy()
+    assert np.abs(theirs - ours)[batch.counted > 0].max() < 1e-5

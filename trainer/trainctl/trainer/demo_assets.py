@@ -22,10 +22,12 @@ from trainctl.trainer.backends.rope_config import both_layouts
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
-from trainctl.trainer.data.permutation import mix
+from trainctl.trainer.data.permutation import uniform
 
 _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02
+_BOUND = _SPREAD * 3**0.5
+"""Of a uniform distribution whose standard deviation is `_SPREAD`."""
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "ensurepip"}
 
 
@@ -52,7 +54,8 @@ def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArra
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for place, (name, shape) in enumerate(sorted(_shapes(config).items())):
-        weights[name] = np.ones(shape, np.float32) if len(shape) == 1 else _uniform(shape, (seed << 16) + place)
+        matrix = len(shape) > 1
+        weights[name] = uniform(shape, (seed << 16) + place, _BOUND) if matrix else np.ones(shape, np.float32)
     return weights
 
 
@@ -143,15 +146,6 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             prefix + "mlp.down_proj.weight": (hidden, wide),
         }
     return shapes
-
-
-def _uniform(shape: tuple[int, ...], key: int) -> NDArray[np.float32]:
-    """Uniform with mean 0 and standard deviation `_SPREAD`, of 24 random bits an element."""
-    count = int(np.prod(shape))
-    start = np.uint64(key) << np.uint64(32)
-    bits = mix(mix(start + np.arange(count, dtype=np.uint64))) >> np.uint64(40)
-    unit = (bits.astype(np.float64) + 0.5) / 2**24
-    return ((2 * unit - 1) * (_SPREAD * 3**0.5)).astype(np.float32).reshape(shape)
 
 
 if __name__ == "__main__":

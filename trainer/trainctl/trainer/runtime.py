@@ -46,9 +46,11 @@ class Trainer:
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
         self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
+        self._model_files = file_digests.model_digests(Path(config.model.path))
         self._saver = Saver(
-            who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest
-        )
+            who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
+            self._model_files.whole,
+        )  # fmt: skip
         self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
@@ -64,8 +66,7 @@ class Trainer:
 
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
-        model = file_digests.model_digests(Path(self._config.model.path))
-        backend, data, progress = self._backend, self._dataset, self._progress
+        model, backend, data, progress = self._model_files, self._backend, self._dataset, self._progress
         ready = m.Ready(
             run=self._who.run, rank=self._who.rank, pid=pid, backend=backend.name, device=backend.device,
             parameters=self._layout.elements, samples=data.samples, held_out=data.held_out,

@@ -17,6 +17,7 @@ from trainctl.protocol.errors import Collected, InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
+LayerNames = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(min_length=1)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -76,6 +77,16 @@ class OptimizerTable(_Table, frozen=True):
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
 
 
+class AdapterTable(_Table, frozen=True):
+    """What is trained: all weights, or low-rank adapters beside frozen ones (LoRA, Hu et al. 2021)."""
+
+    kind: Literal["full", "lora", "rslora"] = "full"
+    rank: Annotated[int, Meta(ge=1, le=4096)] = 16  # columns of each adapter
+    alpha: Annotated[float, Meta(gt=0, le=65536)] = 32.0  # what it adds is scaled by alpha / rank; rslora: / root rank
+    targets: Literal["linear"] | LayerNames = "linear"  # all linear layers of the decoder layers, or those of a name
+    layers: NonNegativeInt = 0  # the last so many decoder layers; 0: all
+
+
 class CheckpointTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
     keep_last: PositiveInt = 2
@@ -106,6 +117,7 @@ class RunFile(_Table, frozen=True):
     data: DataTable
     batch: BatchTable
     optimizer: OptimizerTable
+    adapter: AdapterTable = AdapterTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
     group: GroupTable = GroupTable()

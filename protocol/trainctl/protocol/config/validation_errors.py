@@ -91,8 +91,9 @@ def in_words(problem: str) -> str:
     """One of msgspec's messages without its path, with types and bounds named as people name them."""
     if got := re.fullmatch(r"Expected `([a-z |]+)`(?:, got `.+`)?", problem):
         return f"needs {_type(got[1])}"
-    if length := re.fullmatch(r"Expected `str` of length (>=|<=) (\d+)", problem):
-        return f"must be text {_BOUNDS[length[1]]} {length[2]} character{'s' if length[2] != '1' else ''}"
+    if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (\d+)", problem):
+        kind, of = ("text", "character") if length[1] == "str" else ("a list", "item")
+        return f"must be {kind} {_BOUNDS[length[2]]} {length[3]} {of}{'s' if length[3] != '1' else ''}"
     if bound := re.fullmatch(r"Expected `([a-z]+)` (>=|<=|>|<) (\S+)", problem):
         return f"must be {_type(bound[1])} {_BOUNDS[bound[2]]} {bound[3].removesuffix('.0')}"
     if value := re.fullmatch(r"Invalid enum value (.+)", problem):

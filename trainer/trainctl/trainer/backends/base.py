@@ -1,8 +1,9 @@
 """The backend interface: what a rank needs from an array library.
 
 A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
-float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by
-`accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
+float32 gradient accumulators, and a scratch for the one micro-batch in flight. With an adapter only its matrices are
+trained, and computed in float32; the model's own weights are frozen and held in the run's dtype. Nothing reaches the
+accumulators but by `accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
 
 AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
 gradient g, update count t from 1, learning rate a, decay w (matrices only: ndim >= 2), all elementwise and in this
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
+from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
 
@@ -79,6 +81,7 @@ class Backend(ABC):
     """
 
     name: BackendName
+    adapter: Lora | None  # what is trained in place of the model's own weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state

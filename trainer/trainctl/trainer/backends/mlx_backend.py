@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
+from trainctl.trainer.adapters import mlx_lora
+from trainctl.trainer.adapters.lora import Lora, read_lora
+from trainctl.trainer.adapters.mlx_lora import Place
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory
@@ -35,24 +38,28 @@ _NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", 
 
 
 class MlxBackend(Backend):
-    """`model` is an mlx-lm model, its parameters in any float type."""
+    """`model` is an mlx-lm model, its parameters in any float type; `adapter` is attached to it here."""
 
     name: BackendName = "mlx"
     out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
     def __init__(
-        self, model: Any, optimizer: OptimizerTable, *, dtype: Any = mx.float32, limit_bytes: int | None = None
-    ) -> None:
-        self._model = model
+        self, model: Any, optimizer: OptimizerTable, *, dtype: Any = mx.float32, limit_bytes: int | None = None,
+        adapter: Lora | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self.adapter = model, adapter
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
         self._host = HostMemory(limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
-        trainable = sorted(_flat(model.trainable_parameters()))
-        self.shapes = {name: tuple(p.shape) for name, p in trainable}
-        self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
-        self._first = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
-        self._second = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+        if adapter is not None:
+            model.set_dtype(dtype)
+        self._places = _places(model, adapter)
+        held = dict(_flat(model.trainable_parameters()))
+        self._masters: Arrays = {name: held[place.name].astype(mx.float32) for name, place in self._places.items()}
+        self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
+        self._first = {name: mx.zeros_like(p) for name, p in self._masters.items()}
+        self._second = {name: mx.zeros_like(p) for name, p in self._masters.items()}
         self._totals: Arrays = {}  # empty: zeros
         self.updates = 0
         self._scratch: Arrays = {}
@@ -125,8 +132,9 @@ class MlxBackend(Backend):
             return -np.array(self._losses(*_arrays(batch), "none"))
 
     def _row_norms(self) -> Iterator[Array]:
-        for _, parameter in sorted(_flat(self._model.trainable_parameters())):
-            yield np.array(mx.linalg.norm(parameter.astype(mx.float32), axis=-1))
+        held = dict(_flat(self._model.trainable_parameters()))
+        for place in self._places.values():
+            yield np.array(mx.linalg.norm(held[place.name].astype(mx.float32), axis=-1))
 
     @property
     def compute(self) -> Compute:
@@ -154,12 +162,12 @@ class MlxBackend(Backend):
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():
-            np.copyto(arrays[name], np.asarray(array))  # of the array's own memory
+            np.copyto(arrays[name], _turned(np.asarray(array), self._places[name]))  # of the array's own memory
 
     def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
         held = self._part(part)
         for name in self.shapes:
-            held[name] = mx.array(arrays[name])
+            held[name] = mx.array(_turned(arrays[name], self._places[name]))
         mx.eval(held)
         if part == "weights":
             self._publish()
@@ -177,7 +185,7 @@ class MlxBackend(Backend):
 
     def _sums(self) -> Arrays:
         if not self._totals:
-            self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+            self._totals = {name: mx.zeros_like(p) for name, p in self._masters.items()}
             mx.eval(self._totals)
         return self._totals
 
@@ -202,7 +210,7 @@ class MlxBackend(Backend):
         return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
     def _scaled_loss(self, masters: Arrays, inputs: Any, targets: Any, counted: Any, scale: float) -> tuple[Any, Any]:
-        self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in masters.items()]))
+        self._model.update(self._as_computed(masters))
         loss = self._losses(inputs, targets, counted)
         return loss * scale, loss
 
@@ -211,8 +219,13 @@ class MlxBackend(Backend):
         return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
     def _publish(self) -> None:
-        self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in self._masters.items()]))
+        self._model.update(self._as_computed(self._masters))
         mx.eval(self._model.parameters())
+
+    def _as_computed(self, masters: Arrays) -> Any:
+        """The model's trainable part; adapters stay float32."""
+        dtype = mx.float32 if self.adapter else self._dtype
+        return tree_unflatten([(self._places[name].name, p.astype(dtype)) for name, p in masters.items()])
 
 
 def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
@@ -222,8 +235,14 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     limit_bytes = limit_of(node)
     if limit_bytes:
         mx.set_memory_limit(limit_bytes)
-    model = read_model(Path(config.model.path), where, config.data.sequence_length)
-    return MlxBackend(model, config.optimizer, dtype=getattr(mx, config.model.dtype), limit_bytes=limit_bytes)
+    path = Path(config.model.path)
+    adapter = read_lora(config, where)
+    model = read_model(path, where, config.data.sequence_length)
+    dtype = getattr(mx, config.model.dtype)
+    backend = MlxBackend(model, config.optimizer, dtype=dtype, limit_bytes=limit_bytes, adapter=adapter)
+    if adapter is not None:
+        backend.copy_in("weights", adapter.first_values(config.run.seed))
+    return backend
 
 
 def read_model(path: Path, where: str, longest: int) -> Any:
@@ -269,6 +288,18 @@ def _choose_device(wanted: str, where: str) -> None:
         if wanted != "gpu" or mx.device_count(mx.gpu) == 0:
             raise InvalidInputError(f"{where}: nodes.device", f"MLX has no device {wanted!r} on this machine")
         mx.set_default_device(mx.Device(mx.gpu))
+
+
+def _places(model: Any, adapter: Lora | None) -> dict[str, Place]:
+    """Where the model holds each trained parameter, by its stored name, names ascending; an adapter is attached."""
+    if adapter is not None:
+        return dict(sorted(mlx_lora.attach(model, adapter).items()))
+    return {name: Place(name, transposed=False) for name, _ in sorted(_flat(model.trainable_parameters()))}
+
+
+def _turned(array: Any, place: Place) -> Any:
+    """Between the model's layout and the stored one."""
+    return array.T if place.transposed else array
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
+from trainctl.trainer.adapters import torch_lora
+from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
@@ -27,7 +29,7 @@ _IGNORED = -100
 
 
 class TorchBackend(Backend):
-    """`model` comes in float32."""
+    """`model` comes in float32; with an adapter attached, its own weights frozen and in `dtype`."""
 
     name: BackendName = "torch"
     out_of_memory_words = (
@@ -36,14 +38,16 @@ class TorchBackend(Backend):
 
     def __init__(
         self, model: torch.nn.Module, optimizer: OptimizerTable, *, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None, limit_bytes: int | None = None,
+        device: torch.device | None = None, limit_bytes: int | None = None, adapter: Lora | None = None,
     ) -> None:  # fmt: skip
+        self.adapter = adapter
+        self._dtype = dtype
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
-        named = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        self._masters = self._parameters if dtype == torch.float32 else self._lower(dtype)
+        self._masters = self._parameters if adapter or dtype == torch.float32 else self._lower(dtype)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
         self._optimizer = _adamw(self._masters, optimizer)
         self._loss: torch.Tensor | None = None
@@ -138,7 +142,7 @@ class TorchBackend(Backend):
     def compute(self) -> Compute:
         attention = getattr(getattr(self._model, "config", None), "_attn_implementation", None)
         return Compute(
-            str(self._parameters[0].dtype).removeprefix("torch."),
+            str(self._dtype).removeprefix("torch."),
             torch.backends.cuda.matmul.allow_tf32 if self._device.type == "cuda" else None,
             attention=attention or "",
         )
@@ -242,14 +246,21 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
         torch.set_num_threads(node.threads)
     device = _device(node.device, where)
     torch.manual_seed(config.run.seed)
-    model = read_model(Path(config.model.path), where)
+    path, dtype = Path(config.model.path), _DTYPES[config.model.dtype]
+    adapter = read_lora(config, where)
+    model = read_model(path, where, dtype if adapter else torch.float32)
     limit_bytes = limit_of(node)
     if limit_bytes:
         _limit(device, limit_bytes)
     try:
-        return TorchBackend(
-            model, config.optimizer, dtype=_DTYPES[config.model.dtype], device=device, limit_bytes=limit_bytes
+        if adapter is not None:
+            model = torch_lora.attach(model.to(device), adapter)
+        backend = TorchBackend(
+            model, config.optimizer, dtype=dtype, device=device, limit_bytes=limit_bytes, adapter=adapter
         )
+        if adapter is not None:
+            backend.copy_in("weights", adapter.first_values(config.run.seed))
+        return backend
     except (RuntimeError, MemoryError) as error:
         if not TorchBackend.is_out_of_memory(error):
             raise
@@ -258,8 +269,8 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
         ) from None
 
 
-def read_model(path: Path, where: str) -> torch.nn.Module:
-    """The causal language model in a Hugging Face directory, in float32; nothing is fetched and no code in it is run.
+def read_model(path: Path, where: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The causal language model in a Hugging Face directory, in `dtype`; nothing is fetched and no code in it is run.
     Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -274,7 +285,7 @@ def read_model(path: Path, where: str) -> torch.nn.Module:
         stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
         whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
         model, notes = loader.from_pretrained(
-            path, config=whole, dtype=torch.float32, local_files_only=True, use_safetensors=True,
+            path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
             output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:

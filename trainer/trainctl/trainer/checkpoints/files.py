@@ -1,8 +1,9 @@
 """Checkpoint files: written whole or not at all, and loaded to resume.
 
-A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files),
-so any tool can load it. Beside that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32),
-random.safetensors (generators' states), state.json (the rest of the loop's state) and manifest.json, written last.
+A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files), or
+with an adapter a directory of peft's (adapter_config.json, adapter_model.safetensors), so any tool can load it. Beside
+that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32), random.safetensors (generators'
+states), state.json (the rest of the loop's state) and manifest.json, written last.
 """
 
 import json
@@ -34,6 +35,7 @@ from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 
+_WEIGHTS, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 _CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -52,6 +54,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # N of one epoch
     layout_digest: str
     data_digest: str
+    base_digest: str = ""  # with an adapter: of the frozen model and the adapter's scale
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,15 @@ class Checkpoint:
 
 
 def write(
-    folder: Path, run: str, loop: LoopState, state: State, model: Path, compute: Compute | None = None
-) -> Manifest:
+    folder: Path, run: str, loop: LoopState, state: State, model: Path, compute: Compute | None = None,
+    adapter: dict[str, Any] | None = None,
+) -> Manifest:  # fmt: skip
     """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name. One that is
     already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a torn one).
     Raises OSError if the disk doesn't take it; then nothing has changed."""
     tidy(folder.parent)
     with part_of(folder) as work:
-        _write_files(work, loop, state, model)
+        _write_files(work, loop, state, model, adapter)
         manifest = _seal(work, run, loop.step, compute)
         there = _same(folder, manifest)
         if there is None:
@@ -86,7 +90,8 @@ def read(folder: Path) -> Checkpoint:
     try:
         loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
         optimizer = _load(folder / "optimizer.safetensors")
-        weights, random = _load(folder / "model.safetensors"), _load(folder / "random.safetensors")
+        adapted = (folder / _ADAPTER).exists()
+        weights, random = _load(folder / (_ADAPTER if adapted else _WEIGHTS)), _load(folder / "random.safetensors")
         state = State(weights, _under("first.", optimizer), _under("second.", optimizer), loop.updates, random)
     except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
@@ -96,7 +101,10 @@ def read(folder: Path) -> Checkpoint:
 def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
     """Whether a checkpoint continues the run of `own`: same model layout, data and seed, else its cursor means nothing.
     Raises InvalidInputError naming `where` and the first difference."""
-    names = {"layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed"}
+    names = {
+        "layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed",
+        "base_digest": "base model or adapter scale",
+    }  # fmt: skip
     for key, name in names.items():
         theirs, ours = getattr(loop, key), getattr(own, key)
         if theirs != ours:
@@ -126,17 +134,21 @@ def tidy(checkpoints: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_files(work: Path, loop: LoopState, state: State, model: Path) -> None:
+def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter: dict[str, Any] | None) -> None:
+    """`adapter` is peft's adapter_config.json; None: all weights were trained."""
     from safetensors.numpy import save_file
 
     moments = {f"first.{name}": array for name, array in state.first_moments.items()}
     moments |= {f"second.{name}": array for name, array in state.second_moments.items()}
-    save_file(state.weights, work / "model.safetensors", metadata={"format": "pt"})
+    save_file(state.weights, work / (_WEIGHTS if adapter is None else _ADAPTER), metadata={"format": "pt"})
     save_file(moments, work / "optimizer.safetensors")
     save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
-    config = rope_config.read(model) | {"dtype": "float32"}
-    config.pop("torch_dtype", None)
-    (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    config = adapter
+    if config is None:
+        config = rope_config.read(model) | {"dtype": "float32"}
+        config.pop("torch_dtype", None)
+    name = "config.json" if adapter is None else "adapter_config.json"
+    (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
     (work / "state.json").write_bytes(msgspec.json.encode(loop))
     for name in _CARRIED_FILES:
         if (model / name).is_file():

@@ -1,5 +1,6 @@
 """One rank's checkpoints: written of the last committed step, and loaded at the start."""
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -18,11 +19,11 @@ class Saver:
 
     def __init__(
         self, run: str, config: RunFile, paths: RunPaths, backend: Backend, dataset: Dataset, progress: Progress,
-        scale: LossScale, layout_digest: str,
+        scale: LossScale, layout_digest: str, model_digest: str,
     ) -> None:  # fmt: skip
         self._run, self._config, self._paths = run, config, paths
         self._backend, self._dataset, self._progress, self._scale = backend, dataset, progress, scale
-        self._layout_digest = layout_digest
+        self._layout_digest, self._model_digest = layout_digest, model_digest
 
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
@@ -39,7 +40,11 @@ class Saver:
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._progress.last_step)
         model = Path(self._config.model.path)
-        manifest = files.write(folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute)
+        lora = self._backend.adapter
+        manifest = files.write(
+            folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute,
+            lora.peft_config(str(model)) if lora else None,
+        )  # fmt: skip
         files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)
@@ -56,5 +61,12 @@ class Saver:
         return files.LoopState(
             step=self._progress.last_step, cursor=self._progress.cursor, updates=updates, loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=self._dataset.samples,
-            layout_digest=self._layout_digest, data_digest=self._dataset.digest,
+            layout_digest=self._layout_digest, data_digest=self._dataset.digest, base_digest=self._base_digest(),
         )  # fmt: skip
+
+    def _base_digest(self) -> str:
+        """Of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
+        lora = self._backend.adapter
+        if lora is None:
+            return ""
+        return hashlib.sha256(f"{self._model_digest} {lora.scale!r}".encode()).hexdigest()

@@ -15,6 +15,21 @@ def vocabulary_size(model: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight by its name in the directory's *.safetensors files; no weight is read. Raises
+    InvalidInputError naming the file."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with safe_open(path, "numpy") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
+    return shapes
+
+
 def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
     path = model / "config.json"

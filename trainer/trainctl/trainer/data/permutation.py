@@ -60,6 +60,15 @@ def samples_at(positions: Indices, size: int, seed: int) -> Indices:
     return found
 
 
+def uniform(shape: tuple[int, ...], key: int, bound: float) -> NDArray[np.float32]:
+    """Random values from -bound to bound, of 24 bits each: `mix` over a counter that starts at `key` * 2^32."""
+    count = int(np.prod(shape))
+    start = np.uint64(key & (_MASK >> 32)) << np.uint64(32)
+    bits = mix(mix(start + np.arange(count, dtype=np.uint64))) >> np.uint64(40)
+    unit = (bits.astype(np.float64) + 0.5) / 2**24
+    return ((2 * unit - 1) * bound).astype(np.float32).reshape(shape)
+
+
 def positions_of(ranges: Iterable[Range]) -> Indices:
     """All positions of `ranges`, in the order given."""
     parts = [np.arange(part.start, part.stop, dtype=np.int64) for part in ranges]

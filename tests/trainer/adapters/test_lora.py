@@ -1,0 +1,129 @@
+"""Low-rank adapters: one curve however the batch is cut, on either backend, and peft's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.trainer.support.curves import G, losses, worst
+
+from trainctl.protocol.config.run_file import AdapterTable
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.adapters.lora import lora_of
+from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.common.model_files import stored_shapes
+from trainctl.trainer.data.permutation import samples_at
+
+LORA = {"kind": "lora", "rank": 4, "alpha": 64.0}
+STEPS = 20
+Rigs = Callable[..., Any]
+
+
+def adapted(new_rig: Rigs, backend: str, **changes: Any) -> Any:
+    return new_rig(backend, **{"samples": True, "adapter": LORA, "optimizer__learning_rate": 1e-2, **changes})
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_resizing_micro_batches_never_bends_the_curve(new_rig: Rigs, backend: str) -> None:
+    undisturbed, resized = (losses(adapted(new_rig, backend), cut, STEPS) for cut in (False, True))
+    assert undisturbed[0] / undisturbed[-1] - 1 > 1000 * 1e-5, "it has to learn for this to mean anything"
+    assert worst(resized, undisturbed) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora"])
+def test_torch_and_mlx_draw_the_same_curve(new_rig: Rigs, kind: str) -> None:
+    curves = [losses(adapted(new_rig, name, adapter=LORA | {"kind": kind}), False, STEPS) for name in ("torch", "mlx")]
+    assert worst(*curves) < 5e-5
+
+
+def test_the_curve_is_that_of_peft_and_a_plain_torch_loop(new_rig: Rigs) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    rig = adapted(new_rig, "torch")
+    config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
+    model: Any = get_peft_model(torch_backend.read_model(Path(rig.config.model.path), "run.toml"), config).train()  # type: ignore[arg-type]
+    first = rig.backend.copy_of("weights")
+    named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+    assert named.keys() == first.keys()
+    for name, parameter in named.items():
+        parameter.data.copy_(torch.from_numpy(first[name]))
+    optimizer = torch.optim.AdamW(named.values(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    plain = []
+    for step in range(1, STEPS + 1):
+        batch = rig.dataset.batch(
+            samples_at(np.arange((step - 1) * G, step * G), rig.dataset.samples, rig.config.run.seed)
+        )
+        logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
+        targets = torch.tensor(batch.targets, dtype=torch.int64)
+        picked = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
+        loss = (picked * torch.tensor(batch.counted)).sum() / batch.weight
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(named.values(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1.0, step / 5)
+        optimizer.step()
+        plain.append(loss.item())
+    assert worst(losses(rig, True, STEPS), plain) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_frozen_base_is_held_in_the_compute_dtype_and_adapters_in_float32(
+    new_rig: Rigs, backend: str, dtype: str
+) -> None:
+    rig = adapted(new_rig, backend, model__dtype=dtype)
+    assert rig.backend.compute.dtype == dtype
+    model = rig.backend._model
+    if backend == "torch":
+        held = {name: str(p.dtype) for name, p in model.named_parameters()}
+    else:
+        from mlx.utils import tree_flatten
+
+        flat: Any = tree_flatten(model.parameters())
+        held = {name: str(p.dtype) for name, p in flat}
+    types = {("lora" in name, kind.rpartition(".")[2]) for name, kind in held.items()}
+    assert types == {(True, "float32"), (False, dtype)}
+    exact = losses(adapted(new_rig, backend), False, 5)
+    assert 1e-8 < worst(losses(rig, False, 5), exact) < 2e-2
+
+
+def test_only_the_adapters_are_trained_and_travel(new_rig: Rigs) -> None:
+    rig = adapted(new_rig, "torch")
+    assert all(".lora_" in name for name in rig.backend.shapes)
+    assert sum(int(np.prod(shape)) for shape in rig.backend.shapes.values()) == 2 * 4 * (4 * 64 + 3 * 96)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"targets": ("q_proj", "wrong")}, r"adapter.targets: the model has no layer 'wrong'; it has down_proj, "),
+        ({"layers": 3}, r"adapter.layers: 3 are more than the model's 2"),
+    ],
+)
+def test_a_layer_that_is_not_there_is_refused(assets: Path, change: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidInputError, match=what):
+        lora_of(AdapterTable(kind="lora", **change), stored_shapes(assets / "model"), "run.toml")
+
+
+def test_layers_and_targets_choose(assets: Path) -> None:
+    table = AdapterTable(kind="lora", targets=("q_proj", "mlp.up_proj"), layers=1)
+    lora = lora_of(table, stored_shapes(assets / "model"), "run.toml")
+    assert dict(lora.layers) == {
+        "model.layers.1.self_attn.q_proj": (32, 32), "model.layers.1.mlp.up_proj": (64, 32),
+    }  # fmt: skip
+
+
+def test_first_values_depend_on_the_seed_and_lie_within_their_bound(assets: Path) -> None:
+    lora = lora_of(AdapterTable(kind="lora", rank=8), stored_shapes(assets / "model"), "run.toml")
+    one, other = lora.first_values(1), lora.first_values(1 << 20 | 1)
+    for name, values in one.items():
+        assert values.any() == ("lora_A" in name)
+        bound = values.shape[1] ** -0.5
+        assert np.abs(values).max() <= bound
+        if "lora_A" in name:
+            assert not np.array_equal(values, other[name])
+            assert values.std() == pytest.approx(bound / 3**0.5, rel=0.15)
+    assert len({values.tobytes() for name, values in one.items() if "lora_A" in name}) == 14

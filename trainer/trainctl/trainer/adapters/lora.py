@@ -1,0 +1,107 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021; rsLoRA, Kalajdzievski 2023): the layers that get one, and first values.
+
+A frozen linear layer with weights W [out, in] gets A [rank, in] and B [out, rank], in float32, and computes
+
+    y = x W^T + scale (x A^T) B^T,    scale = alpha / rank, or alpha / sqrt(rank) for rsLoRA
+
+Names, shapes and the files' layout are peft's: base_model.model.LAYER.lora_A.weight and .lora_B.weight. B starts at
+zero and A uniform within 1 / sqrt(in), as in peft and mlx-lm. A is drawn from `mix` over a counter keyed by the run's
+seed and the layer's place, so every rank starts from the same bits on either backend, without a message.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.config.run_file import AdapterTable, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.common.model_files import stored_shapes
+from trainctl.trainer.data.permutation import mix, uniform
+
+_PREFIX = "base_model.model."
+_LINEAR = re.compile(r"^(?P<layer>.*\.layers\.(?P<number>\d+)\..+)\.weight$")
+"""Weights of a decoder layer by stored name."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of one model."""
+
+    table: AdapterTable
+    layers: Mapping[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model
+
+    @property
+    def scale(self) -> float:
+        rank = self.table.rank
+        return self.table.alpha / (math.sqrt(rank) if self.table.kind == "rslora" else rank)
+
+    def first_values(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Every adapter's matrices before step 1."""
+        values: dict[str, NDArray[np.float32]] = {}
+        key = int(mix(np.array([seed], np.uint64))[0])
+        for place, (layer, (rows, columns)) in enumerate(sorted(self.layers.items())):
+            bound = 1 / math.sqrt(columns)
+            values[stored_name(layer, "A")] = uniform((self.table.rank, columns), key + place, bound)
+            values[stored_name(layer, "B")] = np.zeros((rows, self.table.rank), np.float32)
+        return values
+
+    def peft_config(self, model: str) -> dict[str, Any]:
+        """adapter_config.json, with which peft opens the adapter on the model at `model`."""
+        return {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model, "inference_mode": True,
+            "r": self.table.rank, "lora_alpha": self.table.alpha, "use_rslora": self.table.kind == "rslora",
+            "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+            "target_modules": sorted(self.layers),
+        }  # fmt: skip
+
+
+def stored_name(layer: str, matrix: Literal["A", "B"]) -> str:
+    """Of a matrix, as in peft's files."""
+    return f"{_PREFIX}{layer}.lora_{matrix}.weight"
+
+
+def read_lora(config: RunFile, where: str) -> Lora | None:
+    """The adapters that a run file asks for, by the names and shapes in the model's files; None for full training.
+    Raises as `lora_of`."""
+    if config.adapter.kind == "full":
+        return None
+    return lora_of(config.adapter, stored_shapes(Path(config.model.path)), where)
+
+
+def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: str) -> Lora:
+    """The adapters that `table` asks for in a model whose weights have the `stored` shapes. Raises InvalidInputError,
+    blaming a field of `where`, for a layer that isn't there."""
+    found = {match["layer"]: int(match["number"]) for name in _matrices(stored) if (match := _LINEAR.match(name))}
+    if not found:
+        raise InvalidInputError(f"{where}: adapter.kind", "the model has no linear layers that an adapter fits")
+    count = max(found.values()) + 1
+    if table.layers > count:
+        raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")
+    first = count - table.layers if table.layers else 0
+    chosen = {layer for layer, number in found.items() if number >= first and _is_target(layer, table.targets)}
+    _check_targets(table, found, where)
+    shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
+    return Lora(table, {layer: (shape[0], shape[1]) for layer, shape in shapes.items()})
+
+
+def _matrices(stored: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [name for name, shape in stored.items() if len(shape) == 2]
+
+
+def _is_target(layer: str, targets: str | tuple[str, ...]) -> bool:
+    return isinstance(targets, str) or any(f".{layer}".endswith(f".{target}") for target in targets)
+
+
+def _check_targets(table: AdapterTable, layers: Mapping[str, int], where: str) -> None:
+    if isinstance(table.targets, str):
+        return
+    for target in table.targets:
+        if not any(_is_target(layer, (target,)) for layer in layers):
+            known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
+            raise InvalidInputError(f"{where}: adapter.targets", f"the model has no layer {target!r}; it has {known}")

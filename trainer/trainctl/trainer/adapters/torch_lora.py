@@ -1,0 +1,34 @@
+"""LoRA on torch, by peft."""
+
+import warnings
+
+import torch
+
+from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.adapters.lora import Lora
+
+_NAME = "default"
+"""peft's name for the only adapter of a model."""
+
+
+def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
+    """The model with its weights frozen and adapters on the layers of `lora`. Raises InvalidInputError without peft."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise InvalidInputError("adapter.kind", f"{lora.table.kind!r} needs peft; {installing('torch')}") from None
+    table = lora.table
+    config = LoraConfig(
+        r=table.rank, lora_alpha=table.alpha,  # type: ignore[arg-type]
+        use_rslora=table.kind == "rslora", lora_dropout=0.0,
+        target_modules=[*lora.layers],
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
+    return adapted
+
+
+def stored_name(name: str) -> str:
+    """A parameter's name as peft stores it; those of a model without adapters stay."""
+    return name.replace(f".lora_A.{_NAME}.", ".lora_A.").replace(f".lora_B.{_NAME}.", ".lora_B.")
