@@ -22,6 +22,7 @@ MARK = "TRAINCTL_TEST_SESSION"
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: nothing is fetched, and no thread reports use
 os.environ[MARK] = secrets.token_hex(8)
 _state = tempfile.TemporaryDirectory(prefix="tt-state-")
 os.environ["TRAINCTL_STATE"] = _state.name  # no test finds an agent of the person's, or of another worker's tests

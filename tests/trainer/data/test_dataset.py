@@ -15,8 +15,8 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import collate
+from trainctl.trainer.data.byte_tokens import BYTES_END
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.data.packing import BYTES_END
 from trainctl.trainer.demo_assets import llama_config, make_model
 
 RunFileWriter = Callable[..., runfile.RunFile]

@@ -224,6 +224,8 @@ def load_trainer(
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
         log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
+    if dataset.truncated:
+        log.warning("%s samples are cut to data.sequence_length + 1 tokens", dataset.truncated)
     backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 

@@ -4,9 +4,10 @@ import asyncio
 from pathlib import Path
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import SUFFIXES, data_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts
-from trainctl.protocol.machine.file_digests import FileDigests, data_digests, data_files, model_digests
+from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
 """Path, size and modification time of each file."""
@@ -30,37 +31,39 @@ class Doctor:
         if not path.is_absolute() or ".." in path.parts:
             raise InvalidInputError("path", f"{request.path!r} must be an absolute path without '..'")
         try:
-            files = await asyncio.to_thread(_files, request.what, path)
-            found = await asyncio.shield(self._digests(request.what, path, _stamp(files)))
+            files = await asyncio.to_thread(_files, request, path)
+            found = await asyncio.shield(self._digests(request, path, _stamp(files)))
         except OSError as error:
             problem = f"{error.filename or path}: {error.strerror or error}"
             return m.Digests(rid=request.rid, digest="", problem=problem)
         return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
 
-    def _digests(self, what: str, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
+    def _digests(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
             while len(self._made) >= MAX_KEPT:
                 self._made.pop(next(iter(self._made)))
-            self._made[stamp] = asyncio.create_task(self._make(what, path, stamp))
+            self._made[stamp] = asyncio.create_task(self._make(request, path, stamp))
         return self._made[stamp]
 
-    async def _make(self, what: str, path: Path, stamp: _Stamp) -> FileDigests:
+    async def _make(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> FileDigests:
         try:
             async with self._one_at_a_time:
-                make = model_digests if what == "model" else data_digests
-                return await asyncio.to_thread(make, path)
+                if request.what == "model":
+                    return await asyncio.to_thread(model_digests, path)
+                return await asyncio.to_thread(data_digests, path, request.kind)
         except OSError:
             self._made.pop(stamp, None)
             raise
 
 
-def _files(what: str, path: Path) -> list[Path]:
+def _files(request: m.DigestsRequest, path: Path) -> list[Path]:
     """Only what a model or data can be made of is ever read. Raises OSError naming what isn't there."""
-    if what == "model":
+    if request.what == "model":
         return [path / "config.json", *sorted(path.glob("*.safetensors"))]
-    found = data_files(path)
+    found = data_files(path, request.kind)
     if not found:
-        raise FileNotFoundError(2, "holds no *.txt file", str(path))
+        suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[request.kind])
+        raise FileNotFoundError(2, f"holds no {suffixes} file", str(path))
     return found
 
 

@@ -21,6 +21,7 @@ from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
+from trainctl.protocol.config.run_file import DataKind
 from trainctl.protocol.errors import (
     START_ONE,
     ExpiredError,
@@ -149,9 +150,9 @@ class Client(AttachedRuns):
         """What the agent's machine and installation are like."""
         return await self.ask(m.FactsRequest(rid=_rid()), m.Facts)
 
-    async def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
+    async def digests(self, what: Literal["model", "data"], path: str, kind: DataKind = "text") -> m.Digests:
         """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
-        return await self.ask(m.DigestsRequest(rid=_rid(), what=what, path=path), m.Digests)
+        return await self.ask(m.DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), m.Digests)
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False

@@ -4,12 +4,14 @@ They need no tensor library, so the command line and the agent make them before 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
 
+ROW_FIELDS = ("messages", "prompt", "completion", "text")
+ROW_KINDS = '"text", "prompt" and "completion", or "messages"'
 HEADER_LIMIT_BYTES = 100_000_000
 """Most bytes of a header, as the safetensors format says."""
 _LENGTH_BYTES = 8
@@ -45,16 +47,23 @@ def check_weights(path: Path, where: str) -> None:
 
 def check_samples(path: Path, where: str) -> None:
     """Whether the first lines are JSON objects of equally many tokens and mask values. Raises InvalidInputError."""
-    try:
-        with path.open("rb") as file:
-            for number in range(1, _SAMPLE_LINES + 1):
-                line = file.readline(_SAMPLE_BYTES)
-                if len(line) == _SAMPLE_BYTES:
-                    return
-                if line.strip():
-                    _check_sample(line, f"{path}: line {number}", where)
-    except OSError as error:
-        raise InvalidInputError(where, f"{path} cannot be read: {_why(error)}") from None
+    for place, line in _first_lines(path, where):
+        _check_sample(line, place, where)
+
+
+def check_rows(path: Path, where: str) -> None:
+    """Whether the first lines of a JSON-lines file are rows of training data; Parquet is left to the trainer. Raises
+    InvalidInputError."""
+    if path.suffix == ".parquet":
+        return
+    for place, line in _first_lines(path, where):
+        try:
+            fields = _object(line)
+        except ValueError as error:
+            raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
+        if not any(fields.get(name) is not None for name in ROW_FIELDS):
+            known = ", ".join(json.dumps(name) for name in list(fields)[:8]) or "no field"
+            raise InvalidInputError(where, f"{place}: needs {ROW_KINDS}; it has {known}")
 
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:
@@ -66,6 +75,20 @@ def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None
         raise InvalidInputError(
             where, f"{tokens} tokens of text, fewer than one block of {want} (data.sequence_length + 1)"
         )
+
+
+def _first_lines(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
+    """Each with its place, blank ones left out."""
+    try:
+        with path.open("rb") as file:
+            for number in range(1, _SAMPLE_LINES + 1):
+                line = file.readline(_SAMPLE_BYTES)
+                if len(line) == _SAMPLE_BYTES:
+                    return
+                if line.strip():
+                    yield f"{path}: line {number}", line
+    except OSError as error:
+        raise InvalidInputError(where, f"{path} cannot be read: {_why(error)}") from None
 
 
 def _check_sample(line: bytes, place: str, where: str) -> None:

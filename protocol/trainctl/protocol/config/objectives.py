@@ -20,4 +20,4 @@ OBJECTIVES: Final = {
 
 def objective_of(config: RunFile) -> Objective:
     """The run file's."""
-    return OBJECTIVES["sft" if config.data.kind == "samples" else "pretrain"]
+    return OBJECTIVES["pretrain" if config.data.kind == "text" else "sft"]

@@ -4,7 +4,7 @@ import contextlib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,16 @@ from trainctl.protocol.errors import Collected, InvalidInputError
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 LayerNames = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(min_length=1)]
+DataKind = Literal["text", "rows", "samples"]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+SUFFIXES: Final[dict[DataKind, tuple[str, ...]]] = {
+    "text": (".txt",),
+    "rows": (".jsonl", ".ndjson", ".parquet"),
+    "samples": (".jsonl",),
+}
+"""Of the files that data of a kind are read from in a folder."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,11 +48,12 @@ class ModelTable(_Table, frozen=True):
 
 
 class DataTable(_Table, frozen=True):
-    path: PathText  # text: a file or a folder of *.txt; samples: a JSON-lines file
-    kind: Literal["text", "samples"] = "text"  # text: packed into blocks; samples: {"tokens": [...], "mask": [...]}
+    path: PathText  # a file; text and rows: or a folder of *.txt, of *.jsonl and *.parquet
+    kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
     tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
+    overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
 
 
 class BatchTable(_Table, frozen=True):
@@ -191,11 +201,18 @@ def _files_named(where: str) -> Iterator[None]:
         raise InvalidInputError(where, f"{error.filename}: {error.strerror}") from None
 
 
+def data_files(path: Path, kind: DataKind) -> list[Path]:
+    """The files that data of a kind are read from, in order: a folder's by their suffix, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+
+
 def _check_tokenizer(config: RunFile, where: str) -> None:
     """The model's own, where the model is there at all."""
     model = Path(config.model.path)
     tokenizer = model / "tokenizer.json"
-    wanted = config.data.kind == "text" and config.data.tokenizer == "model"
+    wanted = config.data.kind != "samples" and config.data.tokenizer == "model"
     if wanted and (model / "config.json").is_file() and not tokenizer.is_file():
         raise InvalidInputError(
             f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'
@@ -219,11 +236,15 @@ def _check_data(config: RunFile, where: str) -> None:
         raise InvalidInputError(where, f"no such file or folder: {data}")
     if config.data.kind == "samples" and data.is_dir():
         raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is a folder")
-    files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
+    files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
-        raise InvalidInputError(where, f"{data} {'holds no *.txt file with text' if data.is_dir() else 'is empty'}")
+        wanted = " or ".join(f"*{suffix}" for suffix in SUFFIXES[config.data.kind])
+        raise InvalidInputError(where, f"{data} {f'holds no {wanted} file with text' if data.is_dir() else 'is empty'}")
     if config.data.kind == "samples":
         input_checks.check_samples(data, where)
+    elif config.data.kind == "rows":
+        for file in files:
+            input_checks.check_rows(file, where)
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainctl.protocol.config.run_file import DataKind, data_files
 from trainctl.protocol.messages import FileDigest
 
 MAX_FILES = 64
@@ -37,14 +38,9 @@ def model_digests(model: Path) -> FileDigests:
     return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model)
 
 
-def data_files(path: Path) -> list[Path]:
-    """The files that data are read from, in order: a folder's *.txt, or the file itself."""
-    return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-
-
-def data_digests(path: Path) -> FileDigests:
-    """Of the files that data are read from."""
-    return files_digests(data_files(path), path if path.is_dir() else path.parent)
+def data_digests(path: Path, kind: DataKind) -> FileDigests:
+    """Of the files that data of a kind are read from."""
+    return files_digests(data_files(path, kind), path if path.is_dir() else path.parent)
 
 
 def _parts(path: Path) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.run_file import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
 from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
 
@@ -97,6 +98,7 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
 
     what: Literal["model", "data"]
     path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
+    kind: DataKind = "text"  # of data: which files of a folder are read
 
 
 class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):

@@ -8,17 +8,19 @@ puts first, so they are spread over the whole text and the same for every seed.
 
 import hashlib
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_file import RunFile, data_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks
 from trainctl.trainer.data.packing import Pack, open_pack
 from trainctl.trainer.data.permutation import Indices, permute
+from trainctl.trainer.data.rows import read_rows
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
@@ -27,12 +29,16 @@ PROBE_TOKENS = 256
 class Dataset:
     """`samples` are for training, numbered from 0; `held_out` are for evaluation, numbered from 0 on their own."""
 
-    def __init__(self, pack: Pack, sequence_length: int, held_out: float, where: str = "data") -> None:
+    def __init__(
+        self, pack: Pack, sequence_length: int, held_out: float, where: str = "data", *, drop_overlong: bool = False
+    ) -> None:
         """Raises InvalidInputError, blaming `where`, if nothing is left to train on."""
         self._pack, self._length = pack, sequence_length
         self.files = pack.files  # the sources
-        self.left_out = 0  # samples without a counted target within the sequence length
-        usable, weights = self._blocks(where) if pack.offsets is None else self._usable_samples(pack, where)
+        self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
+        self.truncated = 0  # samples that lose their end
+        found = self._blocks(where) if pack.offsets is None else self._usable_samples(pack, drop_overlong, where)
+        usable, weights = found
         kept_for_evaluation = _held_out_count(len(usable), held_out)
         order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
         self._held_out = usable[np.sort(order[:kept_for_evaluation])]
@@ -78,13 +84,14 @@ class Dataset:
             )
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
-    def _usable_samples(self, pack: Pack, where: str) -> tuple[Indices, NDArray[np.float64]]:
-        assert pack.offsets is not None and pack.counted is not None
-        before = np.concatenate([[0], np.cumsum(pack.counted, dtype=np.int64)])  # counted among the tokens before each
-        first = pack.offsets[:-1] + 1
-        counts = (before[np.minimum(pack.offsets[1:], first + self._length)] - before[first]).astype(np.float64)
-        usable = np.flatnonzero(counts > 0).astype(np.int64)
+    def _usable_samples(
+        self, pack: Pack, drop_overlong: bool, where: str
+    ) -> tuple[Indices, NDArray[np.float64]]:  # fmt: skip
+        targets, counts = _targets(pack, self._length)
+        chosen = (counts > 0) & (targets <= self._length) if drop_overlong else counts > 0
+        usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out = len(counts) - len(usable)
+        self.truncated = int(np.count_nonzero(targets[usable] > self._length))
         if not len(usable):
             raise InvalidInputError(
                 where, f"none of {len(counts)} samples has a counted target within data.sequence_length"
@@ -117,7 +124,49 @@ class Dataset:
 def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
     """The data of `config`, packed under `folder`. Raises InvalidInputError naming the file, line or field at fault."""
     pack = open_pack(config, folder, where)
-    return Dataset(pack, config.data.sequence_length, config.data.held_out, f"{where}: data.path")
+    _check_lengths(config, pack, where)
+    return Dataset(
+        pack, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
+        drop_overlong=config.data.overlong == "drop",
+    )  # fmt: skip
+
+
+def _check_lengths(config: RunFile, pack: Pack, where: str) -> None:
+    """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
+    if pack.offsets is None or config.data.overlong == "drop":
+        return
+    length = config.data.sequence_length
+    targets, counts = _targets(pack, length)
+    refuse = config.data.overlong == "refuse"
+    wrong = np.flatnonzero(targets > length) if refuse else np.flatnonzero(counts == 0)
+    if not len(wrong) or (not refuse and config.data.kind != "rows"):
+        return
+    first = int(wrong[0])
+    long = f"{targets[first] + 1} tokens long" if refuse else "without a token to learn within the first"
+    limit = f"{'' if refuse else ' '}{length + 1}"
+    problem = f"{long}, above data.sequence_length = {length}" if refuse else f"{long}{limit} tokens"
+    others = f", as are {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+    place = _place_of(config, first)
+    raise InvalidInputError(
+        f"{where}: data.path", f'{place} is {problem}{others}; set data.overlong = "drop" or raise data.sequence_length'
+    )
+
+
+def _place_of(config: RunFile, index: int) -> str:
+    """Where a sample is in its file."""
+    if config.data.kind != "rows":
+        return f"sample {index + 1}"
+    sources = data_files(Path(config.data.path), "rows")
+    return next(islice((row.place for source in sources for row in read_rows(source)), index, None))
+
+
+def _targets(pack: Pack, length: int) -> tuple[Indices, NDArray[np.float64]]:
+    """Of each sample: its targets, and how many of the first `length` count."""
+    assert pack.offsets is not None and pack.counted is not None
+    before = np.concatenate([[0], np.cumsum(pack.counted, dtype=np.int64)])  # counted among the tokens before each
+    first = pack.offsets[:-1] + 1
+    counts = (before[np.minimum(pack.offsets[1:], first + length)] - before[first]).astype(np.float64)
+    return np.diff(pack.offsets) - 1, counts
 
 
 def _held_out_count(samples: int, fraction: float) -> int:

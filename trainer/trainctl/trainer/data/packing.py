@@ -1,11 +1,10 @@
 """Text and samples to flat token files, made once on a node for each content of the sources and then memory-mapped.
 
-A pack is a folder: tokens.bin (uint16, or uint32 where ids need it), for samples also counted.bin (one byte a
+A pack is a folder: tokens.bin (uint16, or uint32 where ids need it), for rows and samples also counted.bin (one byte a
 token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and pack.json that
 describes them.
 
-Byte tokens: 0-255 are the bytes of a file as they are, 256 begins a text, 257 ends one, 258 pads. Texts are laid
-end to end, each followed by the end token, files in ascending order of their path.
+Texts are laid end to end, each followed by the end token, files in ascending order of their path.
 """
 
 import hashlib
@@ -19,17 +18,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_file import RunFile, data_files
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.file_digests import data_digests, data_files
+from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
+from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
+from trainctl.trainer.data.row_tokens import TokenRow, row_tokenizer
+from trainctl.trainer.data.rows import read_rows
 
-BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
-BYTES_VOCABULARY = 259
 _FORMAT = 2
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
 def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
     """The pack of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so at
     once. Raises InvalidInputError naming file and line."""
-    sources = data_files(Path(config.data.path))
+    sources = data_files(Path(config.data.path), config.data.kind)
     target = folder / f"pack-{_key(config, sources)}"
     make_folder(target, lambda work: _write(config, sources, work, where))
     notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
@@ -68,7 +69,9 @@ def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
 def _key(config: RunFile, sources: list[Path]) -> str:
     """Of everything a pack depends on: the sources by path, size and time of change, and how they are read."""
     model = Path(config.model.path)
-    readers = [model / "config.json"] + ([model / "tokenizer.json"] if config.data.tokenizer == "model" else [])
+    readers = [model / "config.json"]
+    if config.data.tokenizer == "model":
+        readers += [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources + readers]
     how = [_FORMAT, config.data.kind, config.data.tokenizer, stats]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
@@ -78,20 +81,15 @@ def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None
     if config.data.kind == "text":
         notes = _write_text(config, sources, work, where)
     else:
-        notes = _write_samples(config, sources, work)
-    files = data_digests(Path(config.data.path)).files
+        notes = _write_samples(config, sources, work, where)
+    files = data_digests(Path(config.data.path), config.data.kind).files
     notes["files"] = [[file.name, file.digest] for file in files]
     (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
 def _write_text(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:
-    vocabulary = vocabulary_size(Path(config.model.path))
     encode, highest = _encoder(config, where)
-    if vocabulary is not None and highest >= vocabulary:
-        raise InvalidInputError(
-            f"{where}: data.tokenizer",
-            f"gives ids up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
-        )
+    _check_vocabulary(highest, Path(config.model.path), where)
     dtype = np.dtype("<u2" if highest < 65536 else "<u4")
     digest = hashlib.sha256()
     with (work / "tokens.bin").open("wb") as file:
@@ -139,12 +137,14 @@ def _model_encoder(model: Path, where: str) -> tuple[Callable[[Path], NDArray[An
     return encode, max([tokenizer.get_vocab_size(with_added_tokens=True) - 1, *ends])
 
 
-def _write_samples(config: RunFile, sources: list[Path], work: Path) -> dict[str, Any]:
+def _write_samples(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:
     vocabulary = vocabulary_size(Path(config.model.path))
     dtype = np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
     digest, offsets = hashlib.sha256(), [0]
     with (work / "tokens.bin").open("wb") as tokens_file, (work / "counted.bin").open("wb") as counted_file:
-        for tokens, counted in _read_samples(sources[0], vocabulary):
+        rows = config.data.kind == "rows"
+        samples = _read_rows(config, sources, where) if rows else _read_samples(sources[0], vocabulary)
+        for tokens, counted in samples:
             raw, flags = np.array(tokens, dtype).tobytes(), np.array(counted, np.uint8).tobytes()
             digest.update(len(tokens).to_bytes(8, "little") + raw + flags)
             tokens_file.write(raw)
@@ -152,6 +152,22 @@ def _write_samples(config: RunFile, sources: list[Path], work: Path) -> dict[str
             offsets.append(offsets[-1] + len(tokens))
     np.array(offsets, "<i8").tofile(work / "offsets.bin")
     return {"format": _FORMAT, "dtype": dtype.str, "digest": digest.hexdigest()}
+
+
+def _read_rows(config: RunFile, sources: list[Path], where: str) -> Iterator[TokenRow]:
+    model = Path(config.model.path)
+    tokenizer = row_tokenizer(model, config.data.tokenizer, where)
+    _check_vocabulary(tokenizer.highest, model, where)
+    return tokenizer.encode(row for source in sources for row in read_rows(source))
+
+
+def _check_vocabulary(highest: int, model: Path, where: str) -> None:
+    vocabulary = vocabulary_size(model)
+    if vocabulary is not None and highest >= vocabulary:
+        raise InvalidInputError(
+            f"{where}: data.tokenizer",
+            f"gives ids up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
+        )
 
 
 def _read_samples(source: Path, vocabulary: int | None) -> Iterator[tuple[list[int], list[bool]]]:

@@ -140,7 +140,7 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
         paths: tuple[tuple[Asset, str], ...] = (("model", own.model.path), ("data", own.data.path))
         for what, path in paths:
             try:
-                told = await client.digests(what, str(Path(path)))
+                told = await client.digests(what, str(Path(path)), own.data.kind)
             except TrainctlError as error:
                 told = m.Digests(rid="", digest="", problem=str(error))
             made.append(Hashed(look.name, what, path, told))

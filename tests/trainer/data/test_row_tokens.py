@@ -1,0 +1,192 @@
+"""Tokens and masks of rows: by the three rules for chat templates, and as TRL has them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from tests.trainer.support.chat_model import CHATML, make_chat_model, questions, tokenizer, write_rows
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data.chat_spans import Span, assistant_spans, common_length
+from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.data.rows import Completion, Conversation, Text, row_of
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+TALK = [
+    {"role": "user", "content": "Hi there"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+REASONED = [TALK[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello."}, *TALK[2:]]
+GENERATION = CHATML.replace(
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
+    "{{ '<|im_start|>' + message.role + '\\n' }}{% if message.role == 'assistant' %}{% generation %}"
+    "{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% else %}"
+    "{{ message.content + '<|im_end|>\\n' }}{% endif %}",
+)
+
+
+def counted(made: RowTokenizer, row: Any) -> tuple[str, str]:
+    """The whole text, and what counts of it."""
+    ((tokens, mask),) = made.encode([row])
+    decode: Callable[..., str] = made._tokenizer.decode
+    return decode(tokens), decode([token for token, flag in zip(tokens, mask, strict=True) if flag])
+
+
+def with_template(template: str) -> RowTokenizer:
+    return RowTokenizer(tokenizer(template), Path("model"))
+
+
+@pytest.mark.parametrize("talk", [TALK, REASONED], ids=["plain", "reasoned"])
+@pytest.mark.parametrize("name", ["cohere", "gemma", "gemma3", "lfm2", "llama3", "phi3", "qwen2_5_vl"])
+def test_untagged_templates_count_what_the_tagged_ones_mark(name: str, talk: list[dict[str, str]]) -> None:
+    """TRL has each of these templates with `{% generation %}` too."""
+    plain, tagged = (
+        counted(with_template((TEMPLATES / f"{file}.jinja").read_text("utf-8")), Conversation("x", talk))
+        for file in (name, f"{name}_training")
+    )
+    assert plain == tagged
+
+
+def test_a_turn_whose_reasoning_is_cut_later_is_found_by_its_content() -> None:
+    """Qwen3's template drops the reasoning of all turns but the last."""
+    made = with_template((TEMPLATES / "qwen3.jinja").read_text("utf-8"))
+    assert counted(made, Conversation("x", REASONED))[1] == (
+        "Hello.<|im_end|>\n<think>\n\n</think>\n\nIt is 4.<|im_end|>\n"
+    )
+
+
+def test_only_the_turns_of_the_completion_count() -> None:
+    row = row_of({"prompt": TALK[:3], "completion": TALK[3:]}, "x")
+    assert counted(with_template(CHATML), row)[1] == "It is 4.<|im_end|>\n"
+    assert counted(with_template(GENERATION), row)[1] == "It is 4.<|im_end|>"
+
+
+def test_a_template_that_does_not_nest_is_refused() -> None:
+    """The prompt says how many messages follow, so no turn can be told from what is before it."""
+    backwards = CHATML.replace(
+        "{% for message in messages %}", "{{ messages | length }}{% for message in messages | reverse %}"
+    )
+    with pytest.raises(InvalidInputError, match=r"x: the chat template of model doesn't nest: turn \d"):
+        counted(with_template(backwards), Conversation("x", TALK))
+
+
+def test_a_template_s_own_refusal_names_the_row() -> None:
+    made = with_template((TEMPLATES / "gemma.jinja").read_text("utf-8"))
+    with pytest.raises(InvalidInputError, match=r"x: the chat template of model refuses it: System role not supported"):
+        counted(made, Conversation("x", [{"role": "system", "content": "Be brief."}, *TALK]))
+    with pytest.raises(InvalidInputError, match="messages need a chat template, and model has none"):
+        counted(RowTokenizer(tokenizer(None), Path("model")), Conversation("x", TALK))
+
+
+def test_a_completion_counts_from_where_it_leaves_its_prompt_and_ends() -> None:
+    made = with_template(CHATML)
+    assert counted(made, Completion("x", "x = se", "lf.a")) == ("x = self.a<|im_end|>", " self.a<|im_end|>")
+    assert counted(made, Text("x", "hello")) == ("hello<|im_end|>", "hello<|im_end|>")
+    assert counted(made, Text("x", "hello<|im_end|>"))[0] == "hello<|im_end|>", "an end is not added twice"
+
+
+def test_rows_keep_their_order_in_a_batch() -> None:
+    made = with_template(CHATML)
+    rows = [Text("1", "a"), Conversation("2", TALK), Completion("3", "b", "c"), Text("4", "d")]
+    assert [*made.encode(rows)] == [next(made.encode([row])) for row in rows]
+
+
+def test_spans_and_common_starts() -> None:
+    def render(messages: Any, prompted: bool) -> str:
+        return "".join(f"[{message['role'][0]}]{message['content']};" for message in messages) + "[a]" * prompted
+
+    text, spans = assistant_spans(TALK, render)
+    assert [text[start:stop] for start, stop in spans] == ["Hello.;", "It is 4.;"]
+    assert spans[0] == Span(15, 22)
+    assert common_length("abc", "abd") == 2 and common_length("ab", "abc") == 2 and common_length("", "a") == 0
+
+
+@pytest.fixture
+def opened(tmp_path: Path, run_file: Callable[..., Any]) -> Callable[..., Dataset]:
+    model = make_chat_model(tmp_path / "model")
+
+    def make(rows: list[Any], **changes: Any) -> Dataset:
+        path = write_rows(tmp_path / "rows.jsonl", rows)
+        told = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model", "data__held_out": 0.0}
+        config = run_file(model__path=str(model), **(told | changes))
+        return open_dataset(config, tmp_path / "packs", "run.toml")
+
+    return make
+
+
+def test_masks_are_trl_s(opened: Callable[..., Dataset], tmp_path: Path) -> None:
+    """The rows of TRL's own preparation, in its columns."""
+    import datasets
+
+    rows = questions(40)
+    ours = opened(rows, data__sequence_length=400)
+    config = trl.SFTConfig(str(tmp_path / "trl"), report_to=[], use_cpu=True, max_length=None)
+    made = trl.SFTTrainer(
+        str(tmp_path / "model"), config, train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer(),
+    )  # fmt: skip
+    for index, theirs in enumerate(made.train_dataset):
+        tokens, flags = ours._sample(index)
+        assert [*tokens] == theirs["input_ids"]
+        assert [token if flag else -100 for token, flag in zip(tokens[1:], flags, strict=True)] == theirs["labels"][1:]
+
+
+def test_rows_above_the_sequence_length_are_cut_dropped_or_refused(opened: Callable[..., Dataset]) -> None:
+    rows = [{"text": "ab " * size} for size in (2, 30, 3, 40)]
+    cut = opened(rows, data__sequence_length=20)
+    assert (cut.samples, cut.truncated, cut.left_out) == (4, 2, 0)
+    dropped = opened(rows, data__sequence_length=20, data__overlong="drop")
+    assert (dropped.samples, dropped.truncated, dropped.left_out) == (2, 0, 2)
+    with pytest.raises(
+        InvalidInputError,
+        match=r"rows.jsonl: line 2 is \d+ tokens long, above data.sequence_length = 20, as are 1 more; set",
+    ):
+        opened(rows, data__sequence_length=20, data__overlong="refuse")
+
+
+def test_a_prompt_longer_than_the_sequence_is_refused_by_line(opened: Callable[..., Dataset]) -> None:
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "ab " * 40, "completion": "c"}]
+    with pytest.raises(InvalidInputError, match=r"rows.jsonl: line 2 is without a token to learn within the first 21 "):
+        opened(rows, data__sequence_length=20)
+    assert opened(rows, data__sequence_length=20, data__overlong="drop").samples == 1
+
+
+def test_a_folder_s_files_and_both_formats_are_read_in_order(opened: Callable[..., Dataset], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_rows(folder / "b.jsonl", [{"text": "second"}])
+    write_rows(folder / "a.jsonl", [{"text": "first"}])
+    (folder / "notes.txt").write_text("not a row", "utf-8")
+    assert opened([], data__path=str(folder)).samples == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"vocab_size": 300}, r"data.tokenizer: gives ids up to 511, but the model has 300"),
+        (None, r"data.tokenizer: cannot read the tokenizer in "),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    opened: Callable[..., Dataset], tmp_path: Path, change: dict[str, int] | None, what: str
+) -> None:
+    config = tmp_path / "model" / "config.json"
+    if change is None:
+        (tmp_path / "model" / "tokenizer.json").write_text("{}", "utf-8")
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(InvalidInputError, match=what):
+        opened([{"text": "a"}])
+
+
+def test_bytes_need_no_tokenizer_and_have_no_template(tmp_path: Path) -> None:
+    made = row_tokenizer(tmp_path, "bytes", "run.toml")
+    assert [*made.encode([Completion("x", "é", "b")])] == [([195, 169, 98, 257], [False, False, True, True])]
+    with pytest.raises(InvalidInputError, match="messages need a chat template"):
+        list(made.encode([Conversation("x", TALK)]))

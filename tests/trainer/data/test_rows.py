@@ -1,0 +1,90 @@
+"""Rows of training data: what is read, and what is refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data.rows import Completion, Conversation, Text, read_rows, row_of
+
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
+
+
+def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
+    assert row_of({"text": "a", "id": 3}, "x") == Text("x", "a")
+    assert row_of({"prompt": "a", "completion": "b", "text": None}, "x") == Completion("x", "a", "b")
+    assert row_of({"messages": [USER, ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT])
+    assert row_of({"prompt": [USER], "completion": [ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT], 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ([], "line 1: not a JSON object"),
+        ({}, 'needs "text", "prompt" and "completion", or "messages"; it has no field'),
+        ({"instruction": "a", "output": "b"}, 'it has "instruction", "output"'),
+        ({"text": ""}, "line 1: text: is empty"),
+        ({"prompt": "a"}, "line 1: completion: must be text or a list of messages"),
+        ({"prompt": "a", "completion": ""}, "line 1: completion: is empty, so the row has nothing to learn"),
+        ({"prompt": "a", "completion": [ASSISTANT]}, "must both be text or both be lists of messages"),
+        ({"messages": []}, "line 1: messages: must be a list of messages"),
+        ({"messages": [USER]}, "line 1: no turn of the assistant, so the row has nothing to learn"),
+        ({"prompt": [USER, ASSISTANT], "completion": [USER]}, "no turn of the assistant"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[1]: the assistant's content is empty"),
+        ({"messages": [USER, {"role": "assistant"}]}, 'messages[1]: a message needs a "content" of text'),
+        ({"messages": [{"content": "a"}]}, 'messages[0]: a message needs a "role"'),
+        ({"text": "\ud800"}, "line 1: text: holds half of a surrogate pair, which is not text"),
+    ],
+)
+def test_a_row_that_teaches_nothing_is_refused_by_line_and_field(row: Any, says: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        row_of(row, "line 1")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["role", "content", "prompt", "completion", "messages", "text"]), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_whatever_a_row_is_it_is_read_or_refused(row: Any) -> None:
+    try:
+        found = row_of(row, "x")
+    except InvalidInputError:
+        return
+    assert isinstance(found, Text | Completion | Conversation)
+
+
+def test_a_file_s_lines_are_counted_with_its_blank_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n\n  \n{"text": "b"}\n{"text": 3}\n', "utf-8")
+    with pytest.raises(InvalidInputError, match=r"rows.jsonl: line 5: needs"):
+        list(read_rows(path))
+    path.write_text('{"text": "a"}\n{"text": \n', "utf-8")
+    with pytest.raises(InvalidInputError, match=r"line 2: not a JSON object"):
+        list(read_rows(path))
+
+
+def test_parquet_holds_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows: list[Any] = [{"prompt": "a", "completion": "b"}, {"messages": [USER, ASSISTANT]}, {"text": "c"}]
+    table = pyarrow.Table.from_pylist(
+        [{"prompt": None, "completion": None, "messages": None, "text": None, **row} for row in rows]
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    one, other = (list(read_rows(tmp_path / f"rows.{kind}")) for kind in ("parquet", "jsonl"))
+    assert [row[1:] for row in one] == [row[1:] for row in other]
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InvalidInputError, match="not a readable Parquet file"):
+        list(read_rows(tmp_path / "rows.parquet"))

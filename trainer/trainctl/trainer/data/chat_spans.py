@@ -1,0 +1,84 @@
+"""The assistant's turns in a conversation as a chat template writes it: pure, the template is a function.
+
+Three rules, the first that fits:
+
+1. A template with `{% generation %}` marks the turns itself (see row_tokens).
+2. Turn i spans what the text up to and with it adds to the text before it with the generation prompt, if each of the
+   two is a prefix of the next and of the whole. Of the last turn, what both have in common is enough.
+3. A turn before the last whose text changes with what follows (reasoning is cut, say) is found by a sentinel in place
+   of its content. What ends the last turn ends it too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from trainctl.trainer.data.rows import Message
+
+Render = Callable[[Sequence[Message], bool], str]
+"""The text of messages, with the generation prompt or without."""
+_SENTINEL = "qzTurnContentzq"
+
+
+class NotNestedError(Exception):
+    """A turn cannot be told from what it answers."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__(f"turn {turn + 1} cannot be told from what comes before it")
+
+
+class Span(NamedTuple):
+    """Part of a text, in characters."""
+
+    start: int
+    stop: int
+
+
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences have in common from their start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
+def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0) -> tuple[str, list[Span]]:
+    """The whole text, and the assistant's turns from message `first` on. Raises NotNestedError, and what `render`
+    raises."""
+    whole = render(messages, False)
+    turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
+    return whole, [_span(messages, turn, whole, render) for turn in turns]
+
+
+def _span(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
+    before, with_it = render(messages[:turn], True), render(messages[: turn + 1], False)
+    if whole.startswith(with_it) and with_it.startswith(before):
+        return Span(len(before), len(with_it))
+    if turn == len(messages) - 1:
+        return _last(messages, turn, whole, before, render)
+    content = _content(messages, turn, whole, render)
+    end = _ending(messages, render)
+    return Span(content.start, content.stop + common_length(whole[content.stop :], end))
+
+
+def _last(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
+    """From where the text leaves the prompt; the conversation before it must be whole in both."""
+    start = common_length(before, whole)
+    if start < len(render(messages[:turn], False)):
+        raise NotNestedError(turn)
+    return Span(start, len(whole))
+
+
+def _content(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
+    """Where a turn's content is, by what stays when it is replaced."""
+    other = render([*messages[:turn], {**messages[turn], "content": _SENTINEL}, *messages[turn + 1 :]], False)
+    head, found, tail = other.partition(_SENTINEL)
+    if not found or _SENTINEL in tail or not (whole.startswith(head) and whole.endswith(tail)):
+        raise NotNestedError(turn)
+    if len(head) + len(tail) >= len(whole):
+        raise NotNestedError(turn)
+    return Span(len(head), len(whole) - len(tail))
+
+
+def _ending(messages: Sequence[Message], render: Render) -> str:
+    """What the template writes after the content of a last turn of the assistant."""
+    last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
+    text = render([*messages[:last], {**messages[last], "content": _SENTINEL}], False)
+    return text.rpartition(_SENTINEL)[2]

@@ -1,0 +1,157 @@
+"""Rows to tokens and masks, by the tokenizer and the chat template of the model's directory.
+
+A text and a completion end with the end token. A completion counts from the first token in which it differs from its
+prompt alone, as in TRL. In a conversation the assistant's turns count, as `chat_spans` finds them or, if the template
+has `{% generation %}`, as it marks them.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.data.byte_tokens import ByteTokenizer
+from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
+from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
+
+TokenRow = tuple[list[int], list[bool]]
+"""Tokens, and whether each counts as a target."""
+_BATCH_ROWS = 256
+"""Rows that one call tokenizes: the library spreads them over its threads."""
+
+
+def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "RowTokenizer":
+    """The tokenizer of a model directory, or that of bytes. Raises InvalidInputError, blaming a field of `where`, if
+    there is none that can be read."""
+    if kind == "bytes":
+        return RowTokenizer(ByteTokenizer(), model)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        problem = f"rows need transformers; {installing('torch', 'mlx')}"
+        raise InvalidInputError(f"{where}: data.kind", problem) from None
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        problem = f"cannot read the tokenizer in {model}: {first_line(error)}"
+        raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
+    if not tokenizer.is_fast:
+        raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
+    return RowTokenizer(tokenizer, model)
+
+
+class RowTokenizer:
+    """A tokenizer of transformers, or of bytes, with the directory that it is from."""
+
+    def __init__(self, tokenizer: Any, model: Path) -> None:
+        self._tokenizer, self._model = tokenizer, model
+
+    @property
+    def highest(self) -> int:
+        """The highest id that it gives."""
+        return max(int(number) for number in self._tokenizer.get_vocab().values())
+
+    def encode(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
+        """Each row's tokens and mask. Raises InvalidInputError naming the row's place."""
+        remaining = iter(rows)
+        while batch := list(islice(remaining, _BATCH_ROWS)):
+            yield from self._batch(batch)
+
+    def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
+        made: dict[int, TokenRow] = {}
+        texts = [
+            row.text if isinstance(row, Text) else _whole(row) for row in rows if not isinstance(row, Conversation)
+        ]
+        prompts = [row.prompt for row in rows if isinstance(row, Completion)]
+        whole, before = iter(self._ids(texts)), iter(self._ids(prompts))
+        for place, row in enumerate(rows):
+            match row:
+                case Text():
+                    tokens = self._ended(next(whole))
+                    made[place] = tokens, [True] * len(tokens)
+                case Completion():
+                    tokens = self._ended(next(whole))
+                    start = common_length(next(before), tokens)
+                    made[place] = tokens, [number >= start for number in range(len(tokens))]
+        talks = {place: row for place, row in enumerate(rows) if isinstance(row, Conversation)}
+        made |= dict(zip(talks, self._conversations([*talks.values()]), strict=True))
+        return [made[place] for place in range(len(rows))]
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._tokenizer([*texts])["input_ids"] if texts else []
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        end = self._tokenizer.eos_token_id
+        return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+
+    def _conversations(self, rows: Sequence[Conversation]) -> list[TokenRow]:
+        if not rows:
+            return []
+        template = self._tokenizer.chat_template
+        if not template:
+            raise InvalidInputError(
+                rows[0].place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
+            )
+        if "{% generation" in template or "{%- generation" in template:
+            return [self._marked(row) for row in rows]
+        found = [self._spans(row) for row in rows]
+        encoded = self._tokenizer([text for text, _ in found], add_special_tokens=False, return_offsets_mapping=True)
+        return [
+            (tokens, [_is_in(offset, spans) for offset in offsets])
+            for tokens, offsets, (_, spans) in zip(
+                encoded["input_ids"], encoded["offset_mapping"], found, strict=True
+            )
+        ]  # fmt: skip
+
+    def _marked(self, row: Conversation) -> TokenRow:
+        """As the template itself marks it; of what a prompt holds nothing counts."""
+        encoded = self._applied(row, row.messages, return_dict=True, return_assistant_tokens_mask=True)
+        tokens, mask = encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
+        start = 0
+        if row.first:
+            prompt = self._applied(row, row.messages[: row.first], return_dict=True)["input_ids"]
+            start = common_length(prompt, tokens)
+        return tokens, [flag and number >= start for number, flag in enumerate(mask)]
+
+    def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
+        def render(messages: Sequence[Message], prompted: bool) -> str:
+            if not messages:
+                return ""
+            text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
+            return text
+
+        try:
+            return assistant_spans(row.messages, render, row.first)
+        except NotNestedError as error:
+            raise InvalidInputError(
+                row.place, f"the chat template of {self._model} doesn't nest: {error}; use prompt and completion, or a "
+                "template that marks the assistant's turns with {% generation %}"
+            ) from None  # fmt: skip
+
+    def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(messages, **options)
+        except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
+            raise self._refusal(row, error) from None
+        except Exception as error:
+            # jinja2's errors have no base but Exception in the tokenizer's public interface.
+            if type(error).__module__.partition(".")[0] != "jinja2":
+                raise
+            raise self._refusal(row, error) from None
+
+    def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
+        return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+
+
+def _whole(row: Completion) -> str:
+    return row.prompt + row.completion
+
+
+def _is_in(offset: tuple[int, int], spans: Sequence[Span]) -> bool:
+    """Whether a token has a character of a span and none after it: a span's end is the template's, its start may lie
+    within a token."""
+    return any(span.start < offset[1] <= span.stop for span in spans)
