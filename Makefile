@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test soak check format bench nodejs clean
+.PHONY: demo test soak oracles check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -27,6 +27,10 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
+
+# Comparisons with other libraries' trainers that `make test` leaves out.
+oracles: $(VENV)/.ready-dev
+	TRAINCTL_ORACLES=all $(BIN)/python -m pytest tests/trainer/oracles $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

@@ -127,3 +127,30 @@ def test_first_values_depend_on_the_seed_and_lie_within_their_bound(assets: Path
             assert not np.array_equal(values, other[name])
             assert values.std() == pytest.approx(bound / 3**0.5, rel=0.15)
     assert len({values.tobytes() for name, values in one.items() if "lora_A" in name}) == 14
+
+
+@pytest.mark.parametrize(("engine", "backends", "tolerance"), [
+    ("gloo", ("torch", "torch", "torch"), 1e-5), ("ring", ("torch", "mlx", "torch"), 5e-5),
+])  # fmt: skip
+def test_three_ranks_draw_the_curve_of_one(
+    new_rig: Rigs, new_ranks: Rigs, engine: str, backends: tuple[str, ...], tolerance: float
+) -> None:
+    """Masked samples of unlike lengths, uneven shares, two rebalances and two resizes."""
+    table = {"samples": True, "adapter": LORA}
+    ranks = new_ranks(engine, backends, **table)
+    assert ranks.form() == []
+    found = []
+    for step in range(1, STEPS + 1):
+        shares, micros = dealt(step)
+        reports = ranks.train(ranks.plan(step, shares, micros))
+        (loss,) = {report.loss_sum / report.weight for report in reports}
+        found.append(loss)
+    alone = losses(new_rig("torch", **table), False, STEPS)
+    assert alone[0] / alone[-1] - 1 > 1000 * 1e-5
+    assert worst(found, alone) < tolerance
+
+
+def dealt(step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shares and micro-batches of a step."""
+    shares = (6, 4, 2) if step <= 6 else (3, 4, 5) if step <= 13 else (1, 9, 2)
+    return shares, (4, 3, 2) if step <= 4 else (2, 3, 1) if step <= 10 else (5, 4, 3)
