@@ -259,7 +259,7 @@ def table() -> str:
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
     rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step it was made. |"]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
-    return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
+    return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
 
 
 def test_names() -> None:
