@@ -243,12 +243,12 @@ TRAIN = {
     **{metric.name: metric.help for metric in RUN_METRICS},
     **RATES,
     "tokens_total": "Tokens processed since the run began.",
-    "global_batch": "Samples of the step.",
-    "generation": "Number of the generation that committed it.",
+    "global_batch": "Samples in the step.",
+    "generation": "Number of the generation that committed the step.",
 }
 """Of `train/`, a value a step."""
 NODES = {
-    "samples": "Its share of the batch; only from a run directory.",
+    "samples": "The rank's share of the batch; only from a run directory.",
     **{said: m.METRICS[name].help for name, said in RANK_METRICS.items()},
 }
 """Of `nodes/NAME/`, a value a step."""
@@ -257,7 +257,7 @@ NODES = {
 def table() -> str:
     """The names as a table in Markdown."""
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step it was made. |"]
+    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step of the evaluation. |"]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
     return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
 
