@@ -145,7 +145,7 @@ REWORDED = {
     "rank: first shares by": {"text": r"\(first shares by measured samples per second"},
     "rank: halved": {"text": r"\(out of memory, it had last reported "},
     "rank: micro-batch run again": {"text": r"the micro-batch was run again\)$"},
-    "alert cleared": {"text": r"^alert .* cleared after "},
+    "alert cleared": {"text": r" cleared after "},
     "rank: started again": {"text": r"^the trainer of \w+ restarts, attempt "},
     "rank: cannot join again": {"text": r" cannot rejoin: "},
     "rank: joins again": {"text": r" rejoins: "},
