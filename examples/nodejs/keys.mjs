@@ -1,4 +1,4 @@
-// Where a script finds its keys: $TRAINCTL_PUBLIC_KEY and $TRAINCTL_SECRET_KEY, or the file that `trainctl keys new` made.
+// Finds a script's keys: $TRAINCTL_PUBLIC_KEY and $TRAINCTL_SECRET_KEY, or the file made by `trainctl keys new`.
 
 import { readFileSync } from "node:fs";
 import { homedir, platform } from "node:os";
@@ -11,7 +11,7 @@ export function keysFolder() {
   return join(config, "trainctl", "keys");
 }
 
-/** {publicKey, secretKey, serverKey} for an agent whose public key is `serverKey`. Throws if no key of one's own is there. */
+/** {publicKey, secretKey, serverKey} for an agent whose public key is `serverKey`. Throws if the script has no key pair. */
 export function keysFor(serverKey) {
   const { TRAINCTL_PUBLIC_KEY: publicKey, TRAINCTL_SECRET_KEY: secretKey } = process.env;
   return { ...(publicKey && secretKey ? { publicKey, secretKey } : readPair(join(keysFolder(), "user.toml"))), serverKey };
@@ -22,10 +22,10 @@ export function ownAgentKey() {
   return readPair(join(keysFolder(), "agent.toml")).publicKey;
 }
 
-/** Of a key file two lines matter: public = "..." and secret = "...", 40 characters of Z85 each. */
+/** Reads two lines of a key file: public = "..." and secret = "...", 40 characters of Z85 each. */
 function readPair(path) {
   const text = readFileSync(path, "utf8");
   const [publicKey, secretKey] = ["public", "secret"].map((name) => text.match(new RegExp(`^${name} *= *["'](\\S{40})["']$`, "m"))?.[1]);
-  if (!publicKey || !secretKey) throw new Error(`${path}: no public and secret key in it; trainctl keys new makes them`);
+  if (!publicKey || !secretKey) throw new Error(`${path}: no public and secret key in this file; make them with trainctl keys new`);
   return { publicKey, secretKey };
 }

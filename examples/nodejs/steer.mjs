@@ -1,9 +1,9 @@
-// Looks at the active run, moves samples between its nodes, and prints the step at which that counted.
+// Prints the active run, moves samples between its nodes, and prints the step at which that took effect.
 //
 //   node steer.mjs studio=16 mbp=8
 //   node steer.mjs --connect tcp://studio:7474 --server-key 'Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID' mbp=30%
 //
-// Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or failed, 4 not in time, 5 unreachable,
+// Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or failed, 4 expired, 5 unreachable,
 // 6 not authorised.
 
 import { parseArgs } from "node:util";
@@ -12,7 +12,7 @@ import { Client, TrainctlError } from "./trainctl.mjs";
 
 const USAGE = "usage: node steer.mjs [--connect ADDRESS] [--server-key KEY | --own-agent] [--id UUID] NODE=SHARE ...";
 
-/** Status, one rebalance of the plan that was seen, its outcome; the exit code. */
+/** Prints the status, rebalances if the plan is still the same, prints the outcome, sets the exit code. */
 async function main() {
   const { options, shares } = given();
   const serverKey = options["own-agent"] ? ownAgentKey() : options["server-key"];
@@ -23,7 +23,7 @@ async function main() {
     if (!run) throw new TrainctlError("no-run", "no run yet");
     console.log(`${run.run} ${run.state}, step ${run.step}/${run.steps}, plan ${run.plan_version}, batch ${run.global_batch}`);
     for (const rank of run.ranks) console.log(`  ${rank.node} ${rank.state}: ${rank.share} samples`);
-    // With an id that was given it is a repetition, of a plan that may have been another one.
+    // A given id repeats an earlier command, whose plan version may have been different.
     const reply = await client.send("rebalance", { shares }, options.id ? { id: options.id } : { ifPlan: run.plan_version });
     return told(reply);
   } finally {
@@ -31,7 +31,7 @@ async function main() {
   }
 }
 
-/** How the command ended, with its step or the reason; the exit code. */
+/** Prints how the command ended, with its step or the reason; returns the exit code. */
 function told({ state, step, before, after, field, reason }) {
   if (state === "applied") {
     console.log(`rebalance applied at step ${step}: ${before} -> ${after}`);
@@ -41,15 +41,15 @@ function told({ state, step, before, after, field, reason }) {
   return state === "expired" ? 4 : 3;
 }
 
-/** The options, and shares by node as the verb wants them: samples, or a percentage as text. */
+/** The options, and each node's share as the verb expects it: samples, or a percentage as text. */
 function given() {
   const { values, positionals } = parseArgs({
     allowPositionals: true,
     options: {
       connect: { type: "string", default: process.env.TRAINCTL_CONNECT ?? "tcp://127.0.0.1:7474" },
       "server-key": { type: "string", default: process.env.TRAINCTL_SERVER_KEY },
-      "own-agent": { type: "boolean", default: false }, // the agent is this machine's, and asks for keys
-      answer: { type: "string", default: "5" }, // seconds of silence after which the same is sent again
+      "own-agent": { type: "boolean", default: false }, // use this machine's agent and its key
+      answer: { type: "string", default: "5" }, // seconds without an answer before a retry
       id: { type: "string" },
     },
   });
@@ -63,5 +63,5 @@ try {
 } catch (error) {
   const isUsage = error.code?.startsWith("ERR_PARSE_ARGS");
   console.error(`steer.mjs: ${error.message}${isUsage ? `; ${USAGE}` : ""}`);
-  process.exitCode = error.exitCode ?? 2; // without one: an option, or a key file, that is wrong
+  process.exitCode = error.exitCode ?? 2; // no exitCode: an invalid option or key file
 }

@@ -1,4 +1,4 @@
-// A client of a trainctl agent, written from docs/protocol.md: requests, and commands that are repeated under their id.
+// A client for trainctl agents, based on docs/protocol.md: requests, and commands that can be repeated with their id.
 
 import { randomBytes, randomUUID } from "node:crypto";
 import { decode, encode } from "@msgpack/msgpack";
@@ -10,7 +10,7 @@ const LIMITS = { maxStrLength: FRAME_BYTES, maxBinLength: 65_536, maxArrayLength
 const FINAL_STATES = new Set(["applied", "rejected", "expired", "failed", "conflict"]);
 const EXIT_CODES = { usage: 2, "not-authorised": 6, version: 5, unreachable: 5, expired: 4 };
 
-/** What goes wrong, as one line; `code` is a refusal's, `exitCode` the one that `trainctl send` gives it. */
+/** An error as one line; `code` is the refusal's code, `exitCode` that of `trainctl send`. */
 export class TrainctlError extends Error {
   constructor(code, message, lead = null) {
     super(message);
@@ -19,8 +19,8 @@ export class TrainctlError extends Error {
 }
 
 /**
- * One agent. `keys` is {publicKey, secretKey, serverKey} in Z85 for one that asks for keys, else null; `answerSeconds` is
- * how long an answer may take before the same is sent again.
+ * A connection to one agent. `keys` is {publicKey, secretKey, serverKey} in Z85 if the agent requires keys, else null.
+ * `answerSeconds` is how long to wait for an answer before a retry.
  */
 export class Client {
   #socket;
@@ -34,7 +34,7 @@ export class Client {
       for (const inbox of this.#inboxes.values()) inbox.put({ type: "refusal", code: "not-authorised", text: `${address}: ${text}` });
     };
     const broken = ({ error }) => {
-      if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // once may be an agent that ends
+      if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // a single failure may be an agent that is stopping
       refused(keys ? "what answers there doesn't have the key it is known by" : "its agent requires keys: give --server-key");
     };
     const { events } = this.#socket;
@@ -57,8 +57,8 @@ export class Client {
   }
 
   /**
-   * The last reply to a command. However often it is sent it keeps its id, so it is carried out once, and whoever sends
-   * it later under that id is told the same outcome. Throws a TrainctlError, also if it isn't applied within `seconds`.
+   * The last reply to a command. Every retry has the same id, so the command is carried out once. A later call with the
+   * same id gets the same outcome. Throws a TrainctlError, including when it isn't applied within `seconds`.
    */
   async send(verb, args, { node = null, run = null, ifPlan = null, id = randomUUID(), seconds = 60 } = {}) {
     const command = {
@@ -81,7 +81,7 @@ export class Client {
       : this.#fail("unreachable", `no answer from ${this.address} within ${seconds} s; the command's id is ${id}`);
   }
 
-  /** Another agent conducts the run: the same command goes there, by the key that this agent knows it by. */
+  /** Sends the command to the agent that leads the run, using the key that this agent has for it. */
   async #sendElsewhere(lead, verb, args, options) {
     const { peers } = await this.ask("snapshot-request", { columns: 0 });
     const serverKey = peers.find((peer) => peer.address === lead)?.key;
@@ -93,7 +93,7 @@ export class Client {
     }
   }
 
-  /** Sends, and the same again after each silence, until a reply is the last one; null once the time is up. */
+  /** Sends a message, retries while there is no answer, and returns the last reply; null when the time is up. */
   async #converse(message, seconds, isLast) {
     const inbox = new Inbox();
     this.#inboxes.set(message.rid, inbox);
@@ -101,14 +101,14 @@ export class Client {
       const deadline = Date.now() + seconds * 1000;
       let isAnswered = false;
       while (Date.now() < deadline) {
-        this.#socket.send(encode(message)).catch(() => {}); // nobody is there yet: the next time, perhaps
+        this.#socket.send(encode(message)).catch(() => {}); // no agent there yet: retry later
         const left = () => Math.min(this.answerSeconds * 1000, deadline - Date.now());
         for (let reply; (reply = await inbox.take(left())) !== null; ) {
           if (reply.type === "refusal") this.#fail(reply.code, reply.text, reply.lead);
           if (isLast(reply)) return reply;
           isAnswered = true;
         }
-        if (!isAnswered && message.id) console.error(`${this.address} is silent: asking again under id ${message.id}`);
+        if (!isAnswered && message.id) console.error(`${this.address} is silent: retrying with id ${message.id}`);
       }
       return null;
     } finally {
@@ -129,7 +129,7 @@ export class Client {
   }
 }
 
-/** Replies that have come and are not taken yet. */
+/** Replies that have arrived but haven't been read yet. */
 class Inbox {
   #items = [];
   #wake = () => {};
@@ -139,7 +139,7 @@ class Inbox {
     this.#wake();
   }
 
-  /** The next one, or null after so many milliseconds. */
+  /** The next reply, or null after this many milliseconds. */
   async take(milliseconds) {
     if (this.#items.length === 0) {
       let timer;
@@ -153,11 +153,11 @@ class Inbox {
   }
 }
 
-/** A DEALER with the settings that the protocol asks for. */
+/** A DEALER socket with the settings that the protocol requires. */
 function newSocket(keys, sendSeconds) {
   return new Dealer({
-    linger: 0, // and no routingId: the agent's side makes one up that nobody else can take
-    immediate: true, // nothing is kept for an agent that starts an hour later
+    linger: 0, // no routingId: the agent's side then generates one that no other client can claim
+    immediate: true, // queue nothing for an agent that isn't connected
     maxMessageSize: FRAME_BYTES,
     handshakeInterval: 2000,
     heartbeatInterval: 1000,

@@ -1,10 +1,10 @@
-"""A training loop of its own, shown and recorded by an agent: a bigram model of bytes, trained by plain SGD.
+"""A bigram model of bytes with its own training loop (plain SGD), recorded and shown by an agent.
 
     python attach.py README.md --steps 300
     python attach.py TEXT --connect tcp://studio:7474
 
-The loop never waits for the agent: what could not be sent is sent with the next steps, and an agent that is away or was
-started again is given what it lacks.
+The loop continues without the agent and waits at most one second for it. Steps that could not be sent are sent with the
+next ones. An agent that returns or restarts receives the steps that it lacks.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from trainctl.protocol.errors import RefusedError, TrainctlError
 SEND_SECONDS = 0.5
 """Seconds between sending steps."""
 MOST_WAITING = 10_000
-"""Most steps kept while the agent is away; the oldest are dropped first."""
+"""Most steps kept while the agent is unreachable; the oldest are dropped first."""
 
 
 def main() -> int:
-    """Train, and report to the agent; the exit code."""
+    """Train and report to the agent; return the exit code."""
     given = arguments()
     text = given.text.read_bytes()
     if len(text) < 2:
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 class Bigrams:
-    """Logits of the next byte, given the one before."""
+    """Logits of the next byte, given the previous one."""
 
     def __init__(self) -> None:
         self.logits: dict[int, list[float]] = {}
@@ -84,14 +84,14 @@ class Bigrams:
 
 
 class Reporter:
-    """Brings steps to an agent as often as SEND_SECONDS; a fault of the agent's costs the loop at most its timeout."""
+    """Sends steps to an agent every SEND_SECONDS; a failing agent delays the loop by at most the client's timeout."""
 
     def __init__(self, address: str, run: str, name: str, steps: int) -> None:
         self._client = BlockingClient(address, by="attach.py", timeout_seconds=1.0)
         self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
         self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
         self._sent_monotonic, self._attached = -math.inf, False
-        self._after_step: int | None = 0  # this program begins again: what an earlier one recorded is retracted
+        self._after_step: int | None = 0  # start over: retract the steps that an earlier process recorded
         self.kept = 0
 
     def __enter__(self) -> "Reporter":
@@ -108,7 +108,7 @@ class Reporter:
         self._client.__exit__(None, None, None)
 
     def add(self, step: m.GuestStep) -> None:
-        """Take a step that is done."""
+        """Queue a completed step, and send the queue if it is due."""
         self._waiting.append(step)
         if time.monotonic() - self._sent_monotonic >= SEND_SECONDS:
             self._send()
@@ -125,9 +125,9 @@ class Reporter:
                 self.kept, self._attached, self._after_step = kept.step, True, None
             self.kept = self._client.run_steps(self._run, tuple(self._waiting)).step
         except RefusedError:
-            self._attached = False  # it has given the run up, or another agent answers now
+            self._attached = False  # the run was given up, or a different agent answers
         except TrainctlError:
-            pass  # it is away
+            pass  # the agent is unreachable
         while self._waiting and self._waiting[0].step <= self.kept:
             self._waiting.popleft()
 
@@ -136,7 +136,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a bigram model and show it in trainctl.")
     parser.add_argument("text", type=Path, help="file to learn from")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
-    parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="id of the run")
+    parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="run ID")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64, help="pairs of bytes per step")
     parser.add_argument("--learning-rate", type=float, default=5.0)

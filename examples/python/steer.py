@@ -1,9 +1,9 @@
-"""Looks at the active run, moves samples between its nodes, and says at which step that counted.
+"""Prints the active run, moves samples between its nodes, and prints the step at which that took effect.
 
     python steer.py studio=16 mbp=8
     python steer.py --connect tcp://studio:7474 mbp=30%
 
-Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or failed, 4 not in time, 5 unreachable,
+Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or failed, 4 expired, 5 unreachable,
 6 not authorised.
 """
 
@@ -22,7 +22,7 @@ TRIES = 3
 
 
 def main() -> int:
-    """Status, one rebalance of the plan that was seen, its outcome; the exit code."""
+    """Print the status, rebalance if the plan is still the same, print the outcome; return the exit code."""
     given = arguments()
     try:
         args = verbs.parse_args("rebalance", dict(word.split("=", 1) for word in given.shares if "=" in word))
@@ -30,7 +30,7 @@ def main() -> int:
         with BlockingClient(given.connect, by="steer.py") as client:
             run = client.snapshot(columns=0).run
             if run is None:
-                print("no run yet", file=sys.stderr)
+                print("steer.py: no active run", file=sys.stderr)
                 return 3
             print(status(run))
             reply = send(client, "rebalance", args, if_plan=run.plan_version)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def send(client: BlockingClient, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
-    """A command's outcome. After a lost line it is sent again under its id: it is never carried out twice.
+    """Send a command and return its outcome. A retry has the same id, so the command is carried out at most once.
 
     Raises UnreachableError if no try is answered, ExpiredError if it isn't applied in time.
     """
@@ -57,7 +57,7 @@ def send(client: BlockingClient, verb: str, args: dict[str, Any], **options: Any
 
 
 def status(run: m.RunView) -> str:
-    """The run, and a line for each of its ranks."""
+    """The run, and one line per rank."""
     head = f"{run.run} {run.state}, step {run.step}/{run.steps}, plan {run.plan_version}, batch {run.global_batch}"
     return "\n".join([head, *(f"  {rank.node} {rank.state}: {rank.share} samples" for rank in run.ranks)])
 

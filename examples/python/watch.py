@@ -1,10 +1,10 @@
-"""Follows a run with the asyncio client: every committed step in order, what happens to it, and how the line is.
+"""Follows a run with the asyncio client: committed steps in order, events, and the connection's state.
 
     python watch.py --steps 20
     python watch.py --connect tcp://studio:7474
 
-Nothing is missed while it is attached: what the line lost is fetched, and where that is no longer kept, or the agent
-was started again, a fresh snapshot says how far the run is and the steps between come from the record.
+No step is missed while it is attached. The client fetches lost messages. If the agent no longer has them, or was
+restarted, a new snapshot gives the run's step, and the steps in between come from the record.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from trainctl.protocol.errors import TrainctlError
 
 
 async def main() -> int:
-    """Print until so many steps were seen, or forever; the exit code."""
+    """Print until `--steps` steps were seen, or until Ctrl-C; return the exit code."""
     given = arguments()
     try:
         async with Client(given.connect, by="watch.py") as client:
@@ -38,7 +38,7 @@ async def main() -> int:
 
 
 async def lines(client: Client) -> AsyncIterator[m.StepCommitted | str]:
-    """Steps without a gap from the first snapshot on, and in words what else happens."""
+    """All steps from the first snapshot on, and everything else as text."""
     newest: m.StepCommitted | None = None
     async with contextlib.aclosing(client.attach(columns=0)) as items:
         async for item in items:
@@ -60,7 +60,7 @@ async def lines(client: Client) -> AsyncIterator[m.StepCommitted | str]:
 
 
 async def recorded(client: Client, run: m.RunView, after_step: int) -> AsyncIterator[m.StepCommitted]:
-    """The steps up to the one a snapshot stands at, page by page; later ones come live."""
+    """Recorded steps up to the run's current one, page by page; later ones arrive live."""
     while after_step < run.step:
         page = (await client.steps(run.run, after_step)).steps
         for step in page:
@@ -70,7 +70,7 @@ async def recorded(client: Client, run: m.RunView, after_step: int) -> AsyncIter
 
 
 def step_line(step: m.StepCommitted) -> str:
-    """Loss is in nats per token, the rate in tokens per second."""
+    """One line per step: loss in nats per token, rate in tokens per second."""
     loss = "n/a" if step.loss is None else f"{step.loss:.4f}"
     return f"step {step.step}  loss {loss}  {step.tokens_per_second or 0.0:,.0f} tokens/s"
 

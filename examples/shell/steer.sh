@@ -1,10 +1,10 @@
 #!/bin/sh
-# Halves a node's micro-batch when its memory is short, writes a checkpoint, and says how each command ended.
+# Sets a node's micro-batch, for example when its memory runs low, then writes a checkpoint.
 #
 #   steer.sh studio 4
 #
-# Everything is trainctl's own: no JSON has to be read, for the exit code says how a command ended and one line says at
-# which step or why not. $TRAINCTL_CONNECT names the agent.
+# The script needs no JSON parser: the exit code says how a command ended, and one line has the step or the reason.
+# $TRAINCTL_CONNECT names the agent.
 set -u
 
 node=${1:?usage: steer.sh NODE MICRO_BATCH}
@@ -15,8 +15,8 @@ new_id() {
   if command -v uuidgen >/dev/null; then uuidgen; else cat /proc/sys/kernel/random/uuid; fi
 }
 
-# send VERB [ARGUMENT ...]: one command under one id, sent again if the line or the time gave out. Whatever became of
-# the first try, the same id is carried out once and tells its outcome.
+# send VERB [ARGUMENT ...]: send one command with one id, and retry after a lost connection or a timeout. Whatever happened
+# to the first try, an agent carries out each id once and returns its outcome.
 send() {
   id=$(new_id)
   for try in 1 2 3; do
@@ -24,8 +24,8 @@ send() {
     code=$?
     case $code in
       0) return 0 ;;                                  # applied: the line on standard output names the step
-      4 | 5) echo "try $try of 3: exit code $code" >&2 ;;  # not in time, or nobody answered
-      *) return $code ;;                              # 2 usage, 3 rejected or failed, 6 not authorised: say it once
+      4 | 5) echo "try $try of 3: exit code $code" >&2 ;;  # expired, or no agent answered
+      *) return $code ;;                              # 2 usage, 3 rejected or failed, 6 not authorised: don't retry
     esac
   done
   return $code

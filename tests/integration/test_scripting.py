@@ -200,7 +200,7 @@ def test_the_nodejs_client_asks_again_under_the_same_id_when_its_command_or_the_
     assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "steer.mjs: rebalance rejected: shares: no")
     assert len(agent.heard) == lost + 1
     assert len({command.id for command in agent.heard}) == 1
-    assert done.stderr.count(f"asking again under id {agent.heard[0].id}") == lost
+    assert done.stderr.count(f"retrying with id {agent.heard[0].id}") == lost
 
 
 def test_the_asyncio_example_follows_steps_in_order(training: Studio) -> None:

@@ -243,8 +243,8 @@ TRAIN = {
     **{metric.name: metric.help for metric in RUN_METRICS},
     **RATES,
     "tokens_total": "Tokens processed since the run began.",
-    "global_batch": "Samples of the step.",
-    "generation": "Number of the generation that committed it.",
+    "global_batch": "Samples in the step.",
+    "generation": "Number of the generation that committed the step.",
 }
 """Of `train/`, a value a step."""
 NODES = {
@@ -257,9 +257,9 @@ NODES = {
 def table() -> str:
     """The names as a table in Markdown."""
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step it was made. |"]
+    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step of the evaluation. |"]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
-    return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
+    return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
 
 
 def test_names() -> None:
