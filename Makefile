@@ -30,7 +30,7 @@ soak: $(VENV)/.ready-dev
 
 # Comparisons with other libraries' trainers that `make test` leaves out.
 oracles: $(VENV)/.ready-dev
-	TRAINCTL_ORACLES=all $(BIN)/python -m pytest tests/trainer/oracles $(PYTEST_ARGS)
+	TRAINCTL_ORACLES=all $(BIN)/python -m pytest -m oracle $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

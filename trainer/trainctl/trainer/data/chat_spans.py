@@ -20,10 +20,10 @@ _SENTINEL = "qzTurnContentzq"
 
 
 class NotNestedError(Exception):
-    """A turn cannot be told from what it answers."""
+    """A turn cannot be separated from what it answers."""
 
     def __init__(self, turn: int) -> None:
-        super().__init__(f"turn {turn + 1} cannot be told from what comes before it")
+        super().__init__(f"turn {turn + 1} cannot be separated from the turns before it")
 
 
 class Span(NamedTuple):
