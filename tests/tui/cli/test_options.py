@@ -27,7 +27,7 @@ FROZEN = {
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
     "export": "--cluster --connect --format --help --output --server-key --what -h RUN",
     "help": "--help -h [TOPIC]",
-    "init": "--address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
+    "init": "--adapter --address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
     "keys": "--help -h",
     "keys audit": "--cluster --connect --help --json --last --server-key -h -n",
     "keys authorize": "--help --json --role -h KEY NAME",

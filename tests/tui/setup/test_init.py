@@ -101,7 +101,7 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
     given = init_work.Given(model=inputs / "My Model", name="first")
     found = init_work.answered(given, MAC, ask, has_cluster=False)
     assert found == Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
-    assert [question.split()[0] for question in asked] == ["Data:", "Steps", "Samples", "Address"]
+    assert [question.split()[0] for question in asked] == ["Data:", "Train", "Steps", "Samples", "Address"]
     assert "10.0.7.1 (en5)" in asked[-1]
     answers["Steps"] = "many"
     with pytest.raises(InvalidInputError, match="'many' is not a whole number"):
@@ -109,7 +109,7 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
 
 
 def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) -> None:
-    answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474")
+    answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474", kind="samples")
     model = Model(tmp_path / "m", 1_000_000_000, None, True)
     run = init_files.run_tables(answers, model, MAC)
     assert run["nodes"] == {"studio": {"interface": "en5"}}
@@ -125,6 +125,45 @@ def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
     assert "neither torch nor mlx" in found[0]
     assert "70 B parameters take 1,400 GB" in found[1] and "192 GB" in found[1]
     assert init_files.remarks(Model(tmp_path, 10**9, None, True), MAC) == []
+
+
+def test_adapters_need_no_optimizer_of_the_whole_model(tmp_path: Path) -> None:
+    large = Model(tmp_path, 20 * 10**9, None, True)
+    assert "take 400 GB" in init_files.remarks(large, MAC)[0]
+    assert init_files.remarks(large, MAC, "lora") == []
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ({"a.txt": "text"}, "text"),
+        ({"a.jsonl": '\n{"tokens": [1, 2]}\n'}, "samples"),
+        ({"a.jsonl": '{"messages": []}\n'}, "rows"),
+        ({"a.parquet": "PAR1"}, "rows"),
+        ({"d/a.jsonl": "{}", "d/b.parquet": ""}, "rows"),
+        ({"d/a.txt": "text", "d/notes.jsonl": "{}"}, "text"),
+    ],
+)
+def test_the_kind_of_data_shows_in_its_files(tmp_path: Path, files: dict[str, str], kind: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    assert init_probe.data_kind(tmp_path / next(iter(files)).partition("/")[0]) == kind
+
+
+def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    (inputs / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n', "utf-8")
+    (inputs / "My Model" / "tokenizer.json").write_text("{}", "utf-8")
+    for option, rate, tables in (([], 2e-4, {"adapter": {"kind": "lora"}}), (["--adapter", "full"], 2e-5, {})):
+        call_json(*words(inputs)[:4], str(inputs / "rows.jsonl"), *words(inputs)[5:], *option)
+        run = tomllib.loads((inputs / "run.toml").read_text())
+        assert run["data"]["kind"] == "rows" and run["optimizer"]["learning_rate"] == rate
+        assert {name: run[name] for name in ("adapter",) if name in run} == tables
+        assert call("check", inputs / "run.toml").returncode == 0
+        (inputs / "run.toml").unlink()
 
 
 def test_this_machine_has_loopback_first() -> None:

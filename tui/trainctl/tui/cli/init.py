@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,7 +18,11 @@ def init(
     model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of a Hugging Face model.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Training data: a text file, a folder of *.txt, or samples (*.jsonl)."),
+        typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
+    ] = None,
+    adapter: Annotated[
+        Literal["full", "lora"] | None,
+        typer.Option(help="Train all weights (full) or adapters (lora) [lora unless the data is text]."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run [taken from the model's folder].")] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,
@@ -42,7 +46,7 @@ def init(
     """
     from trainctl.tui.setup import init_work as work
 
-    given = work.Given(model, data, name, steps, batch, address)
+    given = work.Given(model, data, name, steps, batch, address, adapter)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
     done = work.write(given, run_file, cluster_file, ask=_ask if asks else None)
     if json:

@@ -3,18 +3,24 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tomli_w
 
 from trainctl.protocol.config import addresses
+from trainctl.protocol.config.run_file import DataKind
 from trainctl.protocol.errors import installing
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
-STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4
+STEPS, BATCH = 1000, 32
+PRETRAIN_RATE, SFT_RATE, LORA_RATE = 3e-4, 2e-5, 2e-4
+"""Learning rates to begin with: a small model from its start; all weights of a trained model; adapters, which take ten
+times as much (Schulman and Thinking Machines Lab 2025)."""
 SEQUENCE = 512
 STATE_BYTES = 20
 """Of a parameter in training: weight, two moments and the accumulated gradient in float32, and the buffer summed."""
+FROZEN_BYTES = 4
+"""Of a frozen parameter in float32."""
 _MICRO_BY_PARAMETERS = ((2e8, 8), (1e9, 4), (1e10, 2))
 _RUN_HEAD = """\
 # A run to start from. examples/run.toml in trainctl's sources has every setting, with its meaning and default.
@@ -27,6 +33,9 @@ _CLUSTER_HEAD = """\
 """
 
 
+AdapterKind = Literal["full", "lora"]
+
+
 class Answers(NamedTuple):
     """What a person or a script wants."""
 
@@ -36,7 +45,14 @@ class Answers(NamedTuple):
     address: str  # of this machine's agent
     steps: int = STEPS
     batch: int = BATCH  # samples per step
-    learning_rate: float = LEARNING_RATE
+    kind: DataKind = "text"
+    adapter: AdapterKind = "full"
+
+    @property
+    def learning_rate(self) -> float:
+        if self.adapter == "lora":
+            return LORA_RATE
+        return PRETRAIN_RATE if self.kind == "text" else SFT_RATE
 
 
 def run_name(folder: Path) -> str:
@@ -52,13 +68,12 @@ def run_text(answers: Answers, model: Model, machine: ThisMachine, file: Path) -
 def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str, Any]:
     """The tables of `run_text`. Without a table of nodes all of the cluster take part; the one that names this node's
     interface is needed only off loopback."""
-    kind = "samples" if answers.data.suffix in (".jsonl", ".json", ".ndjson") else "text"
     interface = _interface_name(answers.address, machine)
     tables: dict[str, Any] = {
         "run": {"name": answers.name, "steps": answers.steps},
         "model": {"path": str(answers.model)},
         "data": {
-            "path": str(answers.data), "kind": kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
+            "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
             "sequence_length": min(SEQUENCE, model.positions or SEQUENCE),
         },
         "batch": {"global": answers.batch, "micro": min(micro(model.parameters), answers.batch)},
@@ -66,6 +81,7 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
         "checkpoint": {"every_steps": max(1, answers.steps // 10)},
         "evaluate": {"every_steps": max(1, answers.steps // 20)},
     }  # fmt: skip
+    tables |= {"adapter": {"kind": "lora"}} if answers.adapter == "lora" else {}
     return tables | ({"nodes": {machine.node: {"interface": interface}}} if interface else {})
 
 
@@ -87,12 +103,12 @@ def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> d
     return trusted | {"nodes": {machine.node: entry}}
 
 
-def remarks(model: Model, machine: ThisMachine) -> list[str]:
+def remarks(model: Model, machine: ThisMachine, adapter: AdapterKind = "full") -> list[str]:
     """What a person should know before the run is started, a line each."""
     found = []
     if not machine.backends:
         found.append(f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}")
-    need = model.parameters * STATE_BYTES
+    need = model.parameters * (STATE_BYTES if adapter == "full" else FROZEN_BYTES)
     if need > machine.memory_bytes:
         found.append(
             f"about {model.parameters / 1e9:.3g} B parameters take {need / 1e9:,.0f} GB in training before any "

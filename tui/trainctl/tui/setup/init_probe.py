@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
-from trainctl.protocol.config import names
+from trainctl.protocol.config import names, run_file
+from trainctl.protocol.config.run_file import DataKind
 from trainctl.protocol.errors import InvalidInputError
 
 BACKENDS = ("torch", "mlx")
@@ -45,6 +46,25 @@ class Model(NamedTuple):
     parameters: int  # by the size of its weights
     positions: int | None  # longest sequence, where its configuration tells
     has_tokenizer: bool
+
+
+def data_kind(path: Path) -> DataKind:
+    """Of a file by its suffix and first line, of a folder by its files. Raises InvalidInputError for one that can't be
+    read."""
+    if path.is_dir():
+        has_text = any(path.rglob("*.txt"))
+        return "rows" if not has_text and run_file.data_files(path, "rows") else "text"
+    if path.suffix == ".parquet":
+        return "rows"
+    if path.suffix not in (".jsonl", ".ndjson", ".json"):
+        return "text"
+    try:
+        with path.open("rb") as file:
+            first = next((line for line in file if line.strip()), b"{}")
+        found = json.loads(first)
+    except (OSError, ValueError) as error:
+        raise InvalidInputError("--data", f"{path}: line 1 is not a JSON object: {error}") from None
+    return "samples" if isinstance(found, dict) and "tokens" in found else "rows"
 
 
 def machine() -> ThisMachine:

@@ -11,7 +11,7 @@ from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
 from trainctl.tui.commands import targets
 from trainctl.tui.setup import init_files, init_probe, new_files
-from trainctl.tui.setup.init_files import Answers
+from trainctl.tui.setup.init_files import AdapterKind, Answers
 from trainctl.tui.setup.init_probe import ThisMachine
 
 Ask = Callable[[str, str], str]
@@ -28,6 +28,7 @@ class Given(NamedTuple):
     steps: int | None = None
     batch: int | None = None
     address: str | None = None
+    adapter: AdapterKind | None = None
 
 
 class Done(NamedTuple):
@@ -53,7 +54,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
         texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
         _check(drafts, run_file, kept or target)
-    remarks = init_files.remarks(model, machine)
+    remarks = init_files.remarks(model, machine, answers.adapter)
     if key is None and not addresses.is_near(answers.address):
         remarks.append("an agent needs keys to serve more than loopback: make them with trainctl keys new")
     if kept is not None:
@@ -71,7 +72,10 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
     model = _folder(given.model, "--model", "Folder of the model (Hugging Face)", ask)
     init_probe.model(model)  # before more is asked
-    data = _folder(given.data, "--data", "Data: text file, folder of *.txt, or *.jsonl", ask)
+    data = _folder(given.data, "--data", "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder", ask)
+    kind = init_probe.data_kind(data)
+    question, usual = "Train all weights (full) or adapters (lora)", "full" if kind == "text" else "lora"
+    adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _adapter)
     name = _asked(given.name, "Name of the run", init_files.run_name(model), ask, str)
     steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
     batch = _asked(given.batch, "Samples per step, over all nodes", str(init_files.BATCH), ask, _whole("--batch"))
@@ -80,7 +84,7 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
         address = _asked(None, _address_question(machine), f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}", ask, str)
     address = address or f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
     _check_address(address, machine)
-    return Answers(model, data, name, address, steps, batch)
+    return Answers(model, data, name, address, steps, batch, kind, adapter)
 
 
 def _folder(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
@@ -97,6 +101,12 @@ def _asked(given: T | None, question: str, default: str, ask: Ask | None, read: 
     if given is not None:
         return given
     return read(default if ask is None else ask(question, default))
+
+
+def _adapter(text: str) -> AdapterKind:
+    if text not in ("full", "lora"):
+        raise InvalidInputError("--adapter", f"{text!r} is neither full nor lora")
+    return "full" if text == "full" else "lora"
 
 
 def _whole(option: str) -> Callable[[str], int]:
