@@ -1,11 +1,13 @@
 """`python -m trainctl.trainer.demo_assets FOLDER`: a small Llama and real text, made from what every machine has.
 
 FOLDER/model is a Hugging Face directory (about 0.8 M parameters, for byte tokens), the same bits everywhere;
-FOLDER/data holds the Python standard library's source text, one file per top-level module or package. Each appears
-under its name only when whole, and is left alone when it is there. One JSON line says what there is.
+FOLDER/data holds the Python standard library's source text, one file per top-level module or package; with
+`--objective sft`, FOLDER/rows holds the library's functions and what their docstrings say. Each appears under its name
+only when whole, and is left alone when it is there. One JSON line says what there is.
 """
 
 import argparse
+import ast
 import json
 import sys
 import sysconfig
@@ -85,20 +87,46 @@ def make_text(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.txt"))
 
 
+def make_rows(folder: Path) -> int:
+    """Prompts and completions for fine-tuning at `folder`, if they aren't there yet: the head of each function of the
+    standard library that has a docstring, and the docstring's first line. Returns their number."""
+
+    def write(work: Path) -> None:
+        with (work / "functions.jsonl").open("w", encoding="utf-8") as file:
+            for sources in _standard_library().values():
+                for source in sorted(sources):
+                    file.writelines(json.dumps(row) + "\n" for row in _documented(source))
+
+    make_folder(folder, write)
+    with (folder / "functions.jsonl").open("rb") as rows:
+        return sum(1 for _ in rows)
+
+
+def _documented(source: Path) -> Iterator[dict[str, str]]:
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+            head = f"def {node.name}({ast.unparse(node.args)}):\n"
+            yield {"prompt": head, "completion": text.splitlines()[0]}
+
+
 def main() -> int:
-    """Make both; returns the exit status."""
+    """Make them; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m trainctl.trainer.demo_assets", description="The demo's model and text."
     )
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder.absolute()
+    parser.add_argument("--objective", choices=("pretrain", "sft"), default="pretrain")
+    given = parser.parse_args()
+    folder: Path = given.folder.absolute()
     try:
         parameters = make_model(folder / "model")
         size = make_text(folder / "data")
+        rows = make_rows(folder / "rows") if given.objective == "sft" else None
     except (OSError, TrainctlError) as error:
         print(f"demo assets: {first_line(error)}", file=sys.stderr)
         return 1
     made = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
+    made |= {"rows": rows} if rows is not None else {}
     print(json.dumps(made))
     return 0
 

@@ -17,7 +17,7 @@ from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.commands import command
-from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
+from trainctl.tui.demo.folder import Objective, Session, default_folder, run_config, write_run_file
 from trainctl.tui.demo.stages import stage
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class DemoOptions(NamedTuple):
     backend: str = "auto"
     folder: Path | None = None
     keep: bool = False
+    objective: Objective = "pretrain"
 
 
 class Demo(NamedTuple):
@@ -137,12 +138,12 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
     command = [sys.executable, "-m", "trainctl.tui.demo.supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
-            [*command, "--session", str(session.folder), "--assets", str(root)],
+            [*command, "--session", str(session.folder), "--assets", str(root), "--objective", wanted.objective],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:
         address = _until_ready(supervisor, session)
-        config = run_config(root, nodes, wanted.steps)
+        config = run_config(root, nodes, wanted.steps, wanted.objective)
         write_run_file(session, config)
         yield Demo(address, session, config), supervisor
     finally:

@@ -152,6 +152,10 @@ def demo(
     backend: Annotated[
         Literal["auto", "torch", "mlx"], typer.Option(help="Library to train with; auto: both if both are installed.")
     ] = "auto",
+    objective: Annotated[
+        Literal["pretrain", "sft"],
+        typer.Option(help="Train on text (pretrain), or on prompts with completions (sft)."),
+    ] = "pretrain",
     headless: Annotated[
         bool,
         typer.Option("--headless", help="No screen; prints one JSON object at the end. Implied without a terminal."),
@@ -194,7 +198,7 @@ def demo(
     from trainctl.tui.cli import demo as program
 
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.DemoOptions(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
+    wanted = program.DemoOptions(count, nodes, backend, folder, keep, objective)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 

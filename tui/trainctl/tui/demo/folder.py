@@ -11,13 +11,14 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import platformdirs
 import tomli_w
 
 from trainctl.protocol.config import run_file
 
+Objective = Literal["pretrain", "sft"]
 PREFIX = "demo-"
 BYTES_PER_SAMPLE = 128
 SAMPLES_PER_STEP = 24
@@ -128,7 +129,9 @@ def drop_ended(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, Any]:
+def run_config(
+    assets: Path, nodes: Mapping[str, str], steps: int, objective: Objective = "pretrain"
+) -> dict[str, Any]:  # fmt: skip
     """The demo's run file as plain values, checked; `nodes` are the ranks in order, with what computes on each.
 
     Several share this machine: a thread each.
@@ -138,8 +141,9 @@ def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, 
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
         "model": {"path": str(assets / "model")},
         "data": {
-            "path": str(assets / "data"), "kind": "text", "tokenizer": "bytes", "sequence_length": BYTES_PER_SAMPLE,
-            "held_out": 0.001,
+            "path": str(assets / ("rows" if objective == "sft" else "data")), "tokenizer": "bytes",
+            "kind": "rows" if objective == "sft" else "text", "sequence_length": BYTES_PER_SAMPLE, "held_out": 0.001,
+            "overlong": "drop",
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {

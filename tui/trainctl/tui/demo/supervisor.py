@@ -61,14 +61,14 @@ class Watch:
             await self.changed.wait()
 
 
-async def supervise(session: Session, assets: Path, nodes: Sequence[str], listen: str) -> int:
+async def supervise(session: Session, assets: Path, objective: str, nodes: Sequence[str], listen: str) -> int:
     """The whole of a demo but its client; returns the exit status."""
     watch = Watch()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, _log, "the terminal was closed; the demo continues")
     agents = Agents(session, session.write_cluster(nodes, listen), _log)
     tasks = [asyncio.create_task(_until_nobody_watches(watch))]
-    preparing = asyncio.create_task(_prepare(agents, assets))
+    preparing = asyncio.create_task(_prepare(agents, assets, objective))
     # Until the run has begun there is nothing to save: being asked to end, or being left, just ends it.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: watch.note(asked_to_end=True))
@@ -96,16 +96,16 @@ async def supervise(session: Session, assets: Path, nodes: Sequence[str], listen
         await agents.end()
 
 
-async def _prepare(agents: Agents, assets: Path) -> str:
+async def _prepare(agents: Agents, assets: Path, objective: str) -> str:
     say(state="making", what=f"model and text in {assets}")
-    await _make_assets(assets)
+    await _make_assets(assets, objective)
     say(state="starting", what=f"agents of {', '.join(agents.nodes)}")
     return await agents.start()
 
 
-async def _make_assets(folder: Path) -> None:
+async def _make_assets(folder: Path, objective: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "trainctl.trainer.demo_assets", str(folder),
+        sys.executable, "-m", "trainctl.trainer.demo_assets", str(folder), "--objective", objective,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -183,12 +183,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainctl.tui.demo.supervisor")
     parser.add_argument("--session", type=Path, required=True)
     parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--objective", default="pretrain")
     parser.add_argument("--node", required=True, action="append", help="give it once for each node, the lead first")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0")
     given = parser.parse_args()
     set_title("demo supervisor", f"of {given.session.name}")
     with Session(given.session).locked() as session:
-        return asyncio.run(supervise(session, given.assets, given.node, given.listen))
+        return asyncio.run(supervise(session, given.assets, given.objective, given.node, given.listen))
 
 
 if __name__ == "__main__":
