@@ -1,0 +1,97 @@
+"""Fine-tuning on a cluster: one curve through rebalances, resizes and a kill, and a checkpoint that others open."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
+from tests.integration.support.clusters import NODES, Cluster, have_back, on
+from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.reference import one_rank_curve
+from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
+
+STEPS = 40
+LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
+MIXED = {"gamma": {"backend": "mlx"}}
+Make = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`model`, and `rows.jsonl` with completions of unlike lengths."""
+    folder = tmp_path_factory.mktemp("finetuning")
+    make_chat_model(folder / "model")
+    write_rows(folder / "rows.jsonl", questions(150))
+    return folder
+
+
+@pytest.fixture
+def make(run_config: Make, rows: Path) -> Make:
+    def config(**changes: Any) -> dict[str, Any]:
+        data = {"path": str(rows / "rows.jsonl"), "kind": "rows", "sequence_length": 128, "held_out": 0.05}
+        told = {"model__path": str(rows / "model"), "data": data, "group": {"first_shares": "even"}}
+        rate = {"learning_rate": 1e-3, "schedule": "constant"}
+        return run_config(run__steps=STEPS, optimizer=rate, checkpoint={"every_steps": 10}, **(told | changes))
+
+    return config
+
+
+@pytest.mark.parametrize(
+    ("adapter", "mix", "tolerance"),
+    [(LORA, MIXED, 5e-5), ({"kind": "full"}, {}, 1e-5)],
+    ids=["lora, mixed", "full, torch"],
+)
+def test_two_rebalances_two_resizes_and_a_kill_do_not_bend_the_curve(
+    cluster: Cluster, make: Make, adapter: dict[str, Any], mix: dict[str, Any], tolerance: float
+) -> None:
+    config = make(adapter=adapter, nodes=on(*NODES, **mix))
+    with cluster.client() as client:
+        begun = client.send("start-run", {"config": config})
+        assert begun.state == "applied", begun.reason
+        for step, verb, args, node in (
+            (3, "rebalance", {"shares": {"alpha": 7, "beta": 3, "gamma": 2}}, None),
+            (6, "resize-batch", {"micro": 1}, "gamma"),
+            (9, "rebalance", {"shares": {"alpha": 2, "beta": 4, "gamma": 6}}, None),
+            (12, "resize-batch", {"micro": 3}, "beta"),
+        ):
+            wait_for_step(client, step)
+            assert client.send(verb, args, node=node).state == "applied"
+        (victim,) = cluster.trainers()["beta"]
+        os.kill(victim, signal.SIGKILL)
+        have_back(client, "beta")
+        view = wait_for_end(client)
+        assert (view.state, view.step) == ("finished", STEPS), view.reason
+        steps = all_steps(client, begun.run)
+    check_ledger(cluster, begun.run, STEPS, was_lost=["beta"])
+    alone = one_rank_curve(make(adapter=adapter, nodes=on("alpha", alpha={"micro": 6})))
+    assert steps[0].loss is not None and steps[-1].loss is not None
+    assert steps[0].loss - steps[-1].loss > 1000 * tolerance, "it has to learn for this to mean anything"
+    assert worst_deviation(steps, alone) < tolerance
+
+
+def test_an_adapter_s_run_resumes_from_its_checkpoint_and_peft_opens_it(cluster: Cluster, make: Make) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = make(adapter=LORA, nodes=on("alpha"))
+    with cluster.client() as client:
+        begun = client.send("start-run", {"config": config})
+        wait_for_step(client, 12)
+        assert client.send("stop", {"checkpoint": True}).state == "applied"
+        stopped = wait_for_end(client)
+        (folder,) = [path for path in cluster.run_paths("alpha", begun.run).checkpoints.iterdir()
+                     if path.name == f"step-{stopped.step}"]  # fmt: skip
+        assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
+            file.name for file in folder.iterdir()
+        }
+        loader: Any = AutoModelForCausalLM
+        opened: Any = PeftModel.from_pretrained(loader.from_pretrained(config["model"]["path"]), str(folder))
+        assert any(parameter.any() for name, parameter in opened.named_parameters() if "lora_B" in name)
+        resumed = client.send("start-run", {"resume": begun.run})
+        assert resumed.state == "applied", resumed.reason
+        assert wait_for_end(client).state == "finished"
+        steps = all_steps(client, begun.run)
+    assert worst_deviation(steps, one_rank_curve(config)) < 1e-5
