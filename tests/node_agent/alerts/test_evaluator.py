@@ -240,7 +240,7 @@ def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_s
     both(60, 0.6, 0.6)
     both(80, 0.9, 0.9)
     assert world.told == ["raised throughput"]
-    assert world.text("throughput") == "2 of 2 ranks are slower together; median own rate -25 %"
+    assert world.text("throughput") == "2 of 2 ranks slowed down together; median own rate -25 %"
     assert world.facts("throughput") == (
         "studio rank 0: own rate 1,099→826 tok/s (-25 %)",
         "mbp rank 1: own rate 1,099→826 tok/s (-25 %)",

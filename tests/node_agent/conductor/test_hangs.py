@@ -399,6 +399,6 @@ def test_a_node_is_draining_until_what_is_under_way_is_done(kind):
     drain = simulation.command("drain", node="c")
     view = shown(simulation, 2)
     assert (view.state, view.share) == ("draining", 4)
-    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint of step 4 is done")
+    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint at step 4 is done")
     simulation.until(lambda: drain in simulation.ends)
     assert shown(simulation, 2).state == "drained"

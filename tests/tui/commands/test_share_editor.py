@@ -164,7 +164,7 @@ def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], m
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"x": 1}, "no node 'x' that takes part; the nodes are n0, n1, n2"),
+        ({"x": 1}, "no node 'x' in the group; the nodes are n0, n1, n2"),
         ({"n0": 64}, "leaves nothing for n1, n2"),
         ({"n0": 63}, "1 samples are too few for 2 ranks"),
         ({"n0": 1, "n1": 1, "n2": 1}, "shares sum to 3 of 64 samples"),

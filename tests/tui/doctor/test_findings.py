@@ -96,7 +96,7 @@ def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
         ("timeout", "Linux", ("a firewall drops the connection",)),
         ("silent", "Linux", ("no agent answers", "trainctl keys list")),
         ("not-authorised", "Linux", ("refuses this machine's key", "trainctl keys authorize")),
-        ("version", "Linux", ("another protocol version", "the same trainctl")),
+        ("version", "Linux", ("different protocol version", "the same trainctl")),
     ],
 )
 def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
@@ -114,7 +114,7 @@ def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
                 round_trip_seconds=0.08)  # fmt: skip
     found = [finding for finding in judged(look(), away) if finding.level != "ok"]
     assert [(one.level, one.subject) for one in found] == [("warn", "reach"), ("fail", "port")]
-    assert "80.0 ms: too slow for a group to train well" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
+    assert "80.0 ms: too slow for efficient training" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
 
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:
