@@ -163,7 +163,7 @@ def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -
     assert f"the newest checkpoint, step-{at}, is on alpha (unreachable)" in reply.reason
     (aside / newest.name).rename(newest)
     reply = refused(cluster, "beta", run)
-    assert reply.reason.startswith("1 of 3 nodes agree, a majority is 2: alpha is unreachable")
+    assert reply.reason.startswith("1 of 3 nodes agree, but a majority is 2: alpha is unreachable")
     assert "--old-lead-is-off" in reply.reason
     third = taken_up(cluster, run, "beta", at, off=True)
     assert first.generation.term < second.generation.term < third.generation.term

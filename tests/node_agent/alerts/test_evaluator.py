@@ -182,7 +182,7 @@ def test_a_run_that_commits_nothing_stalls_unless_it_is_paused() -> None:
         world.step(seconds=2.0)
     world.look(59)
     assert world.told == []
-    world.rank_states[1], world.whys[1] = "late", "step 6 takes long"
+    world.rank_states[1], world.whys[1] = "late", "step 6 is taking long"
     world.look(2)
     assert world.told == ["raised stall"]
     assert world.text("stall") == "no step in 60 s since step 5: mbp late"
@@ -208,7 +208,7 @@ def test_steps_that_take_long_as_a_rule_and_a_checkpoint_get_their_time() -> Non
     world.look(300)
     assert world.told == []
     world.look(200)
-    assert world.text("stall").endswith("checkpoint under way; all ranks are responding")
+    assert world.text("stall").endswith("checkpoint in progress; all ranks are responding")
 
 
 def steps(world: World, count: int, backward: float, **part: Any) -> None:

@@ -86,7 +86,7 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
     world.db.unfollow("run-1")
     assert world.notes == []
     world.paths.directory.rename(world.paths.directory.with_name("moved"))
-    with pytest.raises(InvalidInputError, match="isn't in"):
+    with pytest.raises(InvalidInputError, match="no longer in"):
         world.late_notes.note(row)
     assert not world.paths.directory.exists(), "nothing is made where the record was"
 

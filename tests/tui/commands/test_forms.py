@@ -187,7 +187,7 @@ def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> No
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "joins by itself" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert "rejoins automatically" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
     assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
     taken = preview(command_line.parse("admit --node torch-b"), OUT, UNICODE)

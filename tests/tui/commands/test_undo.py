@@ -115,7 +115,7 @@ def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
     without, event = done(settings, "drain", {}, "b")
     inverse = undo.of(event, view_of(without), [event])
     assert (inverse.order.verb, inverse.order.node) == ("admit", "b")
-    assert "may differ from the one it had" in " ".join(inverse.remarks)
+    assert "may differ from the old one" in " ".join(inverse.remarks)
     back, admitted = done(without, "admit", {}, "b", 2)
     assert undo.of(admitted, view_of(back), [event, admitted]).order.verb == "drain"
     with pytest.raises(NoInverse, match="b is run, not drained"):
@@ -249,5 +249,5 @@ def test_what_a_policy_did_is_undone_but_for_a_size_that_ran_out_of_memory() -> 
     order = undo.of(shares, view_of(group(a=11, b=5)), [shares]).order
     assert (order.verb, order.args, order.undoes) == ("rebalance", {"shares": {"a": 8, "b": 8}}, "7")
     halved = policy_event("auto:out-of-memory", MicroBatchChanged((("b", 4),), (("b", 2),)), "resize-batch")
-    with pytest.raises(undo.NoInverse, match="choose another with resize-batch"):
+    with pytest.raises(undo.NoInverse, match="choose a different one with resize-batch"):
         undo.of(halved, view_of(group(a=8, b=8)), [halved])

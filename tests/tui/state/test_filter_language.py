@@ -79,7 +79,7 @@ def test_it_keeps_what_was_asked_for(text: str, nodes: str) -> None:
         ("a !b", "column 3: write ! only before ="),
         ("<3", "column 1: a field is missing before <"),
         ("node~(", "column 6: the pattern '(' can't be read"),
-        ("~" + "a" * 201, "column 2: a pattern has 200 characters at most"),
+        ("~" + "a" * 201, "column 2: a pattern may have at most 200 characters"),
         ("(" * 60, "column 41: nested deeper than 40 times"),
     ],
 )

@@ -60,7 +60,7 @@ def on_this_machine(default: str) -> Where:
     known = {agent.address for agents in found for agent in agents}
     named = [f"{', '.join(agent.node for agent in agents)} at {agents[0].address}" for agents in found]
     if found and default not in known and listens(default):
-        named.append(f"a different one at {default}")
+        named.append(f"another at {default}")
     if len(named) > 1:
         raise InvalidInputError(
             "--connect", f"several agents run on this machine; choose one with --connect: {'; '.join(named)}"
