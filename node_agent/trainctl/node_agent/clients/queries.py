@@ -320,7 +320,7 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySo
         known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
         raise UnknownRankError("rank", f"no rank {request.rank} in this run; the ranks are {known}")
     if address is None:
-        raise UnknownRankError("rank", f"{request.rank} is on {node}, which cannot be reached for its log")
+        raise UnknownRankError("rank", f"{request.rank} is on {node} (unreachable): its log cannot be read")
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)

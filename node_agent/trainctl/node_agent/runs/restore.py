@@ -226,7 +226,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
 def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
     if then == latest:
         return ()
-    return (f"the settings are back to those of step {step}: later changes are undone, like the steps",)
+    return (f"settings restored to step {step}; later changes are undone",)
 
 
 @contextmanager

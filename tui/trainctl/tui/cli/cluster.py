@@ -12,7 +12,7 @@ from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
 from trainctl.tui.commands import targets
 
 app = subcommands()
-group = subgroup("Add, list and remove the nodes of the cluster.")
+group = subgroup("Add, list and remove cluster nodes.")
 app.add_typer(group, name="cluster")
 
 

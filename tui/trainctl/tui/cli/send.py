@@ -50,7 +50,9 @@ def send(
     ttl: Annotated[
         float, typer.Option("--ttl", min=0.001, max=86400, help="Seconds until the command expires.")
     ] = 60.0,
-    wait: Annotated[Literal["applied", "accepted", "none"], typer.Option(help="What to wait for.")] = "applied",
+    wait: Annotated[
+        Literal["applied", "accepted", "none"], typer.Option(help="State to wait for before returning.")
+    ] = "applied",
     timeout: Timeout = 60.0,
     connect: Connect = None,
     cluster: ClusterFile = None,

@@ -180,7 +180,7 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
     said = ["restart this machine's agent so that it learns about the node: trainctl-agent run"] if changed else []
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:
-        said.append(f"{pair.file} names {pair.there} without its key: add key = '{key}' to that file yourself")
+        said.append(f"{pair.file} lists {pair.there} without its key: add key = '{key}' to that file yourself")
     host = addresses.split(pair.there_address).hostname or ""
     found = [
         (one.name, ipaddress.ip_interface(address))
