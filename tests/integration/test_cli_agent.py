@@ -400,7 +400,7 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:
         assert next(line for line in iter(process.stdout.readline, "") if "step 3 " in line)
         _, err = interrupt(process)
     assert process.returncode == 130
-    assert err.startswith(f"detached; {run} continues: ")
+    assert err.startswith(f"detached; {run} continues. ")
     assert err.count("\n") == 1
     assert call_json("status", *idle.at)["run"]["state"] == "running"
     assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout
