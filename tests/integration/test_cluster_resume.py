@@ -129,7 +129,7 @@ def out_of_reach(cluster: Cluster, by: str, *nodes: str) -> None:
 def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -> None:
     """Handed over, by a majority, and by an operator's word."""
     active = refused(cluster, "beta", run, node="beta")
-    assert active.field == "run" and f"beta takes part in {run}, which alpha leads" in active.reason
+    assert active.field == "run" and f"beta takes part in {run} (lead: alpha)" in active.reason
     with cluster.client("beta") as client:
         new = client.send("start-run", {"config": config}, node="beta")
         assert (new.state, new.reason) == ("rejected", active.reason)

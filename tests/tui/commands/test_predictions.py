@@ -112,7 +112,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),
         ("promote", "forge leads instead of studio; curve unchanged"),
-        ("pause", "waits after step 18,241, within about 3.06 s; curve unchanged"),
+        ("pause", "pauses after step 18,241, within about 3.06 s; curve unchanged"),
         ("resume", "continues at step 18,241 with plan v4; curve unchanged"),
         ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
         ("note", "recorded in the run's events at step 18,240; curve unchanged"),

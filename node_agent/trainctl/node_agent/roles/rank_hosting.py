@@ -73,7 +73,7 @@ class RankHosting:
         paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
-            raise InvalidInputError("resume", f"{known.run} was started on {self._node}; resume it there")
+            raise InvalidInputError("resume", f"{known.run} was led by {self._node}; resume it there")
         if wanted.generation.term < (newer := self._db.consented_term(known.run)):
             text = f"{self._node} has agreed to a different lead for {known.run} in term {newer}; use --node"
             raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")

@@ -89,4 +89,4 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
 
 
 def _tell_stall(seconds: float) -> None:
-    log.critical("the event loop hung for %.3g s: the agent exits, and its supervisor restarts it", seconds)
+    log.critical("the event loop hung for %.1f s: the agent exits, and its supervisor restarts it", seconds)
