@@ -25,7 +25,7 @@ such a file and names each line that it can't use (exit status 2); the other lin
 | `theme` | `"auto"`, {themes} | auto: the terminal's sixteen colours if it has no more or `NO_COLOR` is set, \
 `day` if the terminal reports a light background (`COLORFGBG`), else `night` |
 | `ascii` | `"auto"`, `true`, `false` | auto: true unless the locale is UTF-8 |
-| `bell` | `true`, `false` | whether alerts ring the bell |
+| `bell` | `true`, `false` | true: alerts ring the bell |
 | `mouse` | `true`, `false` | false leaves the mouse to the terminal |
 | `read_only` | `false`, `true` | true: the same as `--read-only` |
 | `columns` | `["user:reward", "memory_use"]` | metrics of ranks, those that a run brings as \

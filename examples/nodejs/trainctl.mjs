@@ -77,7 +77,7 @@ export class Client {
       return await this.#sendElsewhere(error.lead, verb, args, { node, run, ifPlan, id, seconds });
     }
     return accepted
-      ? this.#fail("expired", `${verb}: accepted, not applied within ${seconds} s; its id is ${id}`)
+      ? this.#fail("expired", `${verb}: accepted, but not applied within ${seconds} s; its id is ${id}`)
       : this.#fail("unreachable", `no answer from ${this.address} within ${seconds} s; the command's id is ${id}`);
   }
 

@@ -26,7 +26,9 @@ def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_fi
     hang_in_its_part(simulation, 2)
     tick(simulation, 12)
     assert shown(simulation, 2).state == "late"
-    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long (usually ")
+    assert shown(simulation, 2).why.startswith(
+        f"step {simulation.conductor.progress.step + 1} is taking long (usually "
+    )
     tick(simulation, 55)
     assert (shown(simulation, 2).state, shown(simulation, 0).state) == ("hung", "run")
     assert shown(simulation, 2).why == f"no progress in {simulation.conductor.ranks[2].doing}"
@@ -60,7 +62,7 @@ def test_a_first_step_may_take_longer_than_any_other():
     tick(simulation, 28)
     assert shown(simulation, 1).state == "run", "nothing is known yet of how long it takes"
     tick(simulation, 5)
-    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 takes long")
+    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 is taking long")
     tick(simulation, 535)
     assert not lost(simulation)
     tick(simulation, 40)
@@ -399,6 +401,6 @@ def test_a_node_is_draining_until_what_is_under_way_is_done(kind):
     drain = simulation.command("drain", node="c")
     view = shown(simulation, 2)
     assert (view.state, view.share) == ("draining", 4)
-    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint of step 4 is done")
+    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint at step 4 is done")
     simulation.until(lambda: drain in simulation.ends)
     assert shown(simulation, 2).state == "drained"

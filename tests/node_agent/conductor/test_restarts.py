@@ -198,7 +198,7 @@ def test_a_lost_node_may_be_drained_so_that_it_stays_out():
     simulation.kill(simulation.ranks[2])
     simulation.until(lambda: state(simulation, 2) == "lost")
     refused = simulation.command("admit", node="c")
-    assert simulation.ends[refused].reason == "c is lost; it rejoins by itself when it is back"
+    assert simulation.ends[refused].reason == "c is lost; it rejoins automatically when it is back"
     drain = simulation.command("drain", node="c")
     simulation.run(300)
     assert simulation.ends[drain].state == "applied"

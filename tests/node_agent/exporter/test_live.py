@@ -211,6 +211,6 @@ def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:
     done = call("run", "--name=a", f"--cluster={file}", f"--state={tmp_path}")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "trainctl-agent: cluster file: nodes.a.metrics: anyone who reaches 10.0.0.1:9474 can read"
+        "trainctl-agent: cluster file: nodes.a.metrics: anyone who can reach 10.0.0.1:9474 could read"
     )
     assert done.stderr.count("\n") == 1

@@ -379,7 +379,7 @@ def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> 
     for folder in (file, file / "below"):
         code, out, err = main("demo", "--headless", "--folder", str(folder))
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith(f"trainctl: --folder: can't keep a demo in {folder}: ")
+        assert err.startswith(f"trainctl: --folder: can't write the demo's files to {folder}: ")
         code, out, err = main("demo", "--json", "--folder", str(folder))
         assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
 
@@ -437,7 +437,7 @@ def test_a_fault_of_our_own_is_one_line_too(
     except ZeroDivisionError as error:
         cli._one_line_fault(type(error), error, error.__traceback__)
     err = capsys.readouterr().err
-    assert err.startswith("trainctl: internal fault: ZeroDivisionError: by hand in two lines in test_a_fault")
+    assert err.startswith("trainctl: internal error: ZeroDivisionError: by hand in two lines in test_a_fault")
     assert err.count("\n") == 1
 
 

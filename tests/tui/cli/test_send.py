@@ -48,7 +48,7 @@ ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("applied", (ACCEPTED, FAILED), 3, "failed", "failed", "resize-batch failed: the run ended before it"),
     ("applied", (CONFLICT,), 3, "conflict", "conflict", "resize-batch conflict: this id was used"),
     ("applied", (ACCEPTED, EXPIRED), 4, "expired", "expired", "resize-batch expired: not applied within 60 s"),
-    ("applied", (ACCEPTED,), 4, "expired", "accepted", f"not applied within 0.5 s; the same call with --id {ID}"),
+    ("applied", (ACCEPTED,), 4, "expired", "accepted", f"not applied within 0.5 s; repeat the call with --id {ID}"),
     ("applied", (BUSY,), 3, "refused", None, "the disk is full"),
     ("applied", (OTHER_VERSION,), 5, "version", None, "protocol version 1 is not supported; this side speaks 2"),
     ("applied", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),

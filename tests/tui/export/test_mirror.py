@@ -126,7 +126,7 @@ def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path
     assert (first.losses, second.losses, second.texts) == ([(5, 2.25)], [], [])
     assert first.texts == [(5, "step 5: [note] five (anna)")]
     assert first.numbers + second.numbers == [*range(10)]
-    with pytest.raises(InvalidInputError, match="belongs to run run-1 in sheet; use another --output"):
+    with pytest.raises(InvalidInputError, match="belongs to run run-1 in sheet; use a different --output"):
         file.load("run-2", "sheet")
     with (
         file.held(),

@@ -210,7 +210,7 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
         assert "stdlib" in saved.read_text()
         app._pictures = tmp_path / "none"
         await pilot.press("S")
-        await until(pilot, lambda: any("cannot write" in str(note.message) for note in app._notifications))
+        await until(pilot, lambda: any("can't write" in str(note.message) for note in app._notifications))
 
     await driven(source_of(1), play, pictures=tmp_path)
 

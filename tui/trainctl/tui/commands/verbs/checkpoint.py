@@ -10,7 +10,7 @@ from trainctl.tui.text.glyphs import Glyphs
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    return f"writes step {run.step:,} or the one after; {_last(state)}; curve unchanged"
+    return f"writes step {run.step:,} or the next one; {_last(state)}; curve unchanged"
 
 
 def _last(state: ViewState) -> str:
