@@ -85,7 +85,7 @@ def test_each_wire_vector_is_refused_in_a_line_that_names_both_versions(tmp_path
         kept = json.loads(file.read_text("utf-8"))
         frame = bytes.fromhex(kept["frame"])
         decode = DECODERS[kept["conversation"]]
-        with pytest.raises(VersionError, match=r"^protocol version 1 is not supported; this side speaks 2$"):
+        with pytest.raises(VersionError, match=r"^protocol version 1 is not supported; this program uses 2$"):
             decode(frame)
         then = {**msgpack.unpackb(frame), "v": PROTOCOL_VERSION}
         if not holds_event(then):

@@ -158,7 +158,7 @@ def test_a_key_that_was_learned_as_none_stays_off_loopback_refused(folder: KeyFo
 def test_off_loopback_one_address_is_listened_on_and_only_with_keys() -> None:
     addresses.check_bind("tcp://10.0.0.5:7474", keys=True)
     for everywhere in ("tcp://0.0.0.0:7474", "tcp://*:7474", "tcp://[::]:7474"):
-        with pytest.raises(InvalidInputError, match="one address"):
+        with pytest.raises(InvalidInputError, match="the address that other"):
             addresses.check_bind(everywhere, keys=True)
     with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
         addresses.check_bind("tcp://10.0.0.5:7474")

@@ -221,7 +221,7 @@ def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh(made: Ca
     standby = made()
     first = standby.take("ring")
     pid = pid_of(first)
-    with pytest.raises(GroupError, match="RuntimeError: asked to sum before joining"):
+    with pytest.raises(GroupError, match="RuntimeError: received a sum request before joining"):
         first.order(Reduce("float32", 0, 1))
         first.wait(DEADLINE_SECONDS)
     first.close()

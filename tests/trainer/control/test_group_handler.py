@@ -134,7 +134,7 @@ def test_a_form_of_another_generation_than_was_offered_fails(line: Line, peer: M
     line.tell(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1), endpoints=order.endpoints))
     assert line.hear(m.GroupFailed).reason == "rank 0 has no ring endpoints open for g1.2"
     line.tell(m.Form(run="r", generation=THIRD, engine="none", ranks=(0, 1)))
-    assert line.hear(m.GroupFailed).reason == "ranks [0, 1] cannot be formed without an engine"
+    assert line.hear(m.GroupFailed).reason == "ranks [0, 1] cannot form a group without an engine"
 
 
 def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Membership, progress: Progress) -> None:

@@ -74,7 +74,7 @@ BAD = [
     (["send", "frobnicate"], "unknown verb 'frobnicate'; the verbs are start-run, resize-batch"),
     (["send", "resize-batch"], "micro"),
     (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
-    (["send", "resize-batch", "micro=x"], "micro: needs a whole number"),
+    (["send", "resize-batch", "micro=x"], "micro: must be a whole number"),
     (["send", "resize-batch", "micro=1.5"], "micro"),
     (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
     (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice: remove one"),
@@ -135,7 +135,7 @@ def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[s
         ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
         ("batch.micro", "5", "run.toml: batch.micro: 5 is above batch.global = 4"),
         ("run.stepz", "5", "stepz"),
-        ("steps", "5", "--set: 'steps' is not of the form table.key=value"),
+        ("steps", "5", "--set: 'steps' must have the form table.key=value"),
         ("model.path", "nowhere", "model.path: no Hugging Face model"),
         ("data.path", "nowhere", "data.path: no such file or folder"),
         ("data.tokenizer", "model", "data.tokenizer"),
@@ -218,7 +218,7 @@ def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
-        ("data/a.txt", b"x" * 511, "data.path: 512 tokens of text, fewer than one block of 513"),
+        ("data/a.txt", b"x" * 511, "data.path: the text has 512 tokens; one block needs 513"),
         ("model/model.safetensors", b"weights", "model.path: "),
         ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
     ],

@@ -115,10 +115,10 @@ class RunView(Message, tag="run-view", frozen=True):
     def why_not(self, verb: str) -> str:
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
-            return "" if verb == "start-run" else "a recording takes no commands"
+            return "" if verb == "start-run" else "a recording accepts no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
-        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "another program trains it")
+        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):

@@ -140,7 +140,7 @@ class Membership:
                     held.listen(_BACKLOG)
         except OSError as error:
             self._withdraw()
-            raise GroupError(f"no endpoint can be opened on {address}: {error.strerror}") from None
+            raise GroupError(f"cannot open an endpoint on {address}: {error.strerror}") from None
 
     def _withdraw(self) -> None:
         if self._offered is not None:
