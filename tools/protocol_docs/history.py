@@ -46,7 +46,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     (
         2,
         "2026-11-23",
-        "Token counts include tokens without a loss; weight is what divides the loss. In version 1, both were the"
+        "Token counts include tokens without a loss; the weight divides the loss. In version 1, both were the"
         " weight. Added StepCommitted.tokens, weight_total and seconds_total, RankStep.weight, Report.tokens and"
         " own_tokens. Added the run's speed (RunSummary.rates) and units (RunView.weight_unit and loss_unit), and each"
         " rank's precision and kernels (Ready.compute and RankView.compute).",

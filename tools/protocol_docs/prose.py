@@ -154,13 +154,14 @@ To receive every message of an agent:
 
 1. Request a [Snapshot](#snapshot) with `columns` 0. Connect a SUB socket to its `node.live_address` and subscribe to
    everything.
+
 2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display it.
-3. Compare the `boot` and `seq` of each live message with the stored values:
-   - different `boot`: the agent was restarted. Start again at step 1.
-   - `seq` not larger than yours: drop the message.
-   - the next `seq`: process the message.
-   - a larger `seq`: messages were lost. Request them with a [GapRequest](#gaprequest), at most 400 at a time. Process
-     them before this message. If the reply has `complete: false`, start again at step 1.
+
+3. Compare the `boot` and `seq` of each live message with the stored values. If the `boot` differs, the agent was
+   restarted: start again at step 1. If the `seq` isn't larger than yours, drop the message. If it is the next number,
+   process the message. If it is larger than that, messages were lost. Request them with a [GapRequest](#gaprequest), at
+   most 400 at a time, and process them before this message. If the reply has `complete: false`, start again at step 1.
+
 4. The agent sends a [Heartbeat](#heartbeat) every second. Its `seq` is the newest message's number, so you also notice
    when the newest message was lost. Treat the agent as silent after 3.5 s without any message.
 """

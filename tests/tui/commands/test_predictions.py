@@ -109,7 +109,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("set-lr", "changes the curve"),
         (
             "checkpoint",
-            "writes step 18,240 or the one after; the last one: 300.0 MB, training waited 14 ms; curve unchanged",
+            "writes step 18,240 or the one after; the last one: 300.0 MB, loop paused 14 ms; curve unchanged",
         ),
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),

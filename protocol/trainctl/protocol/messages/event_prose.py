@@ -156,10 +156,10 @@ def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
 
 
 def checkpoint_cost(written: e.CheckpointWritten) -> str:
-    """`, 82.1 MB, training waited 14 ms`; empty where it isn't known."""
+    """`, 82.1 MB, loop paused 14 ms`; empty where it isn't known."""
     size = f", {written.size_bytes / 1e6:,.1f} MB" if written.size_bytes is not None else ""
-    waited = f", training waited {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else ""
-    return size + waited
+    pause = f", loop paused {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else ""
+    return size + pause
 
 
 def _shares(data: e.SharesChanged) -> str:

@@ -50,7 +50,7 @@ class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):
 
 
 class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
-    """The learning rate changed, starting at a step."""
+    """The learning rate changed, with effect from a given step."""
 
     before: float  # rate before that step
     after: float  # rate from that step on
@@ -87,7 +87,7 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
 
 
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
-    """A node outside the group is now there for a different reason."""
+    """The state of a node outside the group changed, for example from lost to drained."""
 
     category: ClassVar[Category] = "rank"
     node: str  # node name
@@ -201,7 +201,7 @@ class ProbePassed(EventData, tag="probe-passed", frozen=True):
 
 
 class Evaluated(EventData, tag="evaluated", frozen=True):
-    """The loss on the held-out samples."""
+    """The loss on the held-out samples was measured."""
 
     category: ClassVar[Category] = "evaluation"
     loss: float  # mean loss, in nats per unit of weight

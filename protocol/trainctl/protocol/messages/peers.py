@@ -122,7 +122,7 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):
-    """Answer to PeerHost: the trainer was started, or why not."""
+    """Answer to PeerHost: whether the trainer was started."""
 
     link: Name
     seq: Count

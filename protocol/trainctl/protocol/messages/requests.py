@@ -17,7 +17,7 @@ class Request(Message, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
-    """Requests the current state, and the history at a given resolution. The first half of attaching."""
+    """Requests the current state, and the history at a given resolution. This is the first half of attaching."""
 
     columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # number of buckets wanted in each series
     run: str | None = None  # run ID; None: the active run (the hosted one if there are several), or else the newest

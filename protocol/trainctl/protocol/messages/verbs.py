@@ -147,19 +147,19 @@ class SetLr(Args, frozen=True):
 
 
 class Checkpoint(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Evaluate(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Drain(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Admit(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Promote(Args, frozen=True):
@@ -167,11 +167,11 @@ class Promote(Args, frozen=True):
 
 
 class Pause(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Resume(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Stop(Args, frozen=True):
