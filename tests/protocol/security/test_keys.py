@@ -107,7 +107,7 @@ def test_one_key_has_one_name(folder: KeyFolder) -> None:
     folder.authorize("anna", STUDIO.public, "viewer")
     with pytest.raises(InvalidInputError, match="anna"):
         folder.authorize("bob", STUDIO.public, "operator")
-    with pytest.raises(InvalidInputError, match="there are anna"):
+    with pytest.raises(InvalidInputError, match="known keys: anna"):
         folder.revoke("bob")
 
 

@@ -421,6 +421,6 @@ def test_an_interface_that_is_not_here_is_named_with_those_that_are() -> None:
     name, _ = find_interface("")
     assert find_interface(name) == (name, "127.0.0.1")
     with pytest.raises(
-        GroupError, match=rf"^nodes\.interface: no interface 'en77' .* there are .*{name} \(127\.0\.0\.1\)"
+        GroupError, match=rf"^nodes\.interface: no interface 'en77' .* available: .*{name} \(127\.0\.0\.1\)"
     ):
         find_interface("en77")

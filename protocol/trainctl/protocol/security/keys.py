@@ -165,7 +165,7 @@ class KeyFolder:
             entry = table.keys.get(name)
             key = entry.public if entry is not None else public
             if key is None:
-                raise InvalidInputError("NAME", f"no key {name!r} here; there are {', '.join(table.keys) or 'none'}")
+                raise InvalidInputError("NAME", f"no key {name!r} here; known keys: {', '.join(table.keys) or 'none'}")
             keys = {known: other for known, other in table.keys.items() if other.public != key}
             revoked = Revoked(public=key, since=round(time.time(), 3))
             label = _free(name, {known: one.public for known, one in table.revoked.items()}, key)

@@ -158,5 +158,5 @@ def find_interface(name: str) -> tuple[str, str]:
             return interface, address
     there = ", ".join(f"{interface} ({address})" for interface, address in found.items()) or "none"
     raise GroupError(
-        f"nodes.interface: no interface {name or _LOOPBACK!r} with an IPv4 address here; there are {there}"
+        f"nodes.interface: no interface {name or _LOOPBACK!r} with an IPv4 address here; available: {there}"
     )
