@@ -35,10 +35,10 @@ export class Client {
     };
     const broken = ({ error }) => {
       if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // a single failure may be an agent that is stopping
-      refused(keys ? "what answers there doesn't have the key it is known by" : "its agent requires keys: give --server-key");
+      refused(keys ? "the agent's key differs from the known one" : "the agent requires keys: give --server-key");
     };
     const { events } = this.#socket;
-    events.on("handshake:error:auth", () => refused("its agent doesn't let this key in: trainctl keys authorize there"));
+    events.on("handshake:error:auth", () => refused("the agent has not authorised this key; run trainctl keys authorize on its machine"));
     events.on("handshake:error:protocol", broken);
     events.on("handshake:error:other", broken);
     events.on("handshake", () => (failures = 0));

@@ -268,7 +268,7 @@ def test_a_trainer_that_says_nothing_after_its_start_is_ended_and_started_again_
     tick(simulation, 118)
     assert simulation.starts == 1
     tick(simulation, 6)
-    assert any("the trainer of c has been silent for 12" in text for text in texts(simulation))
+    assert any("c's trainer has been silent for 12" in text for text in texts(simulation))
     assert simulation.starts == 2
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
@@ -282,7 +282,7 @@ def test_one_that_hangs_while_it_loads_is_ended_and_started_again():
     for _ in range(620):
         simulation.tick(1.0)
         simulation.talk()
-    assert any("the trainer of c has made no progress for too long while loading" in text for text in texts(simulation))
+    assert any("c's trainer has made no progress for too long while loading" in text for text in texts(simulation))
     assert simulation.starts == 2
     del trainer.load
     simulation.command("resume")
@@ -324,8 +324,8 @@ def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins()
     assert not simulation.happened
     assert shown(simulation, 2).state == "starting"
     pass_seconds(simulation, 10)
-    assert "the trainer of c has made no progress for too long while loading; it is killed" in texts(simulation)
-    assert "the trainer of c restarts, attempt 2 of 5" in texts(simulation)
+    assert "c's trainer has made no progress for too long while loading and is killed" in texts(simulation)
+    assert "c's trainer restarts, attempt 2 of 5" in texts(simulation)
     assert simulation.starts == 1
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
@@ -338,7 +338,7 @@ def test_one_that_never_says_a_word_as_well():
     pass_seconds(simulation, 28)
     assert not simulation.happened
     pass_seconds(simulation, 5)
-    assert "the trainer of c has been silent for 30 s while loading; it is killed" in texts(simulation)
+    assert "c's trainer has been silent for 30 s while loading and is killed" in texts(simulation)
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
 

@@ -57,7 +57,7 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     assert state(simulation, 2) == "lost"
     simulation.until_step(lost + 3)
     simulation.tick(1.1)
-    assert "the trainer of c restarts, attempt 1 of 5" in texts(simulation)
+    assert "c's trainer restarts, attempt 1 of 5" in texts(simulation)
     assert state(simulation, 2) == "rejoining"
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert "c rejoins: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)

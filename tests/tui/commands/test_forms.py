@@ -258,7 +258,7 @@ def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
     assert FLEET.run is not None
     played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
     for verb in ("set-lr", "rebalance", "stop", "note"):
-        assert c.form(verb, played).blocked == "a recording takes no commands"
+        assert c.form(verb, played).blocked == "a recording accepts no commands"
 
 
 def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
@@ -266,13 +266,13 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
     guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
     expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",
-                "rebalance": "another program trains it"}  # fmt: skip
+                "rebalance": "a different program trains this run"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
         text: preview(command_line.parse(text), guest, UNICODE).text
         for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
-    assert [*told.values()] == ["no evaluation function was given", *["another program trains it"] * 2]
+    assert [*told.values()] == ["no evaluation function was given", *["a different program trains this run"] * 2]
     hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
     assert [c.form(verb, hosted).blocked for verb in ("evaluate", "checkpoint")] == ["none held out", ""]
 

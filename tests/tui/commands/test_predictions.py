@@ -107,7 +107,10 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("rebalance", "studio 16 → 17, mbp 9 → 8; predicted 3.06 → 3.04 s; fits; curve unchanged"),
         ("set-global-batch", "G 64 → 128, lr unchanged: changes the curve; predicted 3.06 → 6.01 s; fits"),
         ("set-lr", "changes the curve"),
-        ("checkpoint", "writes step 18,240 or the next one; the last one: 300.0 MB, loop paid 14 ms; curve unchanged"),
+        (
+            "checkpoint",
+            "writes step 18,240 or the next one; the last one: 300.0 MB, loop paused 14 ms; curve unchanged",
+        ),
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),

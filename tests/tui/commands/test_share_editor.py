@@ -165,11 +165,11 @@ def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], m
     ("wanted", "says"),
     [
         ({"x": 1}, "no node 'x' in the group; the nodes are n0, n1, n2"),
-        ({"n0": 64}, "leaves nothing for n1, n2"),
+        ({"n0": 64}, "leave nothing for n1, n2"),
         ({"n0": 63}, "1 samples are too few for 2 ranks"),
         ({"n0": 1, "n1": 1, "n2": 1}, "shares sum to 3 of 64 samples"),
         ({"n0": "50%", "n1": "20%", "n2": "20%"}, "must sum to 64"),
-        ({"n0": "0%"}, "drain n0 to take it out"),
+        ({"n0": "0%"}, "drain n0 to remove it"),
     ],
 )
 def test_a_rebalance_that_cannot_be_says_why(wanted: dict[str, int | str], says: str) -> None:

@@ -181,12 +181,12 @@ async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
 
         async def __aenter__(self) -> "Foreign":
             self.tries += 1
-            raise VersionError("tcp://127.0.0.1:7474: protocol version 2 is not supported; this side speaks 1")
+            raise VersionError("tcp://127.0.0.1:7474: protocol version 2 is not supported; this program uses 1")
 
     source = Foreign([])
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await until(pilot, lambda: "this side speaks 1" in body(app))
+        await until(pilot, lambda: "this program uses 1" in body(app))
         await until(pilot, lambda: source.tries > 1)
 
     await driven(source, play)

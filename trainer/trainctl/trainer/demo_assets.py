@@ -85,7 +85,7 @@ def make_text(folder: Path) -> int:
 def main() -> int:
     """Make both; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainctl.trainer.demo_assets", description="The demo's model and text."
+        prog="python -m trainctl.trainer.demo_assets", description="Create the demo's model and text."
     )
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder.absolute()

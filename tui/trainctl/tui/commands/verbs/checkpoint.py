@@ -14,7 +14,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 
 
 def _last(state: ViewState) -> str:
-    """`the last one: 0.3 GB, loop paid 14 ms`."""
+    """`the last one: 0.3 GB, loop paused 14 ms`."""
     for event in reversed(state.run_events):
         if isinstance(event.data, CheckpointWritten) and event.data.size_bytes is not None:
             return f"the last one: {event_prose.checkpoint_cost(event.data).removeprefix(', ')}"
