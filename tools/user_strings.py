@@ -53,9 +53,10 @@ _CODE: Final = re.compile(
     r"|^import \w|^\w+\[.*\]$|\{[^}]*:[^}]*;"
     r"|\(SELECT |\bNOT NULL\b|\bREAL$| JOIN |, 1 AS |^typeof\(|^BETWEEN :|^[\w.…]+(, [\w.…]+){8,}$"  # parts of SQL
     r"|^[\w.]+\[[^\]]*\]( \| \w+)*$|^KeyPair\("  # types
-    r"|\(\.\+\)|\(\\[dS]\+\)"  # patterns
+    r"|\(\.\+\)|\(\\[dS]\+\)|[a-z]\|[A-Z]"  # patterns
+    r"|#[0-9a-f]{6}\b"  # colours
 )
-"""SQL, paths, programs, types, patterns and style sheets, which no one reads as text."""
+"""SQL, paths, programs, types, patterns, colours and style sheets, which no one reads as text."""
 
 
 class Text(NamedTuple):
