@@ -12,28 +12,30 @@ from trainctl.tui.widgets.theme import THEMES
 
 _PAGE = """# Keys and settings
 
-Generated from the program's bindings. `?` shows the keys that work right now; clicking a key at the bottom presses it.
+This page is generated from the program's key bindings. Press `?` to list the keys that currently work. You can also
+click a key at the bottom of the screen.
 
 ## config.toml
 
-`~/.config/trainctl/config.toml` (the platform's configuration folder; `$XDG_CONFIG_HOME/trainctl` where that is set),
-or the file that `trainctl --config FILE` names. `trainctl config` prints the effective settings in the form of
-such a file and names each line that it can't use (exit status 2); the other lines take effect.
+The settings file is `~/.config/trainctl/config.toml`, in the platform's configuration folder (or in
+`$XDG_CONFIG_HOME/trainctl` if that is set). `trainctl --config FILE` uses a different file. `trainctl config` prints
+the effective settings in the same format. It reports each invalid line (exit status 2); the other lines take effect.
 
 | setting | values | |
 | --- | --- | --- |
-| `theme` | `"auto"`, {themes} | auto: the terminal's sixteen colours if it has no more or `NO_COLOR` is set, \
-`day` if the terminal reports a light background (`COLORFGBG`), else `night` |
+| `theme` | `"auto"`, {themes} | auto: the terminal's sixteen colours if it supports no more or `NO_COLOR` is set; \
+`day` if the terminal reports a light background (`COLORFGBG`); otherwise `night` |
 | `ascii` | `"auto"`, `true`, `false` | auto: true unless the locale is UTF-8 |
 | `bell` | `true`, `false` | whether alerts ring the bell |
-| `mouse` | `true`, `false` | false leaves the mouse to the terminal |
-| `read_only` | `false`, `true` | true: the same as `--read-only` |
-| `columns` | `["user:reward", "memory_use"]` | metrics of ranks, those that a run brings as \
-well, with a column of their own in the fleet table of a screen of 150 columns or more, as far as there is room |
-| `[keys]` | `action = "key"` | one key or several, `"f5,R"`: a character, or a name such as `f5`, `home`, `pagedown`, \
-`ctrl+e`, `comma`, `space` |
+| `mouse` | `true`, `false` | false: the terminal handles the mouse |
+| `read_only` | `false`, `true` | true: same as `--read-only` |
+| `columns` | `["user:reward", "memory_use"]` | rank metrics to show as columns in the fleet \
+table, including metrics that the run defines; this needs a screen of at least 150 columns |
+| `[keys]` | `action = "key"` | one or more keys, such as `"f5,R"`: each a character or a name like `f5`, `home`, \
+`pagedown`, `ctrl+e`, `comma`, `space` |
 
-Keys inside dialogs are fixed: escape closes, enter sends, and the dialog lists the others. Ctrl-C quits from anywhere.
+Keys inside dialogs can't be changed: escape closes the dialog, enter sends, and the dialog lists all other keys. Ctrl-C
+quits from anywhere.
 """
 
 

@@ -46,10 +46,10 @@ def size_of(venv: Path, system: str = sys.platform) -> str:
         return "setup: PyTorch is already installed; at most 0.5 GB remains to download"
     if system == "linux":
         return (
-            "setup: may download 3 GB or more and take 8 GB of disk, as PyTorch for Linux comes with CUDA\n"
-            f"setup: Ctrl-C stops it; a CPU-only PyTorch (0.2 GB) that is in {venv} before is kept"
+            "setup: may download 3 GB or more and use 8 GB of disk space: PyTorch for Linux includes CUDA\n"
+            f"setup: press Ctrl-C to stop; a CPU-only PyTorch (0.2 GB) already in {venv} is kept"
         )
-    return "setup: downloads about 0.5 GB, most of it PyTorch and MLX; Ctrl-C stops it"
+    return "setup: downloads about 0.5 GB, mostly PyTorch and MLX; press Ctrl-C to stop"
 
 
 def run_stage(title: str, command: Sequence[str], log: Path, stream: TextIO = sys.stderr) -> bool:
@@ -68,7 +68,7 @@ def run_stage(title: str, command: Sequence[str], log: Path, stream: TextIO = sy
                 lines.tick(time.monotonic() - began, doing(log, start))
     except KeyboardInterrupt:
         process.wait()
-        lines.end(f"stopped after {time.monotonic() - began:.0f} s; the same command goes on from here")
+        lines.end(f"stopped after {time.monotonic() - began:.0f} s; run the same command to continue")
         raise SystemExit(130) from None
     lines.end(f"{'done' if status == 0 else 'failed'} in {time.monotonic() - began:.0f} s")
     if status != 0:

@@ -1,4 +1,4 @@
-"""Every text that a person reads, one a line: where it stands, of what kind it is, and the words.
+"""Every text that a person reads, one per line, with its place and its kind.
 
 `python -m tools.user_strings` lists them; `--kind error` one kind; `--draw 10 --seed 1` draws some at random, for a
 reader. Listed are texts of at least two words, and single words that go to the screen: help, options, errors, events,
@@ -51,8 +51,12 @@ _WORD: Final = re.compile(r"[A-Za-z][a-z'-]+")
 _CODE: Final = re.compile(
     r"^\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|CREATE|ALTER|PRAGMA|WITH|CASE|FROM|WHERE|AND )\b|^[#.$]"
     r"|^import \w|^\w+\[.*\]$|\{[^}]*:[^}]*;"
+    r"|\(SELECT |\bNOT NULL\b|\bREAL$| JOIN |, 1 AS |^typeof\(|^BETWEEN :|^[\w.…]+(, [\w.…]+){8,}$"  # parts of SQL
+    r"|^[\w.]+\[[^\]]*\]( \| \w+)*$|^KeyPair\("  # types
+    r"|\(\.\+\)|\(\\[dS]\+\)|[a-z]\|[A-Z]"  # patterns
+    r"|#[0-9a-f]{6}\b"  # colours
 )
-"""What is SQL, a path, a program, a type or a style sheet."""
+"""SQL, paths, programs, types, patterns, colours and style sheets, which no one reads as text."""
 
 
 class Text(NamedTuple):

@@ -35,10 +35,10 @@ export class Client {
     };
     const broken = ({ error }) => {
       if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // a single failure may be an agent that is stopping
-      refused(keys ? "what answers there doesn't have the key it is known by" : "its agent requires keys: give --server-key");
+      refused(keys ? "the agent's key differs from the known one" : "the agent requires keys: give --server-key");
     };
     const { events } = this.#socket;
-    events.on("handshake:error:auth", () => refused("its agent doesn't let this key in: trainctl keys authorize there"));
+    events.on("handshake:error:auth", () => refused("the agent has not authorised this key; run trainctl keys authorize on its machine"));
     events.on("handshake:error:protocol", broken);
     events.on("handshake:error:other", broken);
     events.on("handshake", () => (failures = 0));
@@ -77,7 +77,7 @@ export class Client {
       return await this.#sendElsewhere(error.lead, verb, args, { node, run, ifPlan, id, seconds });
     }
     return accepted
-      ? this.#fail("expired", `${verb}: accepted, not applied within ${seconds} s; its id is ${id}`)
+      ? this.#fail("expired", `${verb}: accepted, but not applied within ${seconds} s; its id is ${id}`)
       : this.#fail("unreachable", `no answer from ${this.address} within ${seconds} s; the command's id is ${id}`);
   }
 

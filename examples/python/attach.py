@@ -31,7 +31,7 @@ def main() -> int:
     given = arguments()
     text = given.text.read_bytes()
     if len(text) < 2:
-        print(f"attach.py: {given.text} has fewer than two bytes to learn from", file=sys.stderr)
+        print(f"attach.py: {given.text} needs at least two bytes of text", file=sys.stderr)
         return 2
     model, chance = Bigrams(), random.Random(given.seed)
     with Reporter(given.connect, given.run, given.text.name, given.steps) as reporter:
@@ -134,11 +134,11 @@ class Reporter:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a bigram model and show it in trainctl.")
-    parser.add_argument("text", type=Path, help="file to learn from")
+    parser.add_argument("text", type=Path, help="text file to train on")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
     parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="run ID")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=64, help="pairs of bytes per step")
+    parser.add_argument("--batch", type=int, default=64, help="byte pairs per step")
     parser.add_argument("--learning-rate", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

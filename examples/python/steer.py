@@ -71,7 +71,7 @@ def outcome(reply: m.CommandReply) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Move samples of the batch between nodes.")
+    parser = argparse.ArgumentParser(description="Change the nodes' shares of the batch.")
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
     parser.add_argument("shares", nargs="+", metavar="NODE=SHARE")
     return parser.parse_args()

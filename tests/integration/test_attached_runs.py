@@ -86,12 +86,12 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
             refused = client.send("pause", {}, run=run)
             assert (refused.state, refused.reason) == (
                 "rejected",
-                f"{RUN} does not support pause: another program trains it",
+                f"{RUN} does not support pause: a different program trains this run",
             )
         noted = client.send("note", {"text": "looks odd"}, run=RUN)
         assert (noted.state, noted.step) == ("applied", 3)
         texts = [event.text for event in client.events(RUN).events]
-        assert "looks odd" in texts and sum("another program trains it" in text for text in texts) == 2
+        assert "looks odd" in texts and sum("a different program trains this run" in text for text in texts) == 2
         resumed = client.send("start-run", {"resume": RUN})
         assert resumed.state == "rejected" and "another program" in resumed.reason
         client.end_run(RUN, "stopped")

@@ -258,7 +258,7 @@ def test_logs(agent: Agent) -> None:
     found = call_json("logs", "-n", "2", *agent.at)
     assert found["text"].startswith("first of two\n")
     assert found["offset_bytes"] + len(found["text"]) == found["size_bytes"]
-    assert_one_line(call("logs", "--rank", "7", *agent.at), 3, "no rank 7 in this run; there are 0")
+    assert_one_line(call("logs", "--rank", "7", *agent.at), 3, "no rank 7 in this run; the ranks are 0")
 
 
 def test_logs_followed(agent: Agent) -> None:
@@ -339,7 +339,7 @@ def test_what_is_not_applied_in_time_is_exit_code_4(agent: Agent) -> None:
         accepted = call_json("send", "set-lr", "value=1e-3", "--wait", "accepted", "--id", same, *agent.at)
     finally:
         trainer.resume()
-    assert_one_line(slow, 4, f"accepted, not applied within 0.5 s; the same call with --id {same}")
+    assert_one_line(slow, 4, f"accepted, but not applied within 0.5 s; repeat the call with --id {same}")
     assert accepted["state"] == "accepted"
     assert call_json("send", "set-lr", "value=1e-3", "--id", same, *agent.at)["state"] == "applied"
 
@@ -400,7 +400,7 @@ def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:
         assert next(line for line in iter(process.stdout.readline, "") if "step 3 " in line)
         _, err = interrupt(process)
     assert process.returncode == 130
-    assert err.startswith(f"detached; {run} continues: ")
+    assert err.startswith(f"detached; {run} continues. ")
     assert err.count("\n") == 1
     assert call_json("status", *idle.at)["run"]["state"] == "running"
     assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout

@@ -129,7 +129,7 @@ def out_of_reach(cluster: Cluster, by: str, *nodes: str) -> None:
 def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -> None:
     """Handed over, by a majority, and by an operator's word."""
     active = refused(cluster, "beta", run, node="beta")
-    assert active.field == "run" and f"beta takes part in {run}, which alpha leads" in active.reason
+    assert active.field == "run" and f"beta takes part in {run} (lead: alpha)" in active.reason
     with cluster.client("beta") as client:
         new = client.send("start-run", {"config": config}, node="beta")
         assert (new.state, new.reason) == ("rejected", active.reason)
@@ -160,10 +160,10 @@ def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -
     newest, aside = cluster.run_paths("beta", run).checkpoints / f"step-{at}", cluster.run_paths("beta", run).logs
     newest.rename(aside / newest.name)
     reply = refused(cluster, "beta", run)
-    assert f"the newest checkpoint, step-{at}, is on alpha, which is unreachable" in reply.reason
+    assert f"the newest checkpoint, step-{at}, is on alpha (unreachable)" in reply.reason
     (aside / newest.name).rename(newest)
     reply = refused(cluster, "beta", run)
-    assert reply.reason.startswith("1 of 3 nodes agree, a majority is 2: alpha is unreachable")
+    assert reply.reason.startswith("1 of 3 nodes agree, but a majority is 2: alpha is unreachable")
     assert "--old-lead-is-off" in reply.reason
     third = taken_up(cluster, run, "beta", at, off=True)
     assert first.generation.term < second.generation.term < third.generation.term

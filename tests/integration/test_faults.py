@@ -141,6 +141,6 @@ def test_whatever_is_killed_or_stands_still_in_any_phase_costs_no_step_and_bends
     texts = [event.text for event in events]
     assert sum("rejoins: " in text for text in texts) == sum(" is lost: " in text for text in texts) >= COUNT + 4
     assert any(" is lost: silent" in text for text in texts)
-    assert any(text.startswith("the agent of ") and " is silent: " in text for text in texts)
+    assert any("'s agent is silent: " in text for text in texts)
     # By a sum that is overdue or, if it stood still while the group was being formed, by a join.
     assert any(" left: " in text for text in texts)

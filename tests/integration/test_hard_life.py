@@ -124,7 +124,7 @@ def test_it_outlives_all_of_it_and_leaves_a_clean_terminal(agent: StrangeAgent, 
         agent.start()
         terminal.wait_for(rf"{agent.address}: .*")
         agent.manner = "version"
-        terminal.wait_for(r"this side speaks \d")
+        terminal.wait_for(r"this program uses \d")
         terminal.keys("0")
         terminal.wait_for(r"runs")
         terminal.keys("1")

@@ -171,7 +171,7 @@ def lose_leads(cluster: Cluster) -> None:
         until(lambda: {peer.state for peer in client.snapshot(0).peers} == {"silent"}, 20, "the silence")
     refused = promote(cluster, "beta", through="beta")
     assert (refused.state, refused.field) == ("rejected", "node")
-    assert "1 of 3 nodes agree, a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
+    assert "1 of 3 nodes agree, but a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
     assert view_at(cluster, "beta").lead == "gamma"
     assert promote(cluster, "beta", through="beta", off=True).state == "applied"
     for node in ("gamma", "alpha"):

@@ -59,9 +59,9 @@ def test_no_step_is_made_without_a_majority_and_a_node_at_another_address_is_fou
         peers = {peer.node: (peer.address, peer.state) for peer in client.snapshot(0).peers}
         assert peers["beta"] == (strict["beta"].address, "connected")
         texts = [event.text for event in client.events(limit=100).events]
-        assert any(text.startswith("training waits: 1 of 3 nodes reachable") for text in texts)
+        assert any(text.startswith("training is waiting: 1 of 3 nodes reachable") for text in texts)
         assert any("enough nodes are reachable" in text for text in texts)
-        assert any(f"the agent of beta is now at {strict['beta'].address}" in text for text in texts)
+        assert any(f"beta's agent is now at {strict['beta'].address}" in text for text in texts)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         assert wait_for_end(client).state == "stopped"
     strict.start("gamma")

@@ -85,7 +85,7 @@ def test_each_wire_vector_is_refused_in_a_line_that_names_both_versions(tmp_path
         kept = json.loads(file.read_text("utf-8"))
         frame = bytes.fromhex(kept["frame"])
         decode = DECODERS[kept["conversation"]]
-        with pytest.raises(VersionError, match=r"^protocol version 1 is not supported; this side speaks 2$"):
+        with pytest.raises(VersionError, match=r"^protocol version 1 is not supported; this program uses 2$"):
             decode(frame)
         then = {**msgpack.unpackb(frame), "v": PROTOCOL_VERSION}
         if not holds_event(then):
@@ -146,7 +146,7 @@ REWORDED = {
     "rank: halved": {"text": r"\(out of memory, it had last reported "},
     "rank: micro-batch run again": {"text": r"the micro-batch was run again\)$"},
     "alert cleared": {"text": r" cleared after "},
-    "rank: started again": {"text": r"^the trainer of \w+ restarts, attempt "},
+    "rank: started again": {"text": r"^\w+'s trainer restarts, attempt "},
     "rank: cannot join again": {"text": r" cannot rejoin: "},
     "rank: joins again": {"text": r" rejoins: "},
     "run: generation formed, a rank given the state": {"text": r" synced from "},
@@ -156,13 +156,13 @@ REWORDED = {
     "rank: out of memory at the least": {"text": r"ran out of memory at a micro-batch of "},
     "run: weights levelled": {"text": r"^all ranks synced to "},
     "rank: drained, and its trainer ends": {"text": r" is drained; its trainer "},
-    "run: no majority": {"text": r"^training waits: "},
-    "agent: in touch": {"text": r"^the agent of \w+ is connected$"},
+    "run: no majority": {"text": r"^training is waiting: "},
+    "agent: in touch": {"text": r"^\w+'s agent is connected$"},
     "run: a majority again": {"text": r"^enough nodes are reachable"},
     "agent: back in touch with a trainer": {"text": r"^reconnected to .+'s trainer$"},
-    "agent: at another address": {"text": r"^the agent of \w+ is now at tcp://"},
+    "agent: at another address": {"text": r"^\w+'s agent is now at tcp://"},
     "agent: conducts, ": {"text": r" now leads the run \(term "},
-    "rank: hangs while it loads": {"text": r" while loading; it is killed$"},
+    "rank: hangs while it loads": {"text": r" while loading and is killed$"},
     "run: step skipped for an overflow": {"text": r"skipped its update: overflow$"},
     "run: step skipped for NaN": {"text": r"skipped its update: nan$"},
 }

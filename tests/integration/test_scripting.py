@@ -162,9 +162,9 @@ def test_a_refusal_is_its_reason_and_exit_code_3_and_wrong_words_are_2(studio: S
 @pytest.mark.parametrize(
     ("case", "words", "says"),
     [
-        ("no keys", (), "its agent requires keys"),
-        ("a stranger's", ("--own-agent",), "what answers there doesn't have the key it is known by"),
-        ("unknown here", ("--server-key", "lead"), "its agent doesn't let this key in"),
+        ("no keys", (), "the agent requires keys"),
+        ("a stranger's", ("--own-agent",), "the agent's key differs from the known one"),
+        ("unknown here", ("--server-key", "lead"), "the agent has not authorised this key"),
         ("another's", ("--server-key", "lead"), "viewer"),
     ],
 )

@@ -286,6 +286,6 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
     lines = [log_format.read(line) for line in errors.splitlines()]
     assert all(line.level for line in lines), errors
     told = [line.text.split(":")[0] for line in lines if line.level != "INFO"]
-    assert told == ["dropped a message of the agent"] * 4, errors
+    assert told == ["dropped a message from the agent"] * 4, errors
     assert lines[-1].text.startswith("leaving"), errors
     assert not [child for child in children if child.is_running()]

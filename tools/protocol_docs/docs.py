@@ -228,7 +228,7 @@ def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
     assert isinstance(info, shape.StructType)
     tag = f"`{info.tag_field}` is `{info.tag}`. " if info.tag is not None else ""
     head = f"#### {kind.__name__}\n\n{tag}{purpose(kind)}".rstrip()
-    order = "\n\nAn array, in this order." if info.array_like else ""
+    order = "\n\nThis type is encoded as an array of its fields, in this order." if info.array_like else ""
     fields = [field for field in info.fields if field.encode_name != "v"]
     return f"{head}{order}\n\n{_fields(kind, fields, comments)}" if fields else f"{head}{order}"
 
@@ -260,7 +260,7 @@ def _limits() -> str:
         ("nesting, levels", codec.MAX_DEPTH, "", ""),
     ]
     lines = ["| " + " | ".join([what, *map(_number, values)]) + " |" for what, *values in rows]
-    header = ["| of a | from a client | published | anywhere else |", "| --- | ---: | ---: | ---: |"]
+    header = ["| limit | from a client | published | elsewhere |", "| --- | ---: | ---: | ---: |"]
     return "\n".join([prose.LIMITS.strip(), "", *header, *lines])
 
 
@@ -278,7 +278,7 @@ def _metrics() -> str:
             "",
             prose.METRICS,
             "",
-            "| metric | unit | of a | what it is |",
+            "| metric | unit | scope | meaning |",
             "| --- | --- | --- | --- |",
             *rows,
         ]
@@ -298,7 +298,7 @@ def _verbs() -> str:
 
 
 def _verb(verb: verbs.Verb) -> str:
-    takes = " Needs a `node`." if verb.needs_node else " Takes a `node`." if verb.takes_node else ""
+    takes = " Requires a `node`." if verb.needs_node else " Accepts a `node`." if verb.takes_node else ""
     said = f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes} {purpose(verb.args)}".rstrip()
     info = shape.type_info(verb.args)
     assert isinstance(info, shape.StructType)
@@ -324,7 +324,7 @@ def shown_bytes(head: str, vectors: Iterable[tuple[str, str]]) -> str:
 
 def _history() -> str:
     rows = [f"| {number} | {date} | {what} |" for number, date, what in HISTORY]
-    return "\n".join(["## Versions", "", "| version | since | what is new |", "| ---: | --- | --- |", *rows])
+    return "\n".join(["## Versions", "", "| version | date | changes |", "| ---: | --- | --- |", *rows])
 
 
 def main() -> int:

@@ -1,15 +1,16 @@
-"""The parts of docs/protocol.md that are no table: what the writer of a client needs around the message types."""
+"""The prose of docs/protocol.md: what the author of a client needs besides the message tables."""
 
 INTRODUCTION = """
 # The trainctl protocol, version {version}
 
-How a client talks to a node's agent: ZeroMQ sockets, msgpack frames, and the messages in the tables below. Another
-language can speak the protocol from this page alone. [protocol.schema.json](protocol.schema.json) has the same types
-as JSON Schema, and `tests/golden/wire/` has byte vectors to test an implementation with. What agents say to each other
-and to trainers is in [protocol-agents.md](protocol-agents.md); a client doesn't need it.
+This page describes how a client talks to a node's agent: ZeroMQ sockets, msgpack frames, and the messages in the tables
+below. It contains everything that you need to write a client in any language.
+[protocol.schema.json](protocol.schema.json) has the same types as JSON Schema. `tests/golden/wire/` has byte vectors
+for testing an implementation. [protocol-agents.md](protocol-agents.md) describes the messages between agents and
+trainers; clients don't need them.
 
-A **rank** is one trainer of a run, one per device. Its **share** is the number of samples of each global batch that it
-works through. The **lead** is the node whose agent plans the run; the agents of the run's other nodes follow it. A
+A **rank** is one trainer of a run; each device has one. A rank's **share** is the number of samples that it processes
+in each global batch. The **lead** is the node whose agent plans the run; the agents of the other nodes follow it. A
 **generation** is one formation of the group of ranks.
 
 This page is generated from the message types; don't edit it.
@@ -18,38 +19,38 @@ This page is generated from the message types; don't edit it.
 SOCKETS = """
 ## Sockets
 
-- **Requests and replies**: a DEALER socket of the client, connected to the agent's ROUTER, by default
-  `tcp://127.0.0.1:7474`. The DEALER sets no identity; an agent with keys refuses one that does. Each message is one
-  frame: the msgpack of one message.
-- **Live messages**: a SUB socket of the client, subscribed to the empty prefix, connected to the agent's PUB. It is
-  bound to the next port; a snapshot's `node.live_address` has the address. Each message is two frames: a topic, and the
-  msgpack of one message.
+- **Requests and replies**: the client connects a DEALER socket to the agent's ROUTER, by default at
+  `tcp://127.0.0.1:7474`. The DEALER must not set an identity if the agent uses keys. Each message is one frame of
+  msgpack.
+- **Live messages**: the client connects a SUB socket to the agent's PUB and subscribes to the empty prefix. The PUB
+  uses the next port; a snapshot's `node.live_address` has its address. Each message has two frames: a topic, and one
+  message as msgpack.
 
-The topic repeats the `type` of the second frame in one word. Subscribe to all topics: with only some of them, the gaps
-in the numbers look like lost messages.
+The topic is a short name for the second frame's `type`. Subscribe to all topics. If you subscribe to only some, the
+gaps in the sequence numbers look like lost messages.
 
 | socket | options |
 | --- | --- |
 | all | LINGER 0, MAXMSGSIZE the frame limit, RECONNECT_IVL 200, RECONNECT_IVL_MAX 5000 |
-| all | HANDSHAKE_IVL 2000; 1000 where an agent is bound |
+| all | HANDSHAKE_IVL 2000; 1000 on an agent's bound sockets |
 | DEALER | HEARTBEAT_IVL 1000, HEARTBEAT_TIMEOUT 3000, HEARTBEAT_TTL 3000, IMMEDIATE 1 |
 | SUB | RCVHWM 10000, TCP_KEEPALIVE, no heartbeats |
 | PUB | SNDHWM 1000 |
 
-With IMMEDIATE, an agent that starts an hour later doesn't get an old request. A SUB has no heartbeats because libzmq
-4.3.5 aborts the program if more than RCVHWM messages wait for longer than a heartbeat's answer may take.
+IMMEDIATE prevents an agent from receiving old requests when it starts much later. The SUB has no heartbeats because of
+a bug in libzmq 4.3.5: the program aborts if more than RCVHWM messages wait for longer than the heartbeat timeout.
 
-An agent disconnects a subscriber that sends more than 32 messages over one connection, or one message of more than
-64 bytes, because ZeroMQ keeps every topic in memory.
+An agent disconnects a subscriber that sends more than 32 messages over one connection, or a message of more than 64
+bytes, because ZeroMQ keeps every subscription in the agent's memory.
 """
 
 KEYS = """
 ## Keys
 
-Off loopback an agent requires keys. On loopback it requires them if the cluster file names a key for its node, or with
-`--keys require`. Otherwise there is no security mechanism (ZeroMQ's NULL), and a forwarded port is as good as a login.
-With keys, both sockets of the agent are CURVE servers. A client sets three options on its DEALER and its SUB before it
-connects. Each is a key in Z85, 40 characters of text:
+An agent that listens beyond loopback requires keys. On loopback, it requires keys if the cluster file has a key for its
+node, or with `--keys require`. Otherwise it uses ZeroMQ's NULL mechanism: anyone who can reach the port, for example
+through port forwarding, has full access. With keys, both agent sockets are CURVE servers. A client sets three options
+on its DEALER and its SUB before it connects. Each is a key in Z85 (40 characters of text):
 
 | option | key |
 | --- | --- |
@@ -57,123 +58,125 @@ connects. Each is a key in Z85, 40 characters of text:
 | CURVE_PUBLICKEY | the client's public key |
 | CURVE_SECRETKEY | the client's secret key |
 
-Where to find the agent's public key: `trainctl keys list` on its machine shows it, and the cluster file names it
-(`[nodes.NAME] key`). The keys of the cluster's other agents are in a snapshot's `peers`; a refusal `not-lead` has the
-lead's as `lead_key`.
+To find an agent's public key, run `trainctl keys list` on its machine or look in the cluster file (`[nodes.NAME] key`).
+A snapshot's `peers` has the keys of the cluster's other agents. A `not-lead` refusal has the lead's key as `lead_key`.
 
-Where to find the client's own pair: in `user.toml` (`agent.toml` for the machine's agent), in `$TRAINCTL_KEYS` or in
-`trainctl/keys` in the user's configuration folder. The file is TOML with the lines `name = "..."`, `public = "..."` and
-`secret = "..."`. `trainctl keys new` makes both files. `trainctl keys authorize NAME PUBLIC --role ROLE` on the agent's
-machine lets a key in.
+The client's own key pair is in `user.toml` (the agent's pair is in `agent.toml`). These files are in `$TRAINCTL_KEYS`,
+or in `trainctl/keys` in the user's configuration folder. Each is a TOML file with the lines `name = "..."`,
+`public = "..."` and `secret = "..."`. `trainctl keys new` creates both files. To authorise a key, run
+`trainctl keys authorize NAME PUBLIC --role ROLE` on the agent's machine.
 
-| role | may |
+| role | permissions |
 | --- | --- |
-| `viewer` | ask for everything except the list of refusals, and subscribe; may not send commands |
-| `operator` | send commands too |
-| `node` | speak as the agent of the node of that name, and ask for logs; may not send commands |
+| `viewer` | subscribe, and send all requests except commands, attached runs, digests and the list of refusals |
+| `operator` | subscribe, and send all requests |
+| `node` | act as the agent of the node with that name, and request logs |
 
-The agent looks up the role for every message. If a key is revoked or gets another role, its next message is answered
-by a [Refusal](#refusal) `not-authorised`. A key that doesn't match shows as a connection error, not as a reply, so
-watch the socket's events:
+The agent checks the role for every message. If a key is revoked or loses a permission, its next message gets a
+`not-authorised` [Refusal](#refusal). A wrong key causes a connection error instead of a reply, so watch the socket's
+events:
 
 | the client has | event |
 | --- | --- |
-| a key that isn't let in | HANDSHAKE_FAILED_AUTH |
-| no key where one is required, or a key where none is used | HANDSHAKE_FAILED_PROTOCOL, mechanism mismatch |
+| an unauthorised key | HANDSHAKE_FAILED_AUTH |
+| no key but the agent requires one, or a key but the agent uses none | HANDSHAKE_FAILED_PROTOCOL, mechanism mismatch |
 | the wrong CURVE_SERVERKEY | the agent closes the connection |
 """
 
 ENCODING = """
 ## Encoding
 
-A frame is one msgpack map with string keys. Every message has `type`, which says what it is, and `v`, the protocol
-version. A message of another version is refused, by a `refusal` of code `version` where a reply is due. Strings are
-UTF-8 `str`. Numbers are msgpack integers and 64-bit floats; an integer may stand for a float. Some small types are
-arrays; their tables say so. An absent optional field has its default. Null is written, not left out.
+A frame is one msgpack map with string keys. Every message has a `type` and the protocol version `v`. Messages with a
+different version are refused; a request gets a `refusal` with the code `version`. Strings are UTF-8 `str`. Numbers are
+msgpack integers and 64-bit floats; an integer is valid where a float is expected. Some small types are encoded as
+arrays; their tables say so. An absent optional field has its default value. Write null explicitly instead of omitting
+the field.
 
-In a message from a client, unknown fields, unknown arguments, NaN and infinities are refused. In every other message
-the receiver ignores unknown fields, and a float may be NaN. Fields named `*_at` are Unix seconds. Every duration is in
-seconds, by a monotonic clock.
+Agents refuse client messages with unknown fields, unknown arguments, NaN or infinities; only the values of a
+[RunSteps](#runsteps) may be NaN. In all other messages, the receiver ignores unknown fields, and floats may be NaN.
+Fields named `*_at` are Unix seconds. Durations are in seconds, measured with a monotonic clock.
 """
 
 LIMITS = """
 ## Limits
 
-A frame over one of these limits is refused before its type is read. A message of more frames than its socket uses is
-refused whole. "Published" is what a SUB receives. The last column is for replies, and for messages between agents and
-trainers.
+A frame that exceeds one of these limits is refused before its type is read. A message with the wrong number of frames
+is also refused. "Published" means messages that a SUB receives. "Elsewhere" means replies and messages between agents
+and trainers.
 """
 
 CONVERSATIONS = """
 ## Requests, replies, commands
 
-Each request carries a `rid` that the client chooses, and each reply brings it back. Replies may come in another order
-than the requests. An agent answers within 5 s; for the verbs `start-run` and `promote` it asks other nodes, and answers
-within 20 s. A request that only asks may be sent again at any time. A request that can't be answered gets a
-[Refusal](#refusal); its `rid` is empty if none could be read.
+Each request has a `rid`, chosen by the client, and the reply repeats it. Replies may arrive in any order. An agent
+replies within 5 s. For `start-run` and `promote` it asks other nodes first, and replies within 20 s. Requests that
+change nothing can be repeated at any time. A request that the agent can't answer gets a [Refusal](#refusal). Its `rid`
+is empty if the request's `rid` was unreadable.
 
-| code of a refusal | meaning |
+| refusal code | meaning |
 | --- | --- |
-| `version` | the agent speaks another version of the protocol |
-| `malformed`, `unknown-type` | the frame is no message, or a field is wrong: the text names it |
-| `unknown-run`, `unknown-rank` | this node has no such run, or the run no such rank |
-| `busy` | the agent can't answer now, for instance because its disk is full: try again |
-| `not-lead` | another agent must be asked: `lead` is its address, `lead_key` its key. Send it the same request |
-| `not-authorised` | the key is not let in, or its role doesn't allow this |
+| `version` | the agent uses a different protocol version |
+| `malformed`, `unknown-type` | the frame is not a valid message; the text names the wrong field |
+| `unknown-run`, `unknown-rank` | this node has no such run, or the run has no such rank |
+| `busy` | the agent can't reply now, for example because its disk is full; try again |
+| `not-lead` | send the same request to the lead: `lead` is its address, `lead_key` its key |
+| `not-authorised` | the key isn't authorised, or its role doesn't allow this |
 
-A [Command](#command) changes something. Its first reply has the state `accepted` once it is journaled, or a final
-state at once. An accepted command gets exactly one more reply, when it ends:
+A [Command](#command) changes something. Its first reply is either `accepted`, after the agent has journaled it, or a
+final state. An accepted command gets exactly one more reply when it ends:
 
 | state | meaning |
 | --- | --- |
-| `applied` | it took effect at `step`, on every rank |
-| `rejected` | it is not possible: `field` is the argument at fault, `reason` says why. Nothing was changed |
-| `expired` | it could not take effect within `ttl_seconds` of its receipt. Nothing was changed |
-| `failed` | it began and went wrong |
-| `conflict` | its `id` was used before for another command |
+| `applied` | the command took effect at `step`, on every rank |
+| `rejected` | the command is not possible: `field` is the invalid argument, `reason` says why. Nothing changed |
+| `expired` | the command couldn't take effect within `ttl_seconds` of its receipt. Nothing changed |
+| `failed` | the command started and then failed |
+| `conflict` | the `id` was already used for a different command |
 
-The `id` is a UUID that the client makes. A command sent again under the same `id` is carried out once: the agent
-answers with the first one's outcome, or with `accepted` and then the outcome. So after a lost connection, or after some
-seconds without a reply, send the same command again, `rid` included. Another client may do this, at any later time.
-The same `id` with another verb, `args`, `node`, `run` or `if_plan` is a `conflict`.
+The client creates the `id`, a UUID. A command that is sent again with the same `id` is carried out only once. The agent
+replies with the outcome, or with `accepted` and then the outcome. After a lost connection, or a few seconds without a
+reply, send the same command again with the same `rid`. A different client may also do this, at any time. If the same
+`id` comes with a different verb, `args`, `node`, `run` or `if_plan`, the reply is `conflict`.
 
-`if_plan` makes a command conditional on the plan version that it was computed from. Arguments are absolute values,
-never differences.
+With `if_plan`, the agent rejects the command if the plan version has changed. Arguments are absolute values, never
+differences.
 
-`promote` goes to the agent of the node that will lead. `start-run` with `resume` resumes a run that has ended: it goes
-to the agent of the node that led it last (`not-lead` names it), or to any other node with a copy of its record, which
-the command then names as `node`. [protocol-agents.md](protocol-agents.md#leads-and-followers) says what the agents do
-then.
+Send `promote` to the agent of the new lead. `start-run` with `resume` resumes an ended run. Send it to the agent of the
+run's last lead; a `not-lead` refusal has its address. Alternatively, send it to any node that has a copy of the run's
+record, with that node as the command's `node`. [protocol-agents.md](protocol-agents.md#leads-and-followers) describes
+what the agents do in both cases.
 """
 
 ATTACHING = """
 ## Attaching
 
-To follow an agent without a gap:
+To receive every message of an agent:
 
-1. Ask for a [Snapshot](#snapshot) with `columns` 0. Connect a SUB socket to its `node.live_address`, subscribed to
+1. Request a [Snapshot](#snapshot) with `columns` 0. Connect a SUB socket to its `node.live_address` and subscribe to
    everything.
-2. Ask for a second snapshot, with the resolution you want. Keep its `boot` and `seq`, and show it.
-3. Compare each live message with yours. Another `boot`: the agent was restarted; begin at 1 again. A `seq` at or below
-   yours: drop the message. The next `seq`: deliver it. A later `seq`: messages were lost. Fetch them with a
-   [GapRequest](#gaprequest) from yours + 1 to the one before it, at most 400 at a time. Deliver those, then it.
-   `complete: false` means that some are no longer kept: begin at 1 again.
-4. A [Heartbeat](#heartbeat) comes each second. It has no number of its own: its `seq` is that of the newest message, so
-   the loss of that one is noticed too. After 3.5 s without any message the agent counts as silent.
+
+2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display it.
+
+3. Compare the `boot` and `seq` of each live message with the stored values. If the `boot` differs, the agent was
+   restarted: start again at step 1. If the `seq` isn't larger than yours, drop the message. If it is the next number,
+   process the message. If it is larger than that, messages were lost. Request them with a [GapRequest](#gaprequest), at
+   most 400 at a time, and process them before this message. If the reply has `complete: false`, start again at step 1.
+
+4. The agent sends a [Heartbeat](#heartbeat) every second. Its `seq` is the newest message's number, so you also notice
+   when the newest message was lost. Treat the agent as silent after 3.5 s without any message.
 """
 
 MESSAGES = (
-    """Every message also has `type` and `v`. "Default" is what an absent field means; "required" can't be left out."""
+    """Every message also has `type` and `v`. An absent field has its default; required fields must be present."""
 )
 
-METRICS = """What a [HistoryRequest](#historyrequest) can name, and the unit of the series that come back."""
+METRICS = """The metrics that a [HistoryRequest](#historyrequest) can name, with the units of the returned series."""
 
-VERBS = """What a command can be. Client and agent check arguments alike; an argument that a verb doesn't have is
-refused."""
+VERBS = """Each command has one of these verbs. Client and agent both check the arguments and refuse unknown ones."""
 
 BYTES = """
-Whole frames in hexadecimal, as this implementation writes them. The order of a map's keys has no meaning. A receiver
-must read all of `tests/golden/wire/`; NaN is null in the JSON there.
+These are complete frames in hexadecimal, as written by this implementation. The order of a map's keys doesn't matter. A
+receiver must be able to read all of `tests/golden/wire/`. The JSON there has null in place of NaN.
 """
 
 SHOWN = (
@@ -184,4 +187,4 @@ SHOWN = (
     ("published by an agent", "step-committed"),
     ("published by an agent", "heartbeat"),
 )
-"""The vectors that the page shows."""
+"""The byte vectors on the page."""

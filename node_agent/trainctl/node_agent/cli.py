@@ -23,7 +23,7 @@ from trainctl.protocol.wire.sockets import DEFAULT_PORT
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The node agent: hosts this machine's trainers; leads, records and publishes runs.",
+    help="The node agent. It hosts this machine's trainers, and leads, records and publishes runs.",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def root(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """The node agent: hosts this machine's trainers; leads, records and publishes runs."""
+    """The node agent. It hosts this machine's trainers, and leads, records and publishes runs."""
     if version:
         from trainctl.protocol.machine.facts import installed_version
 
@@ -46,7 +46,7 @@ def root(
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
     cluster: Annotated[
-        Path | None, typer.Option(help="The cluster.toml that lists all nodes; default: this machine's.")
+        Path | None, typer.Option(help="Cluster file with all nodes; default: this machine's cluster.toml.")
     ] = None,
     listen: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def run(
         ),
     ] = None,
     live: Annotated[str | None, typer.Option(help="Address for live messages; default: the next port.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder that holds this machine's nodes and runs.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
     alert_command: Annotated[
         str, typer.Option(help="Program and arguments to run on each alert; overrides the cluster file.")
     ] = "",
@@ -74,7 +74,10 @@ def run(
     ] = False,
     keys: Annotated[
         Literal["auto", "require"],
-        typer.Option(help="auto: require keys off loopback, or if the cluster file has this node's; require: always."),
+        typer.Option(
+            help="Whether to require keys. auto: off loopback, or if the cluster file has this node's key; "
+            "require: always."
+        ),
     ] = "auto",
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
@@ -83,7 +86,7 @@ def run(
         float, typer.Option(min=0, max=3600, help="Exit if the event loop hangs for this many seconds; 0: never.")
     ] = 0.0,
 ) -> None:
-    """Run the agent in the foreground until SIGTERM; its trainers keep running."""
+    """Run the agent in the foreground until SIGTERM. Its trainers keep running."""
     node = name or node_name()
     nodes = _cluster_of(node, cluster)
     if listen is None:
@@ -130,7 +133,7 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
         return found
     if path is not None:
         known = ", ".join(found.nodes) or "none"
-        raise InvalidInputError("--name", f"no node {node!r} in {path}; there are: {known}")
+        raise InvalidInputError("--name", f"no node {node!r} in {path}; the nodes are {known}")
     return Cluster()
 
 
@@ -165,7 +168,8 @@ def play(
         typer.Argument(help="The recording to play (default: the bundled one).", show_default=False),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Number of nodes (default: as recorded); extra ones repeat these.")
+        int | None,
+        typer.Option(min=1, max=64, help="Number of nodes (default: as recorded); extra nodes repeat recorded ones."),
     ] = None,
     rate: Annotated[
         float | None,
@@ -176,23 +180,25 @@ def play(
     ] = 1.0,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of steps (default: as recorded); after those its last third repeats."),
+        typer.Option(
+            min=1, help="Number of steps (default: as recorded); after the recording's end, its last third repeats."
+        ),
     ] = None,
     begin: Annotated[int, typer.Option(min=0, help="Steps already recorded at the start.")] = 0,
-    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings of each machine per second.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed for how repeated ranks differ.")] = 0,
+    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings per second of each machine.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed for the differences between repeated ranks.")] = 0,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Play the scripted faults.")] = True,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Run directory, continued if it has a record (default: a temporary one)."),
+        typer.Option(help="Run directory (default: a temporary one). One with a record is continued."),
     ] = None,
-    listen: Annotated[str, typer.Option(help="The first node's address for requests.")] = "tcp://127.0.0.1:0",
-    metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT, on loopback.")] = "",
+    listen: Annotated[str, typer.Option(help="Address for requests to the first node.")] = "tcp://127.0.0.1:0",
+    metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT on loopback.")] = "",
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")
     ] = False,
 ) -> None:
-    """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
+    """Play a recorded run as a cluster on loopback, with scripted faults. The cluster refuses commands."""
     from trainctl.node_agent.replay import format as recordings
     from trainctl.node_agent.replay.player import Pace, Player, passing_folder
     from trainctl.protocol.machine.process_title import set_title

@@ -108,4 +108,4 @@ class VersionError(ProtocolError):
 
 def installing(*extras: str) -> str:
     """How to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
-    return "in a checkout of trainctl: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)
+    return "in a trainctl checkout, run: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)

@@ -182,7 +182,7 @@ def test_a_run_that_commits_nothing_stalls_unless_it_is_paused() -> None:
         world.step(seconds=2.0)
     world.look(59)
     assert world.told == []
-    world.rank_states[1], world.whys[1] = "late", "step 6 takes long"
+    world.rank_states[1], world.whys[1] = "late", "step 6 is taking long"
     world.look(2)
     assert world.told == ["raised stall"]
     assert world.text("stall") == "no step in 60 s since step 5: mbp late"
@@ -208,7 +208,7 @@ def test_steps_that_take_long_as_a_rule_and_a_checkpoint_get_their_time() -> Non
     world.look(300)
     assert world.told == []
     world.look(200)
-    assert world.text("stall").endswith("checkpoint under way; all ranks are responding")
+    assert world.text("stall").endswith("checkpoint in progress; all ranks are responding")
 
 
 def steps(world: World, count: int, backward: float, **part: Any) -> None:
@@ -240,7 +240,7 @@ def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_s
     both(60, 0.6, 0.6)
     both(80, 0.9, 0.9)
     assert world.told == ["raised throughput"]
-    assert world.text("throughput") == "2 of 2 ranks are slower together; median own rate -25 %"
+    assert world.text("throughput") == "2 of 2 ranks slowed down together; median own rate -25 %"
     assert world.facts("throughput") == (
         "studio rank 0: own rate 1,099→826 tok/s (-25 %)",
         "mbp rank 1: own rate 1,099→826 tok/s (-25 %)",

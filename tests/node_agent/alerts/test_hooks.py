@@ -94,7 +94,7 @@ async def test_both_hooks_get_the_alert_and_are_called_only_so_often(tmp_path: P
     for _ in range(2 * BURST):
         hooks.call(CALL)
     assert len(problems) == 1
-    assert "more than 10 calls per minute" in problems[0]
+    assert "over 10 calls per minute" in problems[0]
 
 
 async def test_failures_are_told_once_until_it_works_again(server: Server) -> None:

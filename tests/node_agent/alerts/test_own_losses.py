@@ -77,7 +77,7 @@ def test_a_rank_that_stays_apart_is_named_with_what_to_look_at_until_it_is_back(
     assert alert.id == again.id == "own-loss:node-1:1" and (alert.node, alert.rank) == ("node-1", 1)
     assert 100 + WINDOW_STEPS / 2 < raised_at < 100 + 2 * WINDOW_STEPS
     assert 250 + WINDOW_STEPS / 2 < cleared_at < 250 + 2 * WINDOW_STEPS
-    said = re.fullmatch(r"own loss ([\d.]+), median of the ranks ([\d.]+)", alert.text)
+    said = re.fullmatch(r"own loss ([\d.]+), ranks' median ([\d.]+)", alert.text)
     assert said is not None and (float(said[1]) > float(said[2])) == (by > 0)
     assert [fact.split()[0] for fact in alert.facts] == ["differs", "check", "if"]
 

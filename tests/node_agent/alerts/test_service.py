@@ -112,7 +112,7 @@ def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
     agent = made()
     agent.commit(math.nan)
     assert agent.service.hooks.waiting == 1
-    with pytest.raises(InvalidInputError, match="no open alert 'disk:a'; there are: nonfinite"):
+    with pytest.raises(InvalidInputError, match="no open alert 'disk:a'; the open alerts are nonfinite"):
         agent.obey("acknowledge", id="disk:a")
     with pytest.raises(InvalidInputError, match="no node 'd' in this run"):
         agent.obey("mute", "d", kind="disk")

@@ -313,7 +313,7 @@ def interface(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "networks", "problem"),
     [
         ("eth7", (), r'eth7 \(10\.0\.0\.7\) of studio .* trusted_networks = \["10\.0\.0\.0/24"\]'),
-        ("eth7", ("10.0.1.0/24",), r"is in no trusted network"),
+        ("eth7", ("10.0.1.0/24",), r"is outside the trusted networks"),
         ("eth7", ("10.0.0.0/24",), ""),
         ("lo", (), ""),
         ("", ("10.0.0.0/24",), r"name the interface .* eth7 \(10\.0\.0\.7\)"),

@@ -122,7 +122,7 @@ def test_a_silent_node_is_not_admitted_and_the_others_train_on():
         simulation.tick(1.0)
     admit = simulation.command("admit", node="c")
     assert (simulation.ends[admit].state, simulation.ends[admit].field) == ("rejected", "node")
-    assert simulation.ends[admit].reason == "the trainer of c has been silent for 7 s"
+    assert simulation.ends[admit].reason == "c's trainer has been silent for 7 s"
     simulation.reconnect(simulation.ranks[2])
     simulation.talk()
     again = simulation.command("admit", node="c")
@@ -202,9 +202,9 @@ def test_ten_times_the_usual_is_waited_before_a_slow_part_is_told():
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("measure", "measurement of first shares"),
+        ("measure", "measurement of initial shares"),
         ("evaluate", "evaluation at step 4"),
-        ("checkpoint", "checkpoint of step 4"),
+        ("checkpoint", "checkpoint at step 4"),
     ],
 )
 def test_a_rank_that_hangs_beside_training_is_named(kind, words):

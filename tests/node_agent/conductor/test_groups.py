@@ -363,7 +363,7 @@ def test_shares_stay_even_where_nothing_could_be_timed():
     simulation.ranks[1].speed = 0.0
     simulation.begin().until(lambda: len(simulation.sent_plans) == 3)
     assert simulation.sent_plans[2].kind == "train"
-    assert "initial shares stay even: no rate was measured on b" in texts(simulation)
+    assert "initial shares stay even: no measured rate for b" in texts(simulation)
 
 
 def test_auto_shares_follow_the_rates_of_the_steps():

@@ -26,7 +26,9 @@ def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_fi
     hang_in_its_part(simulation, 2)
     tick(simulation, 12)
     assert shown(simulation, 2).state == "late"
-    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long (usually ")
+    assert shown(simulation, 2).why.startswith(
+        f"step {simulation.conductor.progress.step + 1} is taking long (usually "
+    )
     tick(simulation, 55)
     assert (shown(simulation, 2).state, shown(simulation, 0).state) == ("hung", "run")
     assert shown(simulation, 2).why == f"no progress in {simulation.conductor.ranks[2].doing}"
@@ -60,7 +62,7 @@ def test_a_first_step_may_take_longer_than_any_other():
     tick(simulation, 28)
     assert shown(simulation, 1).state == "run", "nothing is known yet of how long it takes"
     tick(simulation, 5)
-    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 takes long")
+    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 is taking long")
     tick(simulation, 535)
     assert not lost(simulation)
     tick(simulation, 40)
@@ -266,7 +268,7 @@ def test_a_trainer_that_says_nothing_after_its_start_is_ended_and_started_again_
     tick(simulation, 118)
     assert simulation.starts == 1
     tick(simulation, 6)
-    assert any("the trainer of c has been silent for 12" in text for text in texts(simulation))
+    assert any("c's trainer has been silent for 12" in text for text in texts(simulation))
     assert simulation.starts == 2
     simulation.command("resume")
     assert go_on(simulation).ended.state == "finished"
@@ -280,7 +282,7 @@ def test_one_that_hangs_while_it_loads_is_ended_and_started_again():
     for _ in range(620):
         simulation.tick(1.0)
         simulation.talk()
-    assert any("the trainer of c has made no progress for too long while loading" in text for text in texts(simulation))
+    assert any("c's trainer has made no progress for too long while loading" in text for text in texts(simulation))
     assert simulation.starts == 2
     del trainer.load
     simulation.command("resume")
@@ -322,8 +324,8 @@ def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins()
     assert not simulation.happened
     assert shown(simulation, 2).state == "starting"
     pass_seconds(simulation, 10)
-    assert "the trainer of c has made no progress for too long while loading; it is killed" in texts(simulation)
-    assert "the trainer of c restarts, attempt 2 of 5" in texts(simulation)
+    assert "c's trainer has made no progress for too long while loading and is killed" in texts(simulation)
+    assert "c's trainer restarts, attempt 2 of 5" in texts(simulation)
     assert simulation.starts == 1
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
@@ -336,7 +338,7 @@ def test_one_that_never_says_a_word_as_well():
     pass_seconds(simulation, 28)
     assert not simulation.happened
     pass_seconds(simulation, 5)
-    assert "the trainer of c has been silent for 30 s while loading; it is killed" in texts(simulation)
+    assert "c's trainer has been silent for 30 s while loading and is killed" in texts(simulation)
     del simulation.ranks[2].load
     assert go_on(simulation).ended.state == "finished"
 
@@ -399,6 +401,6 @@ def test_a_node_is_draining_until_what_is_under_way_is_done(kind):
     drain = simulation.command("drain", node="c")
     view = shown(simulation, 2)
     assert (view.state, view.share) == ("draining", 4)
-    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint of step 4 is done")
+    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint at step 4 is done")
     simulation.until(lambda: drain in simulation.ends)
     assert shown(simulation, 2).state == "drained"

@@ -100,7 +100,10 @@ def test_tolerances():
     [
         ({"values": moved(0.016, 1, 3)}, "RoPE settings"),
         ({"values": moved(0.016, 0, 1, 2, 3)}, "the model's code"),
-        ({"values": moved(0.016, 0, 1, 3), "norms": (1.0, 2.002)}, "weights: a parameter's norm differs by 0.001"),
+        (
+            {"values": moved(0.016, 0, 1, 3), "norms": (1.0, 2.002)},
+            "weights (a parameter's norm has a relative difference of 0.001",
+        ),
         ({"values": moved(0.016, 1, 3), "norms": (1.0,)}, "the weights"),
         ({"values": moved(7e-4, 0, 1), "tf32": True}, "MLX_ENABLE_TF32=0 (MLX) on odd"),
         ({"values": moved(0.2, 0, 1), "tf32": True}, "the model's code"),

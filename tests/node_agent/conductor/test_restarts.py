@@ -57,7 +57,7 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     assert state(simulation, 2) == "lost"
     simulation.until_step(lost + 3)
     simulation.tick(1.1)
-    assert "the trainer of c restarts, attempt 1 of 5" in texts(simulation)
+    assert "c's trainer restarts, attempt 1 of 5" in texts(simulation)
     assert state(simulation, 2) == "rejoining"
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert "c rejoins: a 6 → 4, b 6 → 4, c 0 → 4" in texts(simulation)
@@ -198,7 +198,7 @@ def test_a_lost_node_may_be_drained_so_that_it_stays_out():
     simulation.kill(simulation.ranks[2])
     simulation.until(lambda: state(simulation, 2) == "lost")
     refused = simulation.command("admit", node="c")
-    assert simulation.ends[refused].reason == "c is lost; it rejoins by itself when it is back"
+    assert simulation.ends[refused].reason == "c is lost; it rejoins automatically when it is back"
     drain = simulation.command("drain", node="c")
     simulation.run(300)
     assert simulation.ends[drain].state == "applied"

@@ -201,7 +201,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> N
         without="prometheus_client",
     )  # fmt: skip
     assert done.returncode == 2
-    how = "in a checkout of trainctl: pip install '.[prometheus]'"
+    how = "in a trainctl checkout, run: pip install '.[prometheus]'"
     assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"
 
 
@@ -211,6 +211,6 @@ def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:
     done = call("run", "--name=a", f"--cluster={file}", f"--state={tmp_path}")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "trainctl-agent: cluster file: nodes.a.metrics: anyone who reaches 10.0.0.1:9474 can read"
+        "trainctl-agent: cluster file: nodes.a.metrics: anyone who can reach 10.0.0.1:9474 could read"
     )
     assert done.stderr.count("\n") == 1

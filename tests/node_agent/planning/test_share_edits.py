@@ -66,12 +66,12 @@ def test_shares_as_wanted(before, wanted, text):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"z": 4}, "no node 'z' in this run; there are a, b, c"),
+        ({"z": 4}, "no node 'z' in this run; the nodes are a, b, c"),
         ({"c": 4}, "c is drained"),
-        ({"a": 10, "b": 5}, "sum to 15 of 16 samples; with every node named they must sum to 16"),
-        ({"a": 16}, "leaves nothing for b"),
-        ({"a": 20}, "sum to 20 of 16 samples, which leaves nothing for b"),
-        ({"a": "100%"}, "leaves nothing for b"),
+        ({"a": 10, "b": 5}, "sum to 15 of 16 samples; the shares of all nodes must sum to 16"),
+        ({"a": 16}, "leave nothing for b"),
+        ({"a": 20}, "sum to 20 of 16 samples and leave nothing for b"),
+        ({"a": "100%"}, "leave nothing for b"),
         ({"a": "60%", "b": "50%"}, "17.6 of 16"),
         ({"a": "0%"}, "drain a"),
     ],
@@ -161,7 +161,7 @@ def test_admit_goes_by_the_last_rates_or_evenly():
 def test_who_cannot_join_is_not_admitted():
     settings = group(a=8, b=8, c=0)
     for other, words in (
-        ({}, "the trainer of c is not ready to join"),
+        ({}, "c's trainer is not ready to join"),
         ({2: msgspec.structs.replace(LINUX, data_digest="other")}, "data digests of c and a differ"),
         ({2: msgspec.structs.replace(LINUX, engines=())}, "c has no torch"),
     ):
@@ -173,7 +173,7 @@ def test_who_cannot_join_is_not_admitted():
 def test_who_has_been_silent_is_not_admitted(seconds, is_silent):
     facts = Facts({}, {0, 1}, {0: LINUX, 1: LINUX, 2: LINUX}, {0: 99.0, 2: seconds})
     if is_silent:
-        with pytest.raises(InvalidInputError, match="node: the trainer of c has been silent for 6 s"):
+        with pytest.raises(InvalidInputError, match="node: c's trainer has been silent for 6 s"):
             apply(group(a=8, b=8, c=0), "admit", "c", facts)
     else:
         assert apply(group(a=8, b=8, c=0), "admit", "c", facts).settings.ranks[2].share

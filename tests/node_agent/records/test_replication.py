@@ -187,5 +187,7 @@ def test_a_claimant_gets_what_a_record_has_beyond_its_own_unless_that_is_much(no
     assert theirs.contents()[:4] == ours.contents()[:4]
     for _ in range(replication.PAGE_STEPS + 1):
         lead.commit()
-    with pytest.raises(RefusedError, match=r"ends at step 2, that of rank 1's at step 103: promote rank 1's node"):
+    with pytest.raises(
+        RefusedError, match=r"has the record up to step 2, rank 1's node up to step 103: promote rank 1's node"
+    ):
         replication.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted)

@@ -88,7 +88,7 @@ async def _alerts_of(address: str) -> m.Alerts | None:
 async def test_it_takes_no_commands(played: str) -> None:
     async with Client(played) as client:
         reply = await client.send("pause", {})
-    assert (reply.state, reply.reason) == ("rejected", "a recording takes no commands")
+    assert (reply.state, reply.reason) == ("rejected", "a recording accepts no commands")
 
 
 def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:

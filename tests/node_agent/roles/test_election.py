@@ -121,7 +121,7 @@ async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_
     if off:
         assert await claim(db, others).consented(old_lead_is_off=True) == 4
     else:
-        with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, a majority is 2: gamma is unreachable"):
+        with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, but a majority is 2: gamma is unreachable"):
             await claim(db, others).consented(old_lead_is_off=False)
     assert db.consented_term(RUN) == (4 if off else 0)
 

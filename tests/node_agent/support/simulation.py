@@ -417,7 +417,7 @@ class Simulation:
         """As an agent does at the end of a run with a node that is silent."""
         for rank in sorted(self.lost):
             if self.conductor.final is not None and not self.conductor.ranks[rank].ended:
-                self.feed(d.RankEnded(rank, False, "has an agent that has been silent for 31 s"))
+                self.feed(d.RankEnded(rank, False, "has been unreachable for 31 s"))
 
     def settle(self) -> "Simulation":
         """No more faults: all links come back, what was stopped goes on, and what hangs is found by its deadline."""
@@ -539,7 +539,7 @@ class Simulation:
                 del self.sent[id]
         self._succeed()
         if lead.rank in self.conductor.ranks and self.ended is None:
-            self.feed(d.RankSilent(lead.rank, "its node's agent is gone and another node was promoted"))
+            self.feed(d.RankSilent(lead.rank, "its node's agent is gone, and another node was promoted"))
 
     def lack(self, lacking: str) -> None:
         """A majority of nodes becomes unreachable, or comes back."""

@@ -106,7 +106,7 @@ def test_a_floor_is_paid_for_with_samples(
 
 
 def test_shares_by_speed_need_ranks_that_have_one() -> None:
-    with pytest.raises(InvalidInputError, match="auto: shares by speed need a rate above 0"):
+    with pytest.raises(InvalidInputError, match="auto: every rank needs a measured rate above 0"):
         quickest(8, {0: Speed(1.0), 1: Speed(0.0)}, "auto")
     with pytest.raises(InvalidInputError, match="auto: 1 samples are too few for 2 ranks"):
         quickest(1, {0: Speed(1.0), 1: Speed(1.0)}, "auto")

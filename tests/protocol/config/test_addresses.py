@@ -22,7 +22,7 @@ def test_loopback_can_be_listened_on(address: str) -> None:
     ],
 )  # fmt: skip
 def test_nothing_else_can_without_keys(address: str) -> None:
-    with pytest.raises(InvalidInputError, match="on loopback only"):
+    with pytest.raises(InvalidInputError, match="only listen on loopback"):
         addresses.check_bind(address)
 
 

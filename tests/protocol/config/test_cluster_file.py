@@ -36,8 +36,8 @@ def test_nodes_keep_their_order(tmp_path: Path) -> None:
         ("[nodes.a]\naddress = 'tcp://h:1'\ncolour = 'red'", "colour"),
         ("[nodes.a]\naddress = 'tcp://h:1'\n[nodes.b]\naddress = 'tcp://h:1'", "nodes.b.address"),
         ("[nodes", "TOML"),
-        ("[alerts]\nwebhook = 'ftp://h/x'", "alerts.webhook: 'ftp://h/x' is not an address such as http://"),
-        ("[alerts]\ncommand = 'notify'", "alerts.command: needs a list"),
+        ("[alerts]\nwebhook = 'ftp://h/x'", "alerts.webhook: 'ftp://h/x' is not a URL such as http://"),
+        ("[alerts]\ncommand = 'notify'", "alerts.command: must be a list"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, names: str) -> None:

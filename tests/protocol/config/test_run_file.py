@@ -71,15 +71,15 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
     [
         ("run.name", "Bad Name", "must match '^"),
         ("run.name", "", "must match '^"),
-        ("run.name", 7, "needs text"),
+        ("run.name", 7, "must be text"),
         ("run.steps", 0, " of at least 1"),
-        ("run.steps", 1.5, "needs a whole number"),
-        ("run.steps", "many", "needs a whole number"),
+        ("run.steps", 1.5, "must be a whole number"),
+        ("run.steps", "many", "must be a whole number"),
         ("run.seed", -1, " of at least 0"),
         ("run.orphan_seconds", 0, " of at least 1"),
         ("run.load_seconds", 0, " of at least 1"),
         ("model.path", "", "must be text of at least 1 character"),
-        ("model.path", 3, "needs text"),
+        ("model.path", 3, "must be text"),
         ("model.dtype", "float8", "'float8'"),
         ("data.path", "", "must be text of at least 1 character"),
         ("data.kind", "pictures", "'pictures'"),
@@ -88,7 +88,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("data.held_out", 0.6, " of at most 0.5"),
         ("data.held_out", -0.1, " of at least 0"),
         ("batch.global", 0, " of at least 1"),
-        ("batch.global", "24", "needs a whole number"),
+        ("batch.global", "24", "must be a whole number"),
         ("batch.micro", 0, " of at least 1"),
         ("batch.micro", 25, "above batch.global = 24"),
         ("optimizer.learning_rate", 0, "must be a number above 0"),
@@ -112,7 +112,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("adapter.layers", -1, " of at least 0"),
         ("checkpoint.every_steps", -1, " of at least 0"),
         ("checkpoint.keep_last", 0, " of at least 1"),
-        ("checkpoint.at_end", "yes", "needs true or false"),
+        ("checkpoint.at_end", "yes", "must be true or false"),
         ("evaluate.every_steps", -1, " of at least 0"),
         ("nodes.studio.share", 0, " of at least 1"),
         ("nodes.studio.micro", 0, " of at least 1"),
@@ -144,7 +144,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.throughput_clear_percent", 16, "must be at most alerts.throughput_drop_percent = 15"),
         ("alerts.clock_drop_percent", -1, " of at least 0"),
         ("alerts.clock_clear_percent", 11, "must be at most alerts.clock_drop_percent = 10"),
-        ("alerts.memory_percent", "full", "needs a number"),
+        ("alerts.memory_percent", "full", "must be a number"),
         ("alerts.memory_clear_percent", 93, "must be at most alerts.memory_percent = 92"),
         ("alerts.disk_free_gb", 7, "must be at most alerts.disk_clear_gb = 6"),
         ("alerts.disk_clear_gb", -1, " of at least 0"),
@@ -152,12 +152,12 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.disk_clear_percent", 101, " of at most 100"),
         ("alerts.silent_seconds", 1, " of at least 3"),
         ("policy.first-shares.mode", "maybe", "'maybe' is not one of off, advise, on"),
-        ("policy.first-shares.moode", "on", "there is no such field"),
+        ("policy.first-shares.moode", "on", "unknown field"),
         ("policy.rebalnce", {"mode": "on"}, "'rebalnce' is not one of out-of-memory, replays, first-shares"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),
-        ("nodes.studio.priority", "low", "needs a whole number"),
-        ("nodes.studio.env", ["A=b"], "needs a table"),
+        ("nodes.studio.priority", "low", "must be a whole number"),
+        ("nodes.studio.env", ["A=b"], "must be a table"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:
@@ -172,22 +172,22 @@ def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("PYTHONPATH", "/x", ".PYTHONPATH: chooses which code runs; set it on the node: trainctl-agent install --env"),
-        ("LD_PRELOAD", "/x.so", ".LD_PRELOAD: chooses which code runs"),
-        ("DYLD_INSERT_LIBRARIES", "/x", "chooses which code runs"),
-        ("CUDA_INJECTION64_PATH", "/x", "chooses which code runs"),
-        ("NCCL_NET_PLUGIN", "/x", "chooses which code runs"),
-        ("PATH", "/x", "chooses which code runs"),
-        ("TRAINCTL_STATE", "/x", ".TRAINCTL_STATE: is set by trainctl itself"),
-        ("GLOO_SOCKET_IFNAME", "en0", "is set by trainctl itself"),
-        ("MLX_HOSTFILE", "/x", "is set by trainctl itself"),
-        ("NOTIFY_SOCKET", "/x", "is set by trainctl itself"),
+        ("PYTHONPATH", "/x", "controls which code runs; set it on the node with: trainctl-agent install --env"),
+        ("LD_PRELOAD", "/x.so", ".LD_PRELOAD: controls which code runs"),
+        ("DYLD_INSERT_LIBRARIES", "/x", "controls which code runs"),
+        ("CUDA_INJECTION64_PATH", "/x", "controls which code runs"),
+        ("NCCL_NET_PLUGIN", "/x", "controls which code runs"),
+        ("PATH", "/x", "controls which code runs"),
+        ("TRAINCTL_STATE", "/x", ".TRAINCTL_STATE: is reserved because trainctl sets it"),
+        ("GLOO_SOCKET_IFNAME", "en0", "is reserved because trainctl sets it"),
+        ("MLX_HOSTFILE", "/x", "is reserved because trainctl sets it"),
+        ("NOTIFY_SOCKET", "/x", "is reserved because trainctl sets it"),
         ("WITH SPACE", "x", "'WITH SPACE' is not a variable name"),
         ("A=B", "x", "is not a variable name"),
         ("", "x", "'' is not a variable name"),
-        ("ZERO", "a\0b", ".ZERO: needs text of at most 4000 bytes, without a zero byte"),
-        ("LONG", "ü" * 2001, "needs text of at most 4000 bytes"),
-        ("NUMBER", 3, "needs text"),
+        ("ZERO", "a\0b", ".ZERO: must be text of at most 4000 bytes, without null bytes"),
+        ("LONG", "ü" * 2001, "must be text of at most 4000 bytes"),
+        ("NUMBER", 3, "must be text"),
     ],
 )  # fmt: skip
 def test_a_variable_that_a_run_file_may_not_give_is_named(tmp_path: Path, name: str, value: Any, says: str) -> None:
@@ -201,7 +201,7 @@ def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
     wanted = {"OMP_NUM_THREADS": "2", "MLX_METAL_FAST_SYNCH": "1", "PYTORCH_CUDA_ALLOC_CONF": "a:b", "mine": "ü=$x"}
     assert run_file.read(write(tmp_path, with_value(good(), "nodes.studio.env", wanted))).nodes["studio"].env == wanted
     many = with_value(good(), "nodes.studio.env", {f"V{number}": "" for number in range(65)})
-    assert "nodes.studio.env: 65 variables are too many; at most 64 fit" in problem_of(write(tmp_path, many))
+    assert "nodes.studio.env: 65 variables are too many; the maximum is 64" in problem_of(write(tmp_path, many))
 
 
 def test_every_field_of_the_run_file_is_tried_above() -> None:
@@ -232,7 +232,7 @@ def test_a_missing_field_is_named(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("key", ["run.stepz", "models.path", "batch.global_", "nodes.studio.shares"])
 def test_an_unknown_field_is_named(tmp_path: Path, key: str) -> None:
     text = problem_of(write(tmp_path, with_value(good(), key, 1)))
-    assert text.endswith("there is no such field")
+    assert text.endswith("unknown field")
     assert (key if key.startswith(("run", "batch")) else key.split(".")[0]) in text
 
 
@@ -243,9 +243,9 @@ def test_a_bad_node_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ({"a": 20, "b": 5}, "sum to 25, above"),
-        ({"a": 10, "b": 5}, "sum to 15, not to"),
-        ({"a": 25}, "sum to 25, above"),
+        ({"a": 20, "b": 5}, "sum to 25, more than"),
+        ({"a": 10, "b": 5}, "sum to 15, but"),
+        ({"a": 25}, "sum to 25, more than"),
     ],
 )
 def test_shares_that_do_not_add_up(tmp_path: Path, shares: dict[str, int], says: str) -> None:
@@ -347,8 +347,8 @@ def _write(name: str, raw: bytes) -> Any:
     [
         (_remove_config, "model.path", "no Hugging Face model"),
         (_remove_weights, "model.path", "no *.safetensors"),
-        (_remove_text, "data.path", "holds no *.txt"),
-        (_empty_text, "data.path", "holds no *.txt"),
+        (_remove_text, "data.path", "contains no *.txt"),
+        (_empty_text, "data.path", "contains no *.txt"),
         (_write("model/config.json", b"{"), "model.path", "config.json is not a JSON object"),
         (_write("model/config.json", b"[]"), "model.path", "config.json is not a JSON object"),
         (
@@ -356,13 +356,13 @@ def _write(name: str, raw: bytes) -> Any:
             "model.path",
             "more.safetensors is not a safetensors file: its first 8",
         ),
-        (_write("model/more.safetensors", b"x" * 99), "model.path", "its first 8 bytes are not a header length"),
+        (_write("model/more.safetensors", b"x" * 99), "model.path", "its first 8 bytes are not a valid header length"),
         (_write("model/more.safetensors", safetensors(b"{not")), "model.path", "is not a safetensors file: "),
         (_write("model/more.safetensors", safetensors(b"\xff\xff")), "model.path", "not UTF-8 text"),
-        (_write("model/more.safetensors", safetensors(b"[1]")), "model.path", "no JSON object"),
+        (_write("model/more.safetensors", safetensors(b"[1]")), "model.path", "its top level is not an object"),
         (_write("model/more.safetensors", safetensors(b'{"a": {"data_offsets": 7}}')), "model.path", "data_offsets"),
         (_write("model/more.safetensors", safetensors(data=7)), "model.path", "is truncated: it has 76 bytes"),
-        (_write("data/a.txt", b"x" * 15), "data.path", "16 tokens of text, fewer than one block of 513"),
+        (_write("data/a.txt", b"x" * 15), "data.path", "the text has 16 tokens; one block needs 513"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: str) -> None:
@@ -435,7 +435,7 @@ def test_a_block_needs_its_last_byte(tmp_path: Path) -> None:
     text.write_bytes(b"x" * config.data.sequence_length)  # and the end token
     run_file.check_paths(config)
     text.write_bytes(b"x" * (config.data.sequence_length - 1))
-    with pytest.raises(InvalidInputError, match="fewer than one block"):
+    with pytest.raises(InvalidInputError, match="one block needs"):
         run_file.check_paths(config)
 
 
@@ -450,7 +450,7 @@ def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
         "r.toml: run.steps: must be a whole number of at least 1",
         "r.toml: optimizer.schedule: 'square' is not one of cosine, linear, constant",
         "r.toml: nodes.mbp.share: must be a whole number of at least 1",
-        "r.toml: nodes.studio.shares: there is no such field",
+        "r.toml: nodes.studio.shares: unknown field",
     ]
     raw = good()
     raw["optimizer"]["warmup_steps"] = raw["run"]["steps"]

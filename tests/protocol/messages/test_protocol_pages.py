@@ -72,8 +72,8 @@ def test_a_link_between_the_pages_leads_somewhere() -> None:
 
 def test_comments_beside_fields_reach_the_page() -> None:
     comments = docs.field_comments(*docs.SOURCES)
-    assert comments["StepCommitted"]["loss"] == "weighted mean, nats per unit of weight"
-    assert "| weighted mean, nats per unit of weight |" in PAGES[docs]
+    assert comments["StepCommitted"]["loss"] == "weighted mean loss, in nats per unit of weight"
+    assert "| weighted mean loss, in nats per unit of weight |" in PAGES[docs]
 
 
 @pytest.mark.parametrize("main", [docs.main, agents_page.main], ids=["clients", "agents"])

@@ -116,9 +116,11 @@ def test_a_malformed_command_is_not_valid(changes: dict[str, Any]) -> None:
 
 def test_every_field_that_the_source_explains_is_explained_and_no_name_of_this_language_is_left() -> None:
     step = DOCUMENT["$defs"]["StepCommitted"]["properties"]
-    assert step["loss"]["description"] == "weighted mean, nats per unit of weight"
+    assert step["loss"]["description"] == "weighted mean loss, in nats per unit of weight"
     assert DOCUMENT["$defs"]["Generation"]["prefixItems"][0]["title"] == "term"
-    assert DOCUMENT["$defs"]["SnapshotRequest"]["properties"]["run"]["description"].startswith("null: the active run")
+    assert DOCUMENT["$defs"]["SnapshotRequest"]["properties"]["run"]["description"].startswith(
+        "run ID; null: the active run"
+    )
     told = list(_strings(DOCUMENT, "description"))
     assert len(told) > 150
     assert not [text for text in told if "None" in text.split()]

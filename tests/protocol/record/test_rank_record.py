@@ -76,4 +76,4 @@ def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
     other.close()
     writer.close()
     assert rows(path) == 2
-    assert caplog.text.count("the record of metrics is behind") == 1
+    assert caplog.text.count("recording of metrics is delayed") == 1

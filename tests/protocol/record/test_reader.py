@@ -275,7 +275,7 @@ def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(
 
 def test_what_cannot_be_asked_is_refused_by_name(small: RunPaths) -> None:
     with RecordReader(small) as reader:
-        with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; there are loss"):
+        with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; the metrics are loss"):
             reader.series("los")
         with pytest.raises(InvalidInputError, match="rank: wait_seconds is recorded per rank"):
             reader.series("wait_seconds")

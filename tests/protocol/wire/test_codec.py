@@ -106,15 +106,15 @@ def test_largest_frame_from_a_client() -> None:
     frame = packed(plain(args={"a": texts}))
     assert len(frame) <= codec.CONTROL_FRAME_BYTES
     codec.decode_request(frame)
-    refused(packed(plain(args={"a": [*texts, *texts[:2]]})), "over the limit of 65,536")
+    refused(packed(plain(args={"a": [*texts, *texts[:2]]})), "the limit is 65,536")
 
 
 def test_largest_frame_elsewhere() -> None:
-    refused(b"\x80" * (codec.FRAME_BYTES + 1), "over the limit of 1,048,576", codec.decode_reply)
+    refused(b"\x80" * (codec.FRAME_BYTES + 1), "the limit is 1,048,576", codec.decode_reply)
 
 
 def test_a_message_too_large_to_send_says_so() -> None:
-    with pytest.raises(ProtocolError, match=r"LogPart is .* over the frame limit"):
+    with pytest.raises(ProtocolError, match=r"LogPart is .* the frame limit"):
         codec.encode(m.LogPart(rid="1", run=None, rank=0, offset_bytes=0, size_bytes=0, text="x" * codec.FRAME_BYTES))
 
 
@@ -143,7 +143,7 @@ def test_nesting() -> None:
         return [] if levels == 1 else [nested(levels - 1)]
 
     codec.decode_request(packed(plain(args={"a": nested(codec.MAX_DEPTH - 2)})))
-    refused(packed(plain(args={"a": nested(codec.MAX_DEPTH)})), "nested deeper than 8")
+    refused(packed(plain(args={"a": nested(codec.MAX_DEPTH)})), "nested more than 8 levels deep")
     refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message")
     refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message", codec.decode_reply)
 
@@ -207,7 +207,7 @@ def test_other_versions_are_refused(decode: Callable[[bytes], Any], version: Any
 def test_a_message_without_a_version_is_refused() -> None:
     fields = plain()
     del fields["v"]
-    with pytest.raises(VersionError, match="None is not supported; this side speaks 2"):
+    with pytest.raises(VersionError, match="None is not supported; this program uses 2"):
         codec.decode_request(packed(fields))
 
 

@@ -223,7 +223,7 @@ def test_options_of_sockets() -> None:
 @pytest.mark.parametrize("count", [0, 2, 3])
 def test_other_counts_of_frames_are_refused(count: int) -> None:
     assert sockets.check_frames([b"x"], 1) == [b"x"]
-    with pytest.raises(ProtocolError, match=f"{count} frames where 1"):
+    with pytest.raises(ProtocolError, match=f"{count} frames, expected 1"):
         sockets.check_frames([b"x"] * count, 1)
 
 

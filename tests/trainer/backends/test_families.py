@@ -265,7 +265,7 @@ def test_a_sliding_window_that_mlx_lm_leaves_out_is_refused(saved: Saved, load_m
     (model / "config.json").write_text(json.dumps(config | {"sliding_window": TOKENS}), encoding="utf-8")
     assert furthest(logs_of(load_model(model, "mlx")), plain_torch(model)) < 1e-4, "it is as long as the sequences"
     (model / "config.json").write_text(json.dumps(config | {"sliding_window": 8}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"^run\.toml: data\.sequence_length: 40 is above .* window of 8, "):
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: data\.sequence_length: 40 is above .* window of 8; "):
         load_model(model, "mlx")
     assert furthest(logs_of(load_model(model, "torch")), plain_torch(model)) < 1e-4
     qwen2 = json.loads((saved("qwen2") / "config.json").read_text(encoding="utf-8")) | {"sliding_window": 8}

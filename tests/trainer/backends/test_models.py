@@ -141,7 +141,7 @@ def test_the_backend_chosen() -> None:
 def test_a_backend_that_isnt_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        InvalidInputError, match=r"nodes\.backend: 'mlx' is not installed here; in a checkout .*'\.\[mlx\]'"
+        InvalidInputError, match=r"nodes\.backend: 'mlx' is not installed here; in a trainctl checkout, .*'\.\[mlx\]'"
     ):
         choose("mlx", "run.toml")
     with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):

@@ -221,7 +221,7 @@ def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh(made: Ca
     standby = made()
     first = standby.take("ring")
     pid = pid_of(first)
-    with pytest.raises(GroupError, match="RuntimeError: asked to sum before joining"):
+    with pytest.raises(GroupError, match="RuntimeError: received a sum request before joining"):
         first.order(Reduce("float32", 0, 1))
         first.wait(DEADLINE_SECONDS)
     first.close()
@@ -421,6 +421,6 @@ def test_an_interface_that_is_not_here_is_named_with_those_that_are() -> None:
     name, _ = find_interface("")
     assert find_interface(name) == (name, "127.0.0.1")
     with pytest.raises(
-        GroupError, match=rf"^nodes\.interface: no interface 'en77' .* there are .*{name} \(127\.0\.0\.1\)"
+        GroupError, match=rf"^nodes\.interface: no interface 'en77' .* available: .*{name} \(127\.0\.0\.1\)"
     ):
         find_interface("en77")

@@ -57,7 +57,7 @@ def test_an_outdated_fence_is_dropped_without_an_answer(
     line.tell(fence(FIRST), form(SECOND))
     assert line.hear(m.Formed).generation == SECOND, "no Fenced comes before"
     assert progress.formed == SECOND
-    assert "dropped a fence of the agent: g1.1 is older than g1.2" in caplog.text
+    assert "dropped a fence from the agent: g1.1 is older than g1.2" in caplog.text
 
 
 def test_a_fence_of_the_formed_generation_is_answered_and_leaves_it(line: Line, progress: Progress) -> None:

@@ -113,8 +113,8 @@ def test_padding_is_as_wide_as_the_longest() -> None:
         ({"tokens": [1, 2], "x": 1}, "line 2: not a sample"),
         ({"tokens": "ab"}, "line 2: not a sample"),
         ({"tokens": [1]}, "line 2: tokens: a sample needs at least two"),
-        ({"tokens": [1, 264]}, "line 2: tokens: 264 must be an id from 0 to 263"),
-        ({"tokens": [1, -5]}, "line 2: tokens: -5 must be an id"),
+        ({"tokens": [1, 264]}, "line 2: tokens: 264 must be an ID from 0 to 263"),
+        ({"tokens": [1, -5]}, "line 2: tokens: -5 must be an ID"),
         ({"tokens": [1, 2], "mask": [1]}, "line 2: mask: 1 flags for 2 tokens"),
         ({"tokens": [1, 2], "mask": [1, 2]}, "line 2: mask: flags must be 0 or 1"),
     ],
@@ -129,7 +129,7 @@ def test_a_bad_sample_is_named_by_its_line(open_samples: Callable[..., Dataset],
 def test_data_that_leave_nothing_to_train_on_are_refused(
     open_text: Callable[..., Dataset], open_samples: Callable[..., Dataset]
 ) -> None:
-    with pytest.raises(InvalidInputError, match=r"run\.toml: data\.path: 4 tokens of text, fewer than one block of 21"):
+    with pytest.raises(InvalidInputError, match=r"run\.toml: data\.path: the text has 4 tokens; one block needs 21"):
         open_text({"a.txt": b"abc"}, 20)
     with pytest.raises(InvalidInputError, match="none of 1 samples has a counted target"):
         open_samples([{"tokens": [1, 2], "mask": [1, 0]}])
@@ -142,7 +142,9 @@ def test_a_tokenizer_of_more_ids_than_the_model_knows_is_refused(
     model.mkdir()
     config = json.loads((assets / "model" / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps({**config, "vocab_size": 200}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"data\.tokenizer: gives ids up to 258, but the model has 200"):
+    with pytest.raises(
+        InvalidInputError, match=r"data\.tokenizer: produces token IDs up to 258, but the model has 200"
+    ):
         open_dataset(run_file(model__path=str(model)), tmp_path / "packs", "run.toml")
 
 

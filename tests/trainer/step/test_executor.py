@@ -149,7 +149,7 @@ def test_a_finish_of_a_batch_that_others_hold_begins_with_nothing(new_rig: NewRi
 
 def test_a_finish_of_a_batch_that_nobody_holds_is_refused(new_rig: NewRig) -> None:
     rig = new_rig("torch")
-    with pytest.raises(ProtocolError, match=r"step 1 finishes g0\.9; nothing is held here"):
+    with pytest.raises(ProtocolError, match=r"finishes step 1 of g0\.9; this rank has no part of that batch"):
         rig.train(1, 3, finishes=m.Generation(0, 9), work=(m.RankWork(0, (m.Range(4, 5),), 3),))
 
 
@@ -160,7 +160,7 @@ def test_a_finish_of_another_batch_than_is_held_is_refused(new_rig: NewRig, chan
         rig.train(1, 3)
     rig.form(SECOND)
     work = (m.RankWork(0, (m.Range(6, 6),), 3), m.RankWork(1, (), 3))
-    with pytest.raises(ProtocolError, match=r"what is held is of step 1 in g1\.1"):
+    with pytest.raises(ProtocolError, match=r"this rank's batch is for step 1 in g1\.1"):
         rig.train(1, 3, generation=SECOND, work=work, **changes)
     assert fence(rig.progress, THIRD).held == answers[0].held, "what was held still is"
 

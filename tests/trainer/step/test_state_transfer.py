@@ -124,7 +124,7 @@ def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_
     orders.membership = behind.membership
     orders.form(ranks.offer())
     assert isinstance(said[0], m.GroupFailed)
-    assert "this rank holds parts of two states" in said[0].reason
+    assert "this rank's state is incomplete" in said[0].reason
 
     assert ranks.form(source=0, behind=(1,), step=2, cursor=2 * G) == []
     assert same_state(state(behind), state(source))

@@ -254,7 +254,7 @@ async def test_the_split_is_moved_typed_sent_and_undone() -> None:
         await pilot.press("right", "plus", "minus", "left")
         assert dialog.split.shares == (12, 10, 2)
         await pilot.press("2", "4")
-        assert "torch-b can have 22 of 24 at most" in dialog_text(app)
+        assert "torch-b can take at most 22 of 24" in dialog_text(app)
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "backspace", "a")
@@ -446,7 +446,7 @@ async def test_a_split_whose_plan_has_moved_on_says_so_and_loads_the_new_one() -
         view = run_view(3)
         ranks = tuple(msgspec.structs.replace(item, share=8) for item in view.ranks)
         source.more.put_nowait(msgspec.structs.replace(view, ranks=ranks, plan_version=6, seq=90))
-        await until(pilot, lambda: "the plan is v6 now" in dialog_text(app))
+        await until(pilot, lambda: "the plan is now v6" in dialog_text(app))
         await pilot.press("u")
         assert (dialog.split.shares, dialog.split.chosen, dialog.form.if_plan) == ((8, 8, 8), 1, 6)
         assert "now" not in dialog_text(app)

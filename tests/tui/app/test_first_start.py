@@ -25,8 +25,8 @@ def test_a_folder_that_cannot_be_written_shows_nothing(tmp_path: Path, monkeypat
 
 def test_the_keys_are_the_person_s_own() -> None:
     assert dict(keymap.first_keys({"undo": "f5"})) == {
-        "?": "all keys of the screen you are on",
-        "2": "one node in full",
+        "?": "all keys for this screen",
+        "2": "one node in detail",
         "s": "split the batch between nodes",
         "f5": "undo a change",
         "q": "quit; the run continues",
@@ -38,7 +38,7 @@ async def test_they_are_shown_over_the_first_screen_until_a_key_closes_them(key:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert isinstance(app.screen, FirstKeysScreen)
         shown = dialog_text(app)
-        assert "    ?  all keys of the screen you are on" in shown
+        assert "    ?  all keys for this screen" in shown
         assert "    q  quit; the run continues" in shown
         await pilot.press(key)
         assert app.screen.name == "overview" and app.is_running

@@ -74,13 +74,13 @@ BAD = [
     (["send", "frobnicate"], "unknown verb 'frobnicate'; the verbs are start-run, resize-batch"),
     (["send", "resize-batch"], "micro"),
     (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
-    (["send", "resize-batch", "micro=x"], "micro: needs a whole number"),
+    (["send", "resize-batch", "micro=x"], "micro: must be a whole number"),
     (["send", "resize-batch", "micro=1.5"], "micro"),
     (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
     (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice: remove one"),
     (["send", "resize-batch", "8"], "'8' must be written as key=value"),
     (["send", "resize-batch", "=8"], "'=8' must be written as key=value"),
-    (["send", "pause", "now=1"], "now: pause has no argument 'now'; it takes none"),
+    (["send", "pause", "now=1"], "now: pause has no argument 'now'; it takes no arguments"),
     (["send", "pause", "--node", "studio"], "node: pause applies to the whole run"),
     (["send", "set-lr", "value=nan"], "value"),
     (["send", "set-lr", "value=1e-4", "schedule=halve"], "schedule"),
@@ -90,7 +90,7 @@ BAD = [
     (["send", "pause", "--ttl", "0"], "--ttl"),
     (["send", "pause", "--timeout", "0"], "--timeout"),
     (["send", "pause", "--wait", "forever"], "--wait"),
-    (["send", "start-run"], "either config or resume; give exactly one"),
+    (["send", "start-run"], "config: give exactly one of config and resume"),
     (["send", "start-run", "config=run.toml"], "must be written as config=@run.toml"),
     (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
     (["run"], "give either RUN.toml to start a run or --resume RUN to resume one"),
@@ -135,7 +135,7 @@ def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[s
         ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
         ("batch.micro", "5", "run.toml: batch.micro: 5 is above batch.global = 4"),
         ("run.stepz", "5", "stepz"),
-        ("steps", "5", "--set: 'steps' is not of the form table.key=value"),
+        ("steps", "5", "--set: 'steps' must have the form table.key=value"),
         ("model.path", "nowhere", "model.path: no Hugging Face model"),
         ("data.path", "nowhere", "data.path: no such file or folder"),
         ("data.tokenizer", "model", "data.tokenizer"),
@@ -218,7 +218,7 @@ def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
-        ("data/a.txt", b"x" * 511, "data.path: 512 tokens of text, fewer than one block of 513"),
+        ("data/a.txt", b"x" * 511, "data.path: the text has 512 tokens; one block needs 513"),
         ("model/model.safetensors", b"weights", "model.path: "),
         ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
     ],
@@ -379,7 +379,7 @@ def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> 
     for folder in (file, file / "below"):
         code, out, err = main("demo", "--headless", "--folder", str(folder))
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith(f"trainctl: --folder: can't keep a demo in {folder}: ")
+        assert err.startswith(f"trainctl: --folder: can't write the demo's files to {folder}: ")
         code, out, err = main("demo", "--json", "--folder", str(folder))
         assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
 
@@ -437,7 +437,7 @@ def test_a_fault_of_our_own_is_one_line_too(
     except ZeroDivisionError as error:
         cli._one_line_fault(type(error), error, error.__traceback__)
     err = capsys.readouterr().err
-    assert err.startswith("trainctl: internal fault: ZeroDivisionError: by hand in two lines in test_a_fault")
+    assert err.startswith("trainctl: internal error: ZeroDivisionError: by hand in two lines in test_a_fault")
     assert err.count("\n") == 1
 
 

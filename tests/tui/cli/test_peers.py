@@ -58,10 +58,14 @@ NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client
         (
             FRAME.replace(b"\xa1v\x02", b"\xa1v\x01"),
             "version",
-            "protocol version 1 is not supported; this side speaks 2",
+            "protocol version 1 is not supported; this program uses 2",
         ),
         (b"\xc1\x00garbage", "protocol", "not a msgpack message"),
-        (codec.encode(examples.EXAMPLES["agent to client"]["history"]), "protocol", "asked for Snapshot, got History"),
+        (
+            codec.encode(examples.EXAMPLES["agent to client"]["history"]),
+            "protocol",
+            "expected Snapshot, received History",
+        ),
         (None, "unreachable", "no answer from tcp://127.0.0.1:"),
     ],
 )

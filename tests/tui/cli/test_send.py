@@ -39,7 +39,7 @@ FAILED = reply("failed", reason="the run ended before it")
 CONFLICT = reply("conflict", reason="this id was used for another command")
 BUSY = m.Refusal(rid="", code="busy", text="the disk is full")
 NOT_AUTHORISED = m.Refusal(rid="", code="not-authorised", text="a viewer sends no verbs")
-OTHER_VERSION = m.Refusal(rid="", code="version", text="protocol version 1 is not supported; this side speaks 2")
+OTHER_VERSION = m.Refusal(rid="", code="version", text="protocol version 1 is not supported; this program uses 2")
 
 ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("applied", (APPLIED,), 0, "", "applied", "resize-batch applied at step 121: studio=8 -> studio=4"),
@@ -48,14 +48,14 @@ ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("applied", (ACCEPTED, FAILED), 3, "failed", "failed", "resize-batch failed: the run ended before it"),
     ("applied", (CONFLICT,), 3, "conflict", "conflict", "resize-batch conflict: this id was used"),
     ("applied", (ACCEPTED, EXPIRED), 4, "expired", "expired", "resize-batch expired: not applied within 60 s"),
-    ("applied", (ACCEPTED,), 4, "expired", "accepted", f"not applied within 0.5 s; the same call with --id {ID}"),
+    ("applied", (ACCEPTED,), 4, "expired", "accepted", f"not applied within 0.5 s; repeat the call with --id {ID}"),
     ("applied", (BUSY,), 3, "refused", None, "the disk is full"),
-    ("applied", (OTHER_VERSION,), 5, "version", None, "protocol version 1 is not supported; this side speaks 2"),
+    ("applied", (OTHER_VERSION,), 5, "version", None, "protocol version 1 is not supported; this program uses 2"),
     ("applied", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),
     ("accepted", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),
     ("applied", (b"\xc1garbage",), 5, "protocol", None, "not a msgpack message"),
-    ("applied", (SNAPSHOT,), 5, "protocol", None, "asked for CommandReply, got Snapshot"),
-    ("applied", (), 5, "unreachable", None, f"within 0.5 s; send it again with id {ID} to learn its outcome"),
+    ("applied", (SNAPSHOT,), 5, "protocol", None, "expected CommandReply, received Snapshot"),
+    ("applied", (), 5, "unreachable", None, f"within 0.5 s; send it again with ID {ID} to learn its outcome"),
     ("accepted", (ACCEPTED, APPLIED), 0, "", "accepted", f"resize-batch accepted, id {ID}"),
     ("accepted", (APPLIED,), 0, "", "applied", "resize-batch applied at step 121"),
     ("accepted", (REJECTED,), 3, "rejected", "rejected", "resize-batch rejected: micro: 9 is over studio's share"),

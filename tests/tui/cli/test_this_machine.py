@@ -129,7 +129,7 @@ def typist(default: str, state: Path) -> Iterator[Typist]:
 
 
 def test_on_a_terminal_run_offers_to_start_an_agent_that_outlives_it(typist: Typist, default: str) -> None:
-    typist.until(rf"No agent runs at {default}\. Start one on this machine\? \[Y/n\]")
+    typist.until(rf"No agent is running at {default}\. Start one on this machine\? \[Y/n\]")
     typist.type("\n")
     agent = psutil.Process(int(typist.until(r"stop it with: kill (\d+)")[1]))
     try:

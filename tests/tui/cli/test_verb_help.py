@@ -25,7 +25,7 @@ def test_its_help_has_all_that_is_declared(verb: verbs.Verb) -> None:
 
 def test_help_says_unit_bounds_and_default() -> None:
     text = " ".join(call("send", "mute", "--help").stdout.split())
-    assert "minutes= how long, from now; 0 unmutes; number from 0 to 43,200, minutes; default 60" in text
+    assert "minutes= duration of the mute; 0 unmutes; number from 0 to 43,200, minutes; default 60" in text
     text = " ".join(call("send", "resize-batch", "-h").stdout.split())
     assert "whole number from 1 to 1,048,576, samples; required" in text
     assert "send drain --node NODE" in " ".join(call("send", "drain", "--help").stdout.split())

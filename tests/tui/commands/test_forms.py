@@ -172,12 +172,12 @@ LOST = msgspec.structs.replace(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("admit --node mlx-c", "mlx-c is coming back and joins by itself"),
+        ("admit --node mlx-c", "mlx-c is coming back and rejoins automatically"),
         ("admit --node torch-a", "torch-a is not drained"),
         ("drain --node torch-a", "torch-a is the last node in the group"),
         ("resize-batch micro=1 --node torch-b", "torch-b (failed) takes no samples"),
         ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) takes no samples"),
-        ("rebalance mlx-c=2", "no node 'mlx-c' that takes part; the nodes are torch-a"),
+        ("rebalance mlx-c=2", "no node 'mlx-c' in the group; the nodes are torch-a"),
     ],
 )
 def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
@@ -187,14 +187,14 @@ def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> No
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "joins by itself" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert "rejoins automatically" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
     assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
     taken = preview(command_line.parse("admit --node torch-b"), OUT, UNICODE)
     assert taken.role == "strong"
     assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
-        "torch-b failed; :admit --node torch-b puts it back", "mlx-c is coming back and joins by itself",
+        "torch-b failed; :admit --node torch-b puts it back", "mlx-c is coming back and rejoins automatically",
     ]  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
     ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
     gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
     refused = preview(command_line.parse("admit --node torch-b"), gone, UNICODE)
-    assert (refused.text, refused.role) == ("torch-b has no trainer to take part", "bad")
+    assert (refused.text, refused.role) == ("torch-b has no running trainer", "bad")
     assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
 
 
@@ -258,7 +258,7 @@ def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
     assert FLEET.run is not None
     played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
     for verb in ("set-lr", "rebalance", "stop", "note"):
-        assert c.form(verb, played).blocked == "a recording takes no commands"
+        assert c.form(verb, played).blocked == "a recording accepts no commands"
 
 
 def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
@@ -266,13 +266,13 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
     guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
     expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",
-                "rebalance": "another program trains it"}  # fmt: skip
+                "rebalance": "a different program trains this run"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
         text: preview(command_line.parse(text), guest, UNICODE).text
         for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
-    assert [*told.values()] == ["no evaluation function was given", *["another program trains it"] * 2]
+    assert [*told.values()] == ["no evaluation function was given", *["a different program trains this run"] * 2]
     hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
     assert [c.form(verb, hosted).blocked for verb in ("evaluate", "checkpoint")] == ["none held out", ""]
 

@@ -107,15 +107,18 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("rebalance", "studio 16 → 17, mbp 9 → 8; predicted 3.06 → 3.04 s; fits; curve unchanged"),
         ("set-global-batch", "G 64 → 128, lr unchanged: changes the curve; predicted 3.06 → 6.01 s; fits"),
         ("set-lr", "changes the curve"),
-        ("checkpoint", "writes step 18,240 or the one after; the last one: 300.0 MB, loop paid 14 ms; curve unchanged"),
+        (
+            "checkpoint",
+            "writes step 18,240 or the next one; the last one: 300.0 MB, loop paused 14 ms; curve unchanged",
+        ),
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),
         ("promote", "forge leads instead of studio; curve unchanged"),
-        ("pause", "waits after step 18,241, within about 3.06 s; curve unchanged"),
+        ("pause", "pauses after step 18,241, within about 3.06 s; curve unchanged"),
         ("resume", "continues at step 18,241 with plan v4; curve unchanged"),
         ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
-        ("note", "recorded among the events at step 18,240; curve unchanged"),
+        ("note", "recorded in the run's events at step 18,240; curve unchanged"),
     ],
 )  # fmt: skip
 def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:

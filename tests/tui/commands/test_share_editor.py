@@ -113,7 +113,7 @@ def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once(
     three = sp.type_key(one, "0")
     assert three.shares[0] == 30
     over = sp.type_key(three, "0")
-    assert (over.shares, over.problem) == ((16, 9, 39), "n0 can have 62 of 64 at most")
+    assert (over.shares, over.problem) == ((16, 9, 39), "n0 can take at most 62 of 64")
     assert sp.type_key(over, "backspace").shares == three.shares
     assert "at least 1 sample" in sp.type_key(split, "0").problem
     assert sp.type_key(sp.type_key(sp.type_key(split, "5"), "0"), "%").shares[0] == 32
@@ -164,12 +164,12 @@ def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], m
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"x": 1}, "no node 'x' that takes part; the nodes are n0, n1, n2"),
-        ({"n0": 64}, "leaves nothing for n1, n2"),
+        ({"x": 1}, "no node 'x' in the group; the nodes are n0, n1, n2"),
+        ({"n0": 64}, "leave nothing for n1, n2"),
         ({"n0": 63}, "1 samples are too few for 2 ranks"),
         ({"n0": 1, "n1": 1, "n2": 1}, "shares sum to 3 of 64 samples"),
         ({"n0": "50%", "n1": "20%", "n2": "20%"}, "must sum to 64"),
-        ({"n0": "0%"}, "drain n0 to take it out"),
+        ({"n0": "0%"}, "drain n0 to remove it"),
     ],
 )
 def test_a_rebalance_that_cannot_be_says_why(wanted: dict[str, int | str], says: str) -> None:

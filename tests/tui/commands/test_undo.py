@@ -115,7 +115,7 @@ def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
     without, event = done(settings, "drain", {}, "b")
     inverse = undo.of(event, view_of(without), [event])
     assert (inverse.order.verb, inverse.order.node) == ("admit", "b")
-    assert "may differ from the one it had" in " ".join(inverse.remarks)
+    assert "may differ from the old one" in " ".join(inverse.remarks)
     back, admitted = done(without, "admit", {}, "b", 2)
     assert undo.of(admitted, view_of(back), [event, admitted]).order.verb == "drain"
     with pytest.raises(NoInverse, match="b is run, not drained"):
@@ -152,13 +152,13 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         (plain("note", text="note hello"), "a note stays"),
         (plain("resize-batch", outcome="rejected", step=None), "it changed nothing: rejected"),
         (plain("rebalance", before="a=9 b=7", after="a=9 b=7"), "it changed nothing: already set"),
-        (plain("rebalance", before="a=8 c=8", after="a=4 c=12"), "c takes no part now"),
+        (plain("rebalance", before="a=8 c=8", after="a=4 c=12"), "c is not in the group now"),
         (plain("rebalance", before="a=16", after="a=8"), "b had no share then"),
         (
             plain("rebalance", before="a=4 b=4", after="a=5 b=3"),
             "they were shares of 8 samples, but the batch now has 16",
         ),
-        (plain("rebalance", before="a=8 b=8", after="a=4 b=12"), "the shares are already as before"),
+        (plain("rebalance", before="a=8 b=8", after="a=4 b=12"), "the shares are already restored"),
         (plain("resize-batch", before="a=2 b=3", after="a=4 b=4"), "several commands .* a 2, b 3"),
         (plain("resize-batch", before="a=2 a=3", after="a=4 a=4"), "different sizes"),
         (
@@ -173,7 +173,7 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
             ),
             "out of memory at that size",
         ),
-        (plain("resize-batch", before="8", after="4", text="resize-batch x 8 → 4"), "x takes no part now"),
+        (plain("resize-batch", before="8", after="4", text="resize-batch x 8 → 4"), "x isn't in the group now"),
         (plain("set-lr", before="0", after="1e-4 scaled"), "a learning rate of 0"),
         (plain("pause", before="running", after="paused"), "the run is already running"),
         (plain("resize-batch", run="other"), "it belongs to another run"),
@@ -249,5 +249,5 @@ def test_what_a_policy_did_is_undone_but_for_a_size_that_ran_out_of_memory() -> 
     order = undo.of(shares, view_of(group(a=11, b=5)), [shares]).order
     assert (order.verb, order.args, order.undoes) == ("rebalance", {"shares": {"a": 8, "b": 8}}, "7")
     halved = policy_event("auto:out-of-memory", MicroBatchChanged((("b", 4),), (("b", 2),)), "resize-batch")
-    with pytest.raises(undo.NoInverse, match="choose another with resize-batch"):
+    with pytest.raises(undo.NoInverse, match="choose a different one with resize-batch"):
         undo.of(halved, view_of(group(a=8, b=8)), [halved])

@@ -139,7 +139,7 @@ def test_an_agent_s_ports_are_both_free_and_never_those_of_connections(monkeypat
         spare = folder.free_ports(1)
         monkeypatch.setattr(folder, "AGENT_PORTS", [first, *spare, after - 1])
         assert folder.free_ports(1) == spare
-        with pytest.raises(OSError, match="2 pairs of free ports on loopback are needed, but only 1 were found"):
+        with pytest.raises(OSError, match="2 pairs of free loopback ports, but only 1 were found"):
             folder.free_ports(2)
     assert 1024 < spare[0] < 32768 - 1
 
@@ -156,7 +156,7 @@ def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> 
     shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert "trainctl attach --connect tcp://127.0.0.1:7" in said
-    assert said.endswith("end it with: trainctl send stop --connect tcp://127.0.0.1:7")
+    assert said.endswith("stop it with: trainctl send stop --connect tcp://127.0.0.1:7")
 
 
 class Terminal(io.StringIO):

@@ -58,8 +58,8 @@ OPEN_FOLDER = m.FileFacts(path=KEYS, mode=0o755, is_own=True)
         ("fail", {"python": "3.10.4"}, ("Python 3.10.4", "too old")),
         ("warn", {"libraries": {}}, ("neither torch nor mlx", "pip install")),
         ("fail", {"key_files": ()}, ("the agent serves only loopback", "trainctl keys new")),
-        ("fail", {"key_files": (OTHERS_FILE,)}, ("open to others (mode 0644)", "chmod 600")),
-        ("fail", {"key_files": (OPEN_FOLDER,)}, ("open to others (mode 0755)", "chmod 700")),
+        ("fail", {"key_files": (OTHERS_FILE,)}, ("other users can access", "(mode 0644)", "chmod 600")),
+        ("fail", {"key_files": (OPEN_FOLDER,)}, ("other users can access", "(mode 0755)", "chmod 700")),
         ("fail", {"key_files": (FOREIGN_FILE,)}, ("belongs to another user", "chown")),
         ("fail", {"disk_free_bytes": 3 * GB}, ("3 GB of 2,000 GB free", "remove old run directories")),
         ("warn", {"disk_free_bytes": 12 * GB}, ("12 GB of 2,000 GB free",)),
@@ -67,11 +67,11 @@ OPEN_FOLDER = m.FileFacts(path=KEYS, mode=0o755, is_own=True)
         ("warn", {"memory_limit_bytes": 64 * GB}, ("limits it to 64.0 GB of 192.0 GB", "memory_limit_gb")),
         ("fail", {"open_files": 250}, ("at most 250 open files", "ulimit -n")),
         ("warn", {"open_files": 1024}, ("at most 1,024 open files",)),
-        ("warn", {"on_battery": True, "battery_percent": 71.0}, ("runs on battery (71 %)", "plug it in")),
+        ("warn", {"on_battery": True, "battery_percent": 71.0}, ("on battery (71 %)", "plug it in")),
         ("warn", {"lid_closed": True}, ("the lid is closed", "open the lid")),
-        ("warn", {"environment": {"MLX_METAL_PREALLOCATE": "1"}}, ("MLX reads no such variable", "unset it")),
+        ("warn", {"environment": {"MLX_METAL_PREALLOCATE": "1"}}, ("MLX has no such variable", "unset it")),
         ("warn", {"environment": {"MLX_METAL_FAST_SYNCH": "1"}}, ("documented to hang some GPUs",)),
-        ("warn", {"environment": {"RANK": "3"}}, ("RANK=3", "doesn't read it")),
+        ("warn", {"environment": {"RANK": "3"}}, ("RANK=3", "ignores it")),
         ("warn", {"environment": {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"}}, ("without limit",)),
     ],
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any]
 
 def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
     line = next(run_checks.line(one) for one in judged(look(environment={"OMP_NUM_THREADS": "8"})) if "OMP" in one.text)
-    assert "OMP_NUM_THREADS=8" in line and "MLX doesn't read it" in line
+    assert "OMP_NUM_THREADS=8" in line and "MLX ignores it" in line
     assert set(check_environment.MEANINGS) == set(facts.VARIABLES), "each variable that agents report has a meaning"
 
 
@@ -96,7 +96,7 @@ def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
         ("timeout", "Linux", ("a firewall drops the connection",)),
         ("silent", "Linux", ("no agent answers", "trainctl keys list")),
         ("not-authorised", "Linux", ("refuses this machine's key", "trainctl keys authorize")),
-        ("version", "Linux", ("another protocol version", "the same trainctl")),
+        ("version", "Linux", ("different protocol version", "the same trainctl")),
     ],
 )
 def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
@@ -114,7 +114,7 @@ def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
                 round_trip_seconds=0.08)  # fmt: skip
     found = [finding for finding in judged(look(), away) if finding.level != "ok"]
     assert [(one.level, one.subject) for one in found] == [("warn", "reach"), ("fail", "port")]
-    assert "80.0 ms: too slow for a group to train well" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
+    assert "80.0 ms: too slow for efficient training" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
 
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:
@@ -156,7 +156,7 @@ def run_with(**nodes: dict[str, Any]) -> run_file.RunFile:
         ("en5", ("10.0.7.0/24",), "ok", "en5 has 10.0.7.1/24"),
         ("en5", ("10.0.8.0/24",), "fail", "outside trusted_networks"),
         ("en5", (), "fail", 'trusted_networks = ["10.0.7.0/24"]'),
-        ("en9", ("10.0.7.0/24",), "fail", "there is no en9"),
+        ("en9", ("10.0.7.0/24",), "fail", "there is no interface en9"),
         ("", ("10.0.7.0/24",), "fail", '[nodes.studio] interface = "en5"'),
         ("utun0", (), "fail", "utun0 is down"),
         ("awdl0", (), "fail", "awdl0 has no IPv4 address"),

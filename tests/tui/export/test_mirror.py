@@ -126,7 +126,7 @@ def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path
     assert (first.losses, second.losses, second.texts) == ([(5, 2.25)], [], [])
     assert first.texts == [(5, "step 5: [note] five (anna)")]
     assert first.numbers + second.numbers == [*range(10)]
-    with pytest.raises(InvalidInputError, match="belongs to run run-1 in sheet; use another --output"):
+    with pytest.raises(InvalidInputError, match="belongs to run run-1 in sheet; use a different --output"):
         file.load("run-2", "sheet")
     with (
         file.held(),
@@ -278,9 +278,9 @@ def test_names() -> None:
         (["--to", "tensorboard", "--project", "x"], "--project: applies only to --to wandb: remove it"),
         (
             ["--to", "tensorboard"],
-            "tensorboard needs tensorboardX; in a checkout of trainctl: pip install '.[tensorboard]'",
+            "tensorboard needs tensorboardX; in a trainctl checkout, run: pip install '.[tensorboard]'",
         ),
-        (["--to", "wandb"], "wandb needs its library; in a checkout of trainctl: pip install '.[wandb]'"),
+        (["--to", "wandb"], "wandb needs its library; in a trainctl checkout, run: pip install '.[wandb]'"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_makes_nothing(

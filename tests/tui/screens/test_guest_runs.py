@@ -10,7 +10,11 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import tables
 
 SCREENS = ("0", "1", "2", "3", "4", "5", "a")
-REFUSED = {"b": "another program trains it", "s": "another program trains it", "l": "its optimizer has no hooks"}
+REFUSED = {
+    "b": "a different program trains this run",
+    "s": "a different program trains this run",
+    "l": "its optimizer has no hooks",
+}
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])

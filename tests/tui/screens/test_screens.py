@@ -181,12 +181,12 @@ async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
 
         async def __aenter__(self) -> "Foreign":
             self.tries += 1
-            raise VersionError("tcp://127.0.0.1:7474: protocol version 2 is not supported; this side speaks 1")
+            raise VersionError("tcp://127.0.0.1:7474: protocol version 2 is not supported; this program uses 1")
 
     source = Foreign([])
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        await until(pilot, lambda: "this side speaks 1" in body(app))
+        await until(pilot, lambda: "this program uses 1" in body(app))
         await until(pilot, lambda: source.tries > 1)
 
     await driven(source, play)
@@ -210,7 +210,7 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
         assert "stdlib" in saved.read_text()
         app._pictures = tmp_path / "none"
         await pilot.press("S")
-        await until(pilot, lambda: any("cannot write" in str(note.message) for note in app._notifications))
+        await until(pilot, lambda: any("can't write" in str(note.message) for note in app._notifications))
 
     await driven(source_of(1), play, pictures=tmp_path)
 

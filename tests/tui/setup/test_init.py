@@ -123,7 +123,7 @@ def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
     bare = MAC._replace(backends=())
     found = init_files.remarks(Model(tmp_path, 70 * 10**9, None, True), bare)
     assert "neither torch nor mlx" in found[0]
-    assert "70 B parameters take 1,400 GB" in found[1] and "192 GB" in found[1]
+    assert "70 B parameters need 1,400 GB" in found[1] and "192 GB" in found[1]
     assert init_files.remarks(Model(tmp_path, 10**9, None, True), MAC) == []
 
 

@@ -17,7 +17,7 @@ LOST_ALERT = m.AlertView(
 SPIKE_ALERT = m.AlertView(
     id="loss-spike", kind="loss-spike", severity="warning", step=18_236, raised_at=NOW - 12,
     text="loss 2.411 at step 18,236, trend 1.84",
-    facts=("scatter of the last 100 steps 0.031", "loss 2.411, gradient norm 6.2"),
+    facts=("scatter over the last 100 steps 0.031", "loss 2.411, gradient norm 6.2"),
 )  # fmt: skip
 DISK_ALERT = m.AlertView(
     id="disk:forge", kind="disk", severity="warning", node="forge", step=17_900, raised_at=NOW - 3000,

@@ -67,5 +67,5 @@ async def test_the_theme_that_t_goes_to_is_named() -> None:
         await pilot.press("t")
         assert app.theme != before
         assert [told.message for told in app._notifications] == [
-            f"theme {app.theme}, for this session; set it in config.toml to keep it"
+            f"theme {app.theme} for this session only; set it in config.toml to keep it"
         ]

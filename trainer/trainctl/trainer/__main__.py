@@ -64,10 +64,10 @@ def _keep_what_is_loaded() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer", description="One rank of a training run.")
-    parser.add_argument("--run-directory", type=Path, required=True, metavar="DIR", help="folder of run.toml")
-    parser.add_argument("--run", required=True, metavar="ID", help="id of the run")
-    parser.add_argument("--node", required=True, metavar="NAME", help="node whose [nodes.NAME] applies")
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer", description="Run one rank of a training run.")
+    parser.add_argument("--run-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
+    parser.add_argument("--run", required=True, metavar="ID", help="run ID")
+    parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
     parser.add_argument("--rank", type=int, required=True, metavar="R")
     parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
     parser.add_argument("--resume-from", type=Path, metavar="DIR", help="checkpoint folder to start from")

@@ -112,7 +112,7 @@ def _documented(source: Path) -> Iterator[dict[str, str]]:
 def main() -> int:
     """Make them; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainctl.trainer.demo_assets", description="The demo's model and text."
+        prog="python -m trainctl.trainer.demo_assets", description="Create the demo's model and text."
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--objective", choices=("pretrain", "sft"), default="pretrain")

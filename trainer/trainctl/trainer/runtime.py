@@ -108,7 +108,7 @@ class Trainer:
             case Joining():
                 self._join(order)
             case m.Fence(generation=generation):
-                log.info("%s left at step %s", generation, f"{self._progress.last_step:,}")
+                log.info("left %s at step %s", generation, f"{self._progress.last_step:,}")
                 self._executor.group.close()
                 self._status.show("regroup")
             case m.Leave(reason=reason):
@@ -223,9 +223,9 @@ def load_trainer(
     run_file.check_paths(config, where)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
-        log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
+        log.warning("skipped %s samples without a counted target within data.sequence_length", dataset.left_out)
     if dataset.truncated:
-        log.warning("%s samples are cut to data.sequence_length + 1 tokens", dataset.truncated)
+        log.warning("truncated %s samples to data.sequence_length + 1 tokens", dataset.truncated)
     backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 

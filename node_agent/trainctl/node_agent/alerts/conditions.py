@@ -54,7 +54,7 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     percent = 100 * free / total if total else None
     of = f" ({percent:.1f} % of {gigabytes(total)})" if total and percent is not None else ""
     text = f"{gigabytes(free)}{of} left on the disk that holds its runs"
-    facts = ("the record and checkpoints need space; once the disk is full the run continues but writes neither",)
+    facts = ("once the disk is full, the run continues but can't write its record or checkpoints",)
     bad = free < table.disk_free_gb * 1e9 or (percent is not None and percent < table.disk_free_percent)
     good = free > table.disk_clear_gb * 1e9 and (percent is None or percent > table.disk_clear_percent)
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
@@ -113,9 +113,9 @@ class StallWatch:
         return max(table.stall_seconds, table.stall_times * median(self._seconds))
 
     def _say(self, snapshot: RunSnapshot, limit_seconds: float) -> Said:
-        doing = "" if snapshot.doing == "train" else f", {snapshot.doing} under way"
+        doing = "" if snapshot.doing == "train" else f", {snapshot.doing} in progress"
         blamed = [f"{view.node} {view.state}" for view in snapshot.view.ranks if view.state not in ("run", "drained")]
-        blamed += [f"the agent of {node} is silent" for node in snapshot.silent]
+        blamed += [f"{node}'s agent is silent" for node in snapshot.silent]
         cause = f": {', '.join(blamed)}" if blamed else f"{doing}; all ranks are responding"
         facts = [f"{view.node}: {view.state}{f', {view.why}' if view.why else ''}" for view in snapshot.view.ranks]
         if self._seconds:
@@ -127,6 +127,6 @@ class StallWatch:
 def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Finding:
     """A follower's view of its lead."""
     text = f"no message from {lead}, the run's lead; this node's rank waits"
-    facts = ("the run continues when the lead's agent is back; promote makes this node the lead",)
+    facts = ("the run continues when the lead's agent is back; use promote to make this node the lead",)
     bad = silent_seconds > table.silent_seconds
     return Finding("lead-silent", bad, not bad, lambda: Said(text, facts), node)

@@ -80,7 +80,7 @@ class Hooks:
         if not self._budget.take(time.monotonic()) or self._queue.full():
             self._dropped += 1
             if self._dropped == 1:
-                self._failed(f"alert hooks: more than {BURST} calls per minute; further alerts are not sent")
+                self._failed(f"alert hooks: over {BURST} calls per minute; additional alerts are not sent")
             return
         self._dropped = 0
         self._queue.put_nowait(call)

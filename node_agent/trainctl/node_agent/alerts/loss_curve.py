@@ -84,7 +84,7 @@ class LossWatch:
 
         def say() -> Said:
             text = f"loss {number(loss)} at step {step.step:,}, trend {number(found.expected)}"
-            scatter = f"scatter of the last {WINDOW_STEPS} steps {number(found.scatter)}"
+            scatter = f"scatter over the last {WINDOW_STEPS} steps {number(found.scatter)}"
             return Said(text, (scatter, *_facts(step)))
 
         return Finding("loss-spike", above > most, above < most / 2, say)

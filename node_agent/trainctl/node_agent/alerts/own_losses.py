@@ -92,9 +92,9 @@ def _departure(window: deque[_Loss]) -> _Departure:
 
 def _say(found: _Departure) -> Said:
     percent = f" ({100 * found.by / abs(found.middle):+.0f} %)" if found.middle else ""
-    text = f"own loss {number(found.own)}, median of the ranks {number(found.middle)}"
+    text = f"own loss {number(found.own)}, ranks' median {number(found.middle)}"
     return Said(text, (
         f"differs by {number(found.by)}{percent} over the last {WINDOW_STEPS} steps, scatter {number(found.scatter)}",
         "check its data: trainctl doctor compares the nodes' files",
-        "if the files are equal, suspect a numerical fault: its precision, backend or device",
+        "if the files match, suspect a numerical fault in its precision, backend or device",
     ))  # fmt: skip

@@ -216,13 +216,13 @@ class AlertService:
         alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
         if alert is None:
             known = ", ".join(self._evaluator.open) or "none"
-            raise InvalidInputError("id", f"no open alert {args.id!r}; there are: {known}")
+            raise InvalidInputError("id", f"no open alert {args.id!r}; the open alerts are {known}")
         return args.id
 
     def _mute(self, command: m.Command, args: verbs.Mute) -> str:
         nodes = {view.node for view in self._session.view.ranks} if self._session is not None else {self._node}
         if command.node is not None and command.node not in nodes:
-            raise InvalidInputError("node", f"no node {command.node!r} in this run; there are {', '.join(nodes)}")
+            raise InvalidInputError("node", f"no node {command.node!r} in this run; the nodes are {', '.join(nodes)}")
         others = [mute for mute in self._mutes if (mute.kind, mute.node) != (args.kind, command.node)]
         if args.minutes:
             until_at = time.time() + 60 * args.minutes

@@ -153,12 +153,13 @@ class PaceWatch:
 
     def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
         lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())
-        text = f"{lower} of {len(slower)} ranks are slower together; median own rate -{100 * middle:.0f} %"
+        text = f"{lower} of {len(slower)} ranks slowed down together; median own rate -{100 * middle:.0f} %"
         return Said(text, tuple(self._rates_of(rank) for rank in sorted(slower) if rank in self._slower))
 
     def _rates_of(self, rank: int) -> str:
         best, now = self._paces[rank].best, self._typical[rank]
-        return f"{self._nodes[rank]} rank {rank}: {_rates(best, now) if best is not None else 'measured afresh'}"
+        rates = _rates(best, now) if best is not None else "measuring its rate again"
+        return f"{self._nodes[rank]} rank {rank}: {rates}"
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
         """A machine's reading, with the devices of the ranks that are at work on it."""

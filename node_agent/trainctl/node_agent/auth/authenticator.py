@@ -45,7 +45,7 @@ class Authenticator:
         self.keyring = Keyring(folder, cluster, which="agent")
         entry = cluster.nodes.get(node)
         if entry is not None and entry.key not in (None, self.pair.public):
-            problem = f"is not this machine's key; write {self.pair.public}"
+            problem = f"is not this machine's key; change it to {self.pair.public}"
             raise InvalidInputError(f"cluster file: nodes.{node}.key", problem)
         self._callers = {domain: Callers() for domain in DOMAINS}
         self._logs: dict[str, ConnectionLog] = {}
@@ -143,7 +143,7 @@ class Authenticator:
         """`lead`: the node an agent's message claims to be of. Raises NotAuthorisedError for what it may not say."""
         why = rights.objection(message)
         if not why and isinstance(message, m.ToPeer) and lead is not None and lead not in rights.nodes:
-            why = f"the key of {rights.name} may not act for {lead}"
+            why = f"{rights.name}'s key may not act for {lead}"
         if why:
             self._audit.note(Subject(rights.name, public, what(message), why))
             raise NotAuthorisedError(why)
@@ -169,7 +169,7 @@ class Authenticator:
         if public is None and addresses.is_near(address):
             return None
         if public is None:
-            raise InvalidInputError(f"nodes.{node}.key", f"the cluster file names no key for {node}")
+            raise InvalidInputError(f"nodes.{node}.key", f"the cluster file has no key for {node}")
         if public in self.access.revoked:
-            raise InvalidInputError(f"nodes.{node}.key", f"the key of {node} was revoked here")
+            raise InvalidInputError(f"nodes.{node}.key", f"{node}'s key was revoked here")
         return Credentials(self.pair, public, "node")

@@ -114,7 +114,7 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
         case m.AttachRun() | m.RunSteps() | m.EndRun():
-            raise AssertionError("what programs of attached runs say goes to GuestRuns")
+            raise AssertionError("messages from attached runs go to GuestRuns")
         case m.Command():
             raise AssertionError("commands go through the command journal")
 
@@ -313,14 +313,14 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySo
     live = source.live_run(paths.directory)
     view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
     if view is None:
-        raise UnknownRankError("rank", f"run {request.run} has no log of a rank {request.rank}")
+        raise UnknownRankError("rank", f"run {request.run} has no log for rank {request.rank}")
     node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
     address = source.address_of(node or view.lead)  # a follower knows its own rank only
     if node is None and address is None:
         known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
-        raise UnknownRankError("rank", f"no rank {request.rank} in this run; there are {known}")
+        raise UnknownRankError("rank", f"no rank {request.rank} in this run; the ranks are {known}")
     if address is None:
-        raise UnknownRankError("rank", f"{request.rank} is on {node}, whose log of it cannot be reached")
+        raise UnknownRankError("rank", f"{request.rank} is on {node} (unreachable): its log cannot be read")
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)

@@ -22,9 +22,14 @@ HUNG_PART = 0.5
 JOINS = 2.0
 """A stall that lasts as long as this many rendezvous is a hang."""
 PARTS = {
-    "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
-    "measure": "the measurement of first shares", "probe": "the probe",
+    "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint at step {step}",
+    "measure": "the measurement of initial shares", "probe": "the probe",
 }  # fmt: skip
+
+
+def _figures(seconds: float) -> str:
+    """Two figures, or all before the point; never an exponent."""
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 class Deadlines:
@@ -88,7 +93,7 @@ class Deadlines:
         if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
             return {}
         part = PARTS[first.plan.kind].format(step=first.plan.step)
-        why = f"{part} takes long" + (f" (usually {usual:.2g} s)" if usual else "")
+        why = f"{part} is taking long" + (f" (usually {_figures(usual)} s)" if usual else "")
         return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
 
     @property

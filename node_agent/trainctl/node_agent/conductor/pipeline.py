@@ -228,7 +228,9 @@ class Pipeline:
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"
-                raise CannotGoOnError(f"{where}, the record at step {progress.step}; resume the run from a checkpoint")
+                raise CannotGoOnError(
+                    f"{where}, but the record ends at step {progress.step}; resume the run from a checkpoint"
+                )
         if answers and max(answer.last_step for answer in answers) == progress.step - 1:
             self._commits.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}

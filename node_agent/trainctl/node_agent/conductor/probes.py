@@ -76,18 +76,16 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     gaps = _gaps(own, other)
     largest = max(gaps, default=0.0)
     if (own.tokens_digest, own.lengths) != (other.tokens_digest, other.lengths):
-        return "the tokenizer or the data, since the probe's tokens differ; compare tokenizer.json and the data files"
+        return "the tokenizer or the data (the probe's tokens differ); compare tokenizer.json and the data files"
     apart = _weights_apart(own, other)
     if not apart <= WEIGHTS_APART:
-        return f"the weights: a parameter's norm differs by {apart:.1g} of it; compare the model's files"
+        return f"the weights (a parameter's norm has a relative difference of {apart:.1g}); compare the model's files"
     if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
         on = " and ".join(name for name, probed in zip(names, (own, other), strict=True) if probed.tf32)
-        return f"TF32, which is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on {on}"
+        return f"TF32 is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on {on}"
     first = [gaps[start] for start in itertools.accumulate(own.lengths[:-1], initial=0)]
     if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
-        return (
-            "the RoPE settings, since only tokens after a sample's first differ; compare config.json's rope_parameters"
-        )
+        return "the RoPE settings (only tokens after a sample's first differ); compare config.json's rope_parameters"
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
 
 

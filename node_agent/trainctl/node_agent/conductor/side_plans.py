@@ -80,7 +80,9 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
     passed = [rank for rank in state.durable.probed or () if rank in found]
     if len(found) < len(reports):
         silent = ", ".join(state.settings.label(rank) for rank in sorted(reports.keys() - found))
-        raise CannotGoOnError(f"no answer to the probe from {silent}; install one version of trainctl on all nodes")
+        raise CannotGoOnError(
+            f"no answer to the probe from {silent}; install the same version of trainctl on all nodes"
+        )
     limit = probes.tolerance(next(iter(found.values())).family, state.config.model.dtype)
     differences = probes.compare(found, passed)
     refused = {each.rank: _refusal(state, each, found, limit) for each in differences if each.exceeds(limit)}

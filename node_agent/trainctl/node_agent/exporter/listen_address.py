@@ -41,8 +41,8 @@ def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: 
         return
     raise InvalidInputError(
         where,
-        f"anyone who reaches {listen} can read it without a key: use {EXAMPLE}, an address inside trusted_networks "
-        "of the cluster file, or add --metrics-for-anyone",
+        f"anyone who can reach {listen} could read the metrics without a key: use {EXAMPLE}, an address in the "
+        f"cluster file's trusted_networks, or --metrics-for-anyone",
     )
 
 

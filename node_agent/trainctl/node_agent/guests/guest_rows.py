@@ -72,8 +72,8 @@ def check(steps: Sequence[m.GuestStep]) -> None:
         for values in (step.values, *(part.values for part in step.parts)):
             for name in values.keys() & m.METRICS.keys():
                 if not (m.is_by_name(name) or name in m.RANK_COLUMNS or (name == EVAL_LOSS and values is step.values)):
-                    problem = f"{name} of step {step.step} has a field of its own, or follows from one"
-                    raise InvalidInputError("values", f"{problem}: leave it out of the values by name")
+                    problem = f"{name} at step {step.step} has a field of its own, or is computed from one"
+                    raise InvalidInputError("values", f"{problem}: leave it out of `values`")
 
 
 def evaluated(made: m.GuestStep) -> tuple[float | None, m.GuestStep]:

@@ -58,7 +58,7 @@ class GuestRun:
             shown = guest_rows.going_on(msgspec.structs.replace(view, step=self.step), known)
         if shown is None:
             self.recorder.close()
-            raise InvalidInputError("run", f"{paths.record} does not say what run it is of: attach the run again")
+            raise InvalidInputError("run", f"{paths.record} does not say which run it belongs to: attach the run again")
         seen = (self.recorder.highest_generation(), known.generation if known is not None else None)
         generation = max((one for one in seen if one is not None), default=shown.generation)
         self.view = msgspec.structs.replace(shown, generation=generation)
@@ -259,9 +259,11 @@ class GuestRuns:
     def _open(self, request: m.AttachRun) -> GuestRun:
         known = self._db.known_run(request.run)
         if known is not None and known.kind == "hosted":
-            raise InvalidInputError("run", f"{request.run} is a run that {self._node} trains itself: choose another id")
+            raise InvalidInputError(
+                "run", f"{request.run} is a run that {self._node} trains itself: choose a different id"
+            )
         if len(self._live) >= MOST_GUESTS:
-            raise RefusedError(f"{MOST_GUESTS} attached runs are live on {self._node}: end one first")
+            raise RefusedError(f"{MOST_GUESTS} attached runs are already live on {self._node}: end one first")
         paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)
         paths.directory.mkdir(parents=True, exist_ok=True)
         generation = guest_rows.FIRST_GENERATION

@@ -38,7 +38,8 @@ def _lack(engine: Engine, ready: Mapping[str, Ready]) -> str:
     for node, answer in ready.items():
         if engine == "gloo" and answer.system != first.system:
             return (
-                f"{node} is on {answer.system} and {first_node} on {first.system}, whose builds cannot form one group"
+                f"{node} is on {answer.system} and {first_node} on {first.system}: gloo's builds for them cannot form "
+                f"one group"
             )
     return ""
 

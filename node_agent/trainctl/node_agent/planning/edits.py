@@ -111,4 +111,6 @@ def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:
     """Whether the rest of the schedule stays within what a learning rate may be."""
     peak = rule.number * (config.optimizer.learning_rate if rule.kind == "schedule" else 1.0)
     if not math.isfinite(peak) or peak > MAX_LEARNING_RATE:
-        raise InvalidInputError(field, f"the schedule's peak would be {peak:.4g}, over {MAX_LEARNING_RATE:g}; use set")
+        raise InvalidInputError(
+            field, f"the schedule's peak would be {peak:.4g}, over {MAX_LEARNING_RATE:g}; use schedule=set"
+        )

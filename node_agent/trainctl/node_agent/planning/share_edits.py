@@ -109,7 +109,7 @@ def why_no_share(settings: Settings, rank: int) -> str:
 
 def unknown_node(settings: Settings, node: str | None) -> str:
     known = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
-    return f"no node {node!r} in this run; there are {known}"
+    return f"no node {node!r} in this run; the nodes are {known}"
 
 
 # ---------------------------------------------------------------- drain and admit
@@ -138,7 +138,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
     if all(settings.ranks[rank].out == "lost" for rank in back):
-        raise InvalidInputError("node", f"{node} is lost; it rejoins by itself when it is back")
+        raise InvalidInputError("node", f"{node} is lost; it rejoins automatically when it is back")
     _check_can_join(settings, back, facts, config)
     rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
     return edit(settings, share_changes.with_back(_live_shares(settings), back, rates), node or "")
@@ -215,9 +215,9 @@ def as_memory_allows(then: Settings, latest: Settings) -> Settings:
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:
     for rank in back:
         if rank not in facts.ready:
-            raise InvalidInputError("node", f"the trainer of {settings.label(rank)} is not ready to join")
+            raise InvalidInputError("node", f"{settings.label(rank)}'s trainer is not ready to join")
         if (silent_seconds := facts.silent_seconds.get(rank, 0.0)) > AWAY_SECONDS:
-            problem = f"the trainer of {settings.label(rank)} has been silent for {silent_seconds:.0f} s"
+            problem = f"{settings.label(rank)}'s trainer has been silent for {silent_seconds:.0f} s"
             raise InvalidInputError("node", problem)
     joined = [rank for rank in (*settings.live, *back) if rank in facts.ready]
     ready = {settings.label(rank): facts.ready[rank] for rank in joined}

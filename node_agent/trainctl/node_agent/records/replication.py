@@ -142,14 +142,14 @@ def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedR
         step, last_event = agreed(reader, other)
         steps, more = reader.steps(step, PAGE_STEPS)
         if more:
-            text = f"the record of rank {other.rank}'s node ends at step {other.step:,}, that of rank {own.rank}'s at"
+            text = f"rank {other.rank}'s node has the record up to step {other.step:,}, rank {own.rank}'s node up to"
             raise RefusedError(f"{text} step {own.step:,}: promote rank {own.rank}'s node")
         events, _ = reader.events(last_event, PAGE_EVENTS)
         for row in steps:
             items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
         items += [*(m.KeptEvent(event=event) for event in events), *state(reader, step)]
     if sum(len(codec.encode(item)) for item in items) > HANDED_BYTES:
-        raise RefusedError("its record is too far ahead of the claimant's for one message; try again soon")
+        raise RefusedError("its record is too far ahead of the claimant's for one message; try again in a moment")
     return items
 
 

@@ -103,7 +103,7 @@ class ScriptedFaults:
             lost, hot = self._nodes[self.lost_rank], self._nodes[self.hot_rank]
             found += [
                 _scripted(self._lost[0], "error", f"{lost} is lost; the others take its share"),
-                _scripted(self._lost[1] + 1, "good", f"{lost} is back with the state"),
+                _scripted(self._lost[1] + 1, "good", f"{lost} is back and up to date"),
                 _scripted(self._hot[0], "warning", f"{hot} runs hot and slows down"),
                 _scripted(self._hot[1] + 1, "good", f"{hot} is back to its usual speed"),
             ]

@@ -61,9 +61,10 @@ class Adoption:
         node, followed = self._context.node, self._role.followed
         if followed is None:
             return
-        lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} leads"
+        lead, text = followed.known.lead, f"{node} takes part in {followed.run} (lead: {followed.known.lead})"
         if followed.wanted is None and not self._peers.is_open(lead):
-            text += f" and which is active; {lead} is unreachable: trainctl promote {node} makes this node the lead"
+            text += f"; the run is active, but {lead} is unreachable: to make this node the lead, run trainctl "
+            text += f"promote {node}"
         raise InvalidInputError("run", text)
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
@@ -79,10 +80,10 @@ class Adoption:
         if newest.node not in out:
             return ""
         there = await asyncio.to_thread(checkpoint_source.find, paths, node, out)
-        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node}, which is unreachable"
+        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node} (unreachable)"
         if not there.step:
             raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")
         text += f"; the newest reachable one is step-{there.step}, on {there.node}"
         if not old_lead_is_off:
-            raise InvalidInputError("resume", f"{text}: --old-lead-is-off continues from that one")
+            raise InvalidInputError("resume", f"{text}: to continue from that one, add --old-lead-is-off")
         return text

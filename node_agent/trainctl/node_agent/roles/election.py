@@ -147,8 +147,8 @@ class Claim:
         ]
         off = f"the machine of {self._lead} is" if self._lead in self._peers.links else "their machines are"
         return (
-            f"{agree} of {count} nodes agree, a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} powered off,"
-            " use --old-lead-is-off"
+            f"{agree} of {count} nodes agree, but a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} "
+            "powered off, use --old-lead-is-off"
         )
 
 

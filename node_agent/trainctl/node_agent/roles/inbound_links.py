@@ -98,5 +98,5 @@ class InboundLinks:
         await self._send(identity, m.PeerRefusal(link=link, code=code, text=text, **about))
 
     async def _send(self, identity: bytes, message: m.FromPeer) -> None:
-        assert message.link, "use answer(), which names the link"
+        assert message.link, "use answer(): it names the link"
         await self._say(identity, message)

@@ -180,7 +180,7 @@ class Lead:
             link.renew()
         if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
-                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone and another node was promoted"))
+                await session.feed(d.RankSilent(rank, f"{before}'s agent is gone, and another node was promoted"))
         return session.conductor.progress.step
 
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
@@ -277,7 +277,7 @@ class Lead:
             silent_seconds = self.peers.links[node].silent_seconds
             limit_seconds = GONE_SECONDS if session.conductor.goes_back else LOST_SECONDS
             if session.conductor.final is not None and silent_seconds > limit_seconds:
-                why = f"has an agent that has been silent for {silent_seconds:.0f} s"
+                why = f"has been unreachable for {silent_seconds:.0f} s"
                 await session.feed(d.RankEnded(rank, False, why))
 
     async def serve(self) -> None:

@@ -73,9 +73,9 @@ class RankHosting:
         paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
-            raise InvalidInputError("resume", f"{known.run} is {self._node}'s own run; resume it there")
+            raise InvalidInputError("resume", f"{known.run} was led by {self._node}; resume it there")
         if wanted.generation.term < (newer := self._db.consented_term(known.run)):
-            text = f"{self._node} has agreed to another lead for {known.run} in term {newer}; use --node"
+            text = f"{self._node} has agreed to a different lead for {known.run} in term {newer}; use --node"
             raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")
         self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None

@@ -97,7 +97,7 @@ class Transfer:
         if self._role.run is not None:
             raise InvalidInputError("node", f"{node} already leads {self._role.run}")
         if followed is None or followed.wanted is not None:
-            raise InvalidInputError("node", f"{node} has no rank in an active run, and so no record of one")
+            raise InvalidInputError("node", f"{node} has no rank in an active run, so it has no record of one")
         if command.run is not None and command.run != followed.run:
             raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
         if followed.recorder.meta(DURABLE_KEY) is None:

@@ -76,11 +76,11 @@ class Votes:
         """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
         active = self._active
         if claimant not in self._context.cluster.nodes:
-            return f"{self._node} knows no node {claimant} in its cluster"
+            return f"{self._node} has no node {claimant} in its cluster"
         if active is not None and claim.resume:
             followed = self._role.followed
             lead = self._node if followed is None else followed.known.lead
-            return f"{self._node} takes part in {active}, which {lead} leads and which has not ended"
+            return f"{self._node} takes part in {active} (lead: {lead}), which has not ended"
         if active not in (None, claim.run):
             return f"{self._node} takes part in {active}"
         term = self.term_of(claim.run)

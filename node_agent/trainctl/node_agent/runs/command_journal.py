@@ -121,7 +121,7 @@ class CommandJournal:
 
     async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
         if known.digest != digest:
-            reason = f"id {known.id} was already used for another command ({known.verb})"
+            reason = f"id {known.id} was already used for a different command ({known.verb})"
             reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
             await self._say(asker.identity, reply)
             return

@@ -149,7 +149,9 @@ class Launch:
             if setting.node != self._context.node and setting.node not in self._peers.links:
                 run = opening.conductor.run
                 opening.recorder.close()
-                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which this cluster lacks")
+                raise InvalidInputError(
+                    "--cluster", f"{run} has a rank on {setting.node}, but this cluster has no such node"
+                )
 
     def check_take_over(self, paths: RunPaths) -> None:
         """Raises InvalidInputError if a run in whose record this is can't be led here."""
@@ -157,7 +159,7 @@ class Launch:
         for node in restore.kept_ranks(paths).values():
             if node != self._context.node and node not in self._peers.links:
                 raise InvalidInputError(
-                    "--cluster", f"{paths.directory.name} has a rank on {node}, which this cluster lacks"
+                    "--cluster", f"{paths.directory.name} has a rank on {node}, but this cluster has no such node"
                 )
 
 

@@ -78,7 +78,7 @@ def check_priority(nice: int, field: str) -> None:
 def _interfaces() -> str:
     every = psutil.net_if_addrs().items()
     found = [f"{name} ({one.address})" for name, entries in every for one in entries if one.family == socket.AF_INET]
-    return f"there are {', '.join(sorted(found)) or 'none'}"
+    return f"interfaces here: {', '.join(sorted(found)) or 'none'}"
 
 
 def _check_interface(node: str, name: str, field: str, placement: Placement) -> None:
@@ -87,11 +87,12 @@ def _check_interface(node: str, name: str, field: str, placement: Placement) -> 
     found = [(one.address, one.netmask) for one in entries if one.family == socket.AF_INET]
     if not found:
         there = ", ".join(sorted(psutil.net_if_addrs()))
-        raise InvalidInputError(field, f"no interface {name!r} with an IPv4 address here; there are {there}")
+        raise InvalidInputError(field, f"no interface {name!r} with an IPv4 address here; interfaces: {there}")
     for address, netmask in found:  # engines take one of them
         if not placement.cluster.trusts(address):
             network = ipaddress.ip_network(f"{address}/{netmask or 32}", strict=False)
             raise InvalidInputError(
-                field, f"{name} ({address}) of {node} is in no trusted network, and gradients are sent unencrypted; "
-                f'if you trust that network, add to its cluster file: trusted_networks = ["{network}"]',
+                field, f"{name} ({address}) of {node} is outside the trusted networks, and gradients are sent "
+                "unencrypted; if you trust that network, add to the node's cluster file: "
+                f'trusted_networks = ["{network}"]',
             )  # fmt: skip

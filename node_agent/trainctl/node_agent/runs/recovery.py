@@ -153,10 +153,10 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
         return Absent(ranks, ", ".join(ranks.values()), "")
     if way.source.node not in ranks.values():
         return Absent(ranks, "", "")
-    what, seconds = f"{way.source.node}, which has the newest checkpoint", out_seconds[way.source.node]
+    what, seconds = f"{way.source.node} (newest checkpoint)", out_seconds[way.source.node]
     if seconds < way.limit_seconds:
         return Absent(ranks, f"{what}, until it has been unreachable for {way.limit_seconds:.0f} s", "")
-    return Absent(ranks, "", f"{what}, has been unreachable for {seconds:.0f} s")
+    return Absent(ranks, "", f"{what} has been unreachable for {seconds:.0f} s")
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:

@@ -124,7 +124,9 @@ def old_run(
         preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
     if step >= config.run.steps:
-        raise InvalidInputError("resume", f"{paths.directory.name} has already done all its {config.run.steps} steps")
+        raise InvalidInputError(
+            "resume", f"{paths.directory.name} has already completed all its {config.run.steps} steps"
+        )
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is None:
@@ -224,7 +226,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
 def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
     if then == latest:
         return ()
-    return (f"settings are those of step {step}: changes made after it are undone with those steps",)
+    return (f"settings restored to step {step}; later changes are undone",)
 
 
 @contextmanager

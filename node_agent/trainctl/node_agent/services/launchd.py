@@ -13,9 +13,9 @@ FILE_NAME = f"{LABEL}.plist"
 BOOT_LOG = "boot.log"
 """File for what the agent prints before it has its own log, and for the error that ends it there."""
 LACKS = (
-    "a LaunchAgent starts at login and ends at logout, and macOS asks for Local Network permission on its behalf: "
-    'until you grant it, other nodes may fail with "No route to host"; without --user a LaunchDaemon is installed, '
-    "which has neither limit"
+    "a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission for it: until you "
+    'grant it, connections to other nodes may fail with "No route to host"; without --user, a LaunchDaemon is '
+    "installed and has neither limit"
 )
 _GONE_SECONDS = model.STOP_SECONDS + 10.0
 

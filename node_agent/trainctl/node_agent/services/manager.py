@@ -121,7 +121,7 @@ class Machine:
         """Raises NotAuthorisedError if this user can't install for the whole machine."""
         if self.scope == "system" and os.geteuid() != 0 and self._root == Path("/"):
             raise NotAuthorisedError(
-                f"a service of the machine needs root: run sudo {' '.join(own_command())} ..., or use --user"
+                f"a system service needs root: run sudo {' '.join(own_command())} ..., or use --user"
             )
 
 
@@ -225,5 +225,5 @@ def _manager_here() -> model.Manager:
         return "systemd"
     raise NoManagerError(
         "this machine has neither systemd nor launchd; start `trainctl-agent run` with your own service manager "
-        "(install --dry-run --manager systemd, or launchd, prints what either would get)"
+        "(install --dry-run --manager systemd, or launchd, prints a service file to adapt)"
     )

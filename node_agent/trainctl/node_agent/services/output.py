@@ -80,7 +80,7 @@ def remarks(service: Service, machine: Machine, lacks: str) -> list[str]:
     """What a person should know of a service that is to be installed."""
     said = []
     if service.scope == "system" and service.user == "root":
-        said.append("the agent and its trainers run as root; --run-as names another user")
+        said.append("the agent and its trainers run as root; to change the user, add --run-as")
     if machine.manager == "launchd" and service.scope == "user":
         said.append(lacks)
     return said

@@ -45,15 +45,16 @@ def install(
     run_as: Annotated[str, typer.Option(help="User to run as; default: you, or the user who called sudo.")] = "",
     nice: Annotated[int | None, typer.Option(min=-20, max=19, help="Nice value of the agent and its trainers.")] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable of the agent; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Environment variable for the agent; may be repeated."),
     ] = None,
     manager: Named = "",
     dry_run: Dry = False,
     json: Json = False,
 ) -> None:
-    """Install the agent as a service and start it; takes every option of `run`, such as --name and --listen.
+    """Install the agent as a service and start it. Takes every option of `run`, such as --name and --listen.
 
-    Exit codes: 0 running (or was already), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
+    Exit codes: 0 running (or already was), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
     7 no service manager.
     """
     with _told(json):
@@ -62,7 +63,7 @@ def install(
         machine = _machine(user, manager)
         owner = _owner(machine.scope, run_as)
         if user and nice is not None and nice < 0:
-            raise InvalidInputError("--nice", f"a user may not set {nice}; install a service of the machine instead")
+            raise InvalidInputError("--nice", f"a user may not set {nice}; install a system service instead")
         service = _service(context, machine, owner, nice, env or [])
         _install(machine, service, dry_run=dry_run, json=json)
 
@@ -102,11 +103,12 @@ def _begin(machine: Machine, service: Service, steps: tuple[Step, ...]) -> tuple
     try:
         return carry_out(steps)
     except ManagerError as error:
-        raise ManagerError(f"{error}; the agent says why in {_where_it_says(machine, service)}") from None
+        raise ManagerError(f"{error}; for the reason, see {_where_it_says(machine, service)}") from None
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
-    """Stop the service and remove it. Trainers run on for a while, as while the agent restarts; runs and keys stay.
+    """Stop the service and remove it. Trainers keep running for a while, as during an agent restart. Runs and keys
+    stay.
 
     Exit codes: 0 removed (or was not installed), 1 the service manager failed, 6 root is needed, 7 no service manager.
     """
@@ -139,7 +141,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
         other = Machine("system" if user else "user", machine.manager)
         said = []
         if not fields["installed"] and other.file.exists():
-            said.append(f"there is also a service of the {'machine' if user else 'user'}: {other.file}")
+            said.append(f"there is also a {'system' if user else 'user'} service: {other.file}")
         _say(output.status_text(fields), said, json=json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
@@ -160,7 +162,9 @@ def _caller() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise InvalidInputError("--run-as", f"user id {os.geteuid()} has no name here; name a user") from None
+        raise InvalidInputError(
+            "--run-as", f"user id {os.geteuid()} has no name here; give a user with --run-as"
+        ) from None
 
 
 def _home_of(user: str) -> Path:

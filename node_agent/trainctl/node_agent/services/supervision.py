@@ -53,7 +53,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
             raise TrainctlError(
-                f"internal error of the agent: {text}; see {agent_log.path(agent.directory)}"
+                f"internal error in the agent: {text}; see {agent_log.path(agent.directory)}"
             ) from error
         log.info("stopped: %s", agent.doing)
 
@@ -89,4 +89,4 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
 
 
 def _tell_stall(seconds: float) -> None:
-    log.critical("the event loop hung for %.3g s: the agent exits, and its supervisor restarts it", seconds)
+    log.critical("the event loop hung for %.1f s: the agent exits, and its supervisor restarts it", seconds)

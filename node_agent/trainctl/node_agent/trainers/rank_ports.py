@@ -209,7 +209,7 @@ class RemoteRank:
 
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
-        return "silent" if self.in_touch else f"the agent of {self._link.node}: {self._link.line.why}"
+        return "silent" if self.in_touch else f"{self._link.node}'s agent: {self._link.line.why}"
 
     def last_reports(self) -> list[m.Report]:
         """Its agent sends them by itself."""

@@ -139,7 +139,7 @@ class PeerLink:
         self._lose(f"is now at {address}")
 
     async def _transmit(self, message: m.ToPeer) -> bool:
-        assert message.link, "use send(), which names the link"
+        assert message.link, "use send(): it names the link"
         frame = codec.encode(message)
         if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
             return False

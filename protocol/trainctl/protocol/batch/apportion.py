@@ -18,7 +18,7 @@ def spread(total: int, weights: Weights) -> dict[int, int]:
     (Hamilton's method) in exact arithmetic, ties to the lower rank: what divides without a rest is dealt just so.
     Raises InvalidInputError if the weights don't allow a proportion."""
     if not weights or not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
-        raise InvalidInputError("value", "shares need a positive weight")
+        raise InvalidInputError("value", "shares need at least one positive weight")
     exact = {rank: Fraction(weights[rank]) for rank in sorted(weights)}
     weight_sum = sum(exact.values())
     quotas = {rank: total * weight / weight_sum for rank, weight in exact.items()}
@@ -103,7 +103,7 @@ def quickest(total: int, by_rank: Mapping[int, Speed], field: str = "value") -> 
     """
     _check_enough(total, len(by_rank), field)
     if not all(0 < speed.samples_per_second < math.inf for speed in by_rank.values()):
-        raise InvalidInputError(field, "shares by speed need a rate above 0 for every rank")
+        raise InvalidInputError(field, "every rank needs a measured rate above 0")
     level = _level_seconds(total, by_rank)
     counts = {
         rank: max(1, math.floor(speed.samples_per_second * (level - speed.floor_seconds)))

@@ -69,7 +69,7 @@ def _divided(amount: Fraction, among: Mapping[int, float]) -> dict[int, Fraction
 def _percent(node: str, text: str) -> Fraction:
     part = Fraction(text.removesuffix("%")) / 100
     if not part:
-        raise InvalidInputError("shares", f"{node} cannot have {text}; drain {node} to take it out of the group")
+        raise InvalidInputError("shares", f"{node} cannot have {text}; drain {node} to remove it from the group")
     return part
 
 
@@ -78,6 +78,6 @@ def _check_rest(total: int, left: Fraction, unnamed: Collection[str], *, exact: 
     given = f"{float(total - left):g} of {total} samples"
     if unnamed and left <= 0:
         nodes = ", ".join(dict.fromkeys(unnamed))
-        raise InvalidInputError("shares", f"shares sum to {given}, which leaves nothing for {nodes}")
+        raise InvalidInputError("shares", f"shares sum to {given} and leave nothing for {nodes}")
     if not unnamed and (left if exact else abs(left) >= 1):
-        raise InvalidInputError("shares", f"shares sum to {given}; with every node named they must sum to {total}")
+        raise InvalidInputError("shares", f"shares sum to {given}; the shares of all nodes must sum to {total}")

@@ -73,7 +73,7 @@ def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
     if isinstance(reply, m.Refusal):
         raise _REFUSALS.get(reply.code, RefusedError)(reply.text)
     if not isinstance(reply, wanted):
-        raise ProtocolError(f"asked for {wanted.__name__}, got {type(reply).__name__}")
+        raise ProtocolError(f"expected {wanted.__name__}, received {type(reply).__name__}")
     return reply
 
 
@@ -218,7 +218,7 @@ class Client(AttachedRuns):
             try:
                 reply = await self._next(replies, seconds)
             except UnreachableError as error:
-                raise UnreachableError(f"{error}; send it again with id {command.id} to learn its outcome") from None
+                raise UnreachableError(f"{error}; send it again with ID {command.id} to learn its outcome") from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:

@@ -107,4 +107,4 @@ def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlE
     """Why none of several agents has answered: the keys don't fit, or none is there."""
     if refused:
         return refused[0]
-    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)}; {START_ONE}")
+    return UnreachableError(f"no agent of the cluster responds: {', '.join(addresses)}; {START_ONE}")

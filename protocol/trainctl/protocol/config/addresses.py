@@ -25,11 +25,11 @@ def check_bind(address: str, *, keys: bool = False) -> None:
     Raises InvalidInputError."""
     if not keys and not is_near(address):
         raise InvalidInputError(
-            address, "without keys an agent listens on loopback only; make a key and authorise a client: "
+            address, "an agent without keys can only listen on loopback; create a key and authorise a client: "
             "trainctl keys new; trainctl keys authorize NAME KEY --role operator",
         )  # fmt: skip
     if split(address).hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
-        raise InvalidInputError(address, "give the one address that others reach it at, such as tcp://10.0.0.5:7474")
+        raise InvalidInputError(address, "give the address that other machines connect to, such as tcp://10.0.0.5:7474")
 
 
 def split(address: str) -> Any:
@@ -60,5 +60,5 @@ def is_loopback(host: str) -> bool:
 def check_public(public: str) -> str:
     """The key. Raises InvalidInputError if it is none."""
     if not re.fullmatch(KEY_PATTERN, public):
-        raise InvalidInputError("KEY", f"{public!r} is not a key: give the 40 characters that trainctl keys list shows")
+        raise InvalidInputError("KEY", f"{public!r} is not a key: give the 40 characters from trainctl keys list")
     return public

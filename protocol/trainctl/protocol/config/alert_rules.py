@@ -33,18 +33,18 @@ class Kind:
 
 
 KINDS: Final[dict[AlertKind, Kind]] = {
-    "nonfinite": Kind("error", "the loss or the gradient's norm is NaN or infinite"),
-    "skipped": Kind("warning", "many steps are skipped: their gradients overflowed"),
+    "nonfinite": Kind("error", "the loss or the gradient norm is NaN or infinite"),
+    "skipped": Kind("warning", "many steps are skipped because their gradients overflow"),
     "loss-spike": Kind("warning", "the loss is far above its trend"),
-    "own-loss": Kind("warning", "a rank's own loss keeps differing from the other ranks'"),
-    "stall": Kind("error", "a running run commits no steps"),
-    "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch"),
-    "clock": Kind("warning", "a device under load runs at a lower clock than it did"),
+    "own-loss": Kind("warning", "a rank's own loss keeps differing from the other ranks' losses"),
+    "stall": Kind("error", "the run is running but commits no steps"),
+    "throughput": Kind("warning", "a rank is slower than before with the same micro-batch"),
+    "clock": Kind("warning", "a device under load runs at a lower clock rate than before"),
     "memory": Kind("warning", "a rank's memory is near its cap"),
     "disk": Kind("warning", "a node's disk is nearly full"),
     "node-silent": Kind("warning", "a node's agent or trainer is silent"),
     "node-lost": Kind("error", "a rank is lost or has failed"),
-    "lead-silent": Kind("error", "a follower gets no message from the lead's agent"),
+    "lead-silent": Kind("error", "a follower receives no messages from the lead's agent"),
 }
 """Every kind of alert."""
 
@@ -96,7 +96,7 @@ def check_thresholds(table: AlertsTable, where: str) -> None:
 def check_command(hooks: AlertHooks, where: str) -> None:
     """Raises InvalidInputError, about the setting named by `where`, for a program that isn't on this machine."""
     if hooks.command and (not hooks.command[0] or shutil.which(hooks.command[0]) is None):
-        raise InvalidInputError(where, f"there is no program {hooks.command[0]!r} on this machine")
+        raise InvalidInputError(where, f"program {hooks.command[0]!r} not found on this machine")
 
 
 def check_webhook(hooks: AlertHooks, where: str) -> None:
@@ -109,4 +109,4 @@ def check_webhook(hooks: AlertHooks, where: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise InvalidInputError(where, f"{hooks.webhook!r} is not an address such as http://host:8080/alerts")
+        raise InvalidInputError(where, f"{hooks.webhook!r} is not a URL such as http://host:8080/alerts")

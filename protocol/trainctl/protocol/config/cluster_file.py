@@ -92,7 +92,7 @@ def _with_added(cluster: Cluster, path: Path) -> Cluster:
         for name, entry in toml_file.checked(toml_file.read(file, "cluster file"), _Added, str(file)).nodes.items():
             if name in nodes:
                 raise InvalidInputError(
-                    f"{file}: nodes.{name}", f"the node is also in {path} or another file beside it; keep one"
+                    f"{file}: nodes.{name}", f"the node is also in {path} or a file next to it; keep only one"
                 )
             nodes[name] = entry
     return msgspec.structs.replace(cluster, nodes=nodes)
@@ -103,4 +103,4 @@ def _check_networks(networks: tuple[str, ...], where: str) -> None:
         try:
             ipaddress.ip_network(network)
         except ValueError as error:
-            raise InvalidInputError(where, f"{error}; a network is written as 10.0.0.0/24") from None
+            raise InvalidInputError(where, f"{error}; write a network as 10.0.0.0/24") from None

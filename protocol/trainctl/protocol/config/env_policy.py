@@ -27,14 +27,14 @@ _CODE = re.compile(
 def check(variables: Mapping[str, str], where: str) -> None:
     """Whether a trainer may be given these. Raises InvalidInputError naming `where` and the variable."""
     if len(variables) > MOST_VARIABLES:
-        raise InvalidInputError(where, f"{len(variables)} variables are too many; at most {MOST_VARIABLES} fit")
+        raise InvalidInputError(where, f"{len(variables)} variables are too many; the maximum is {MOST_VARIABLES}")
     for name, value in variables.items():
         check_name(name, where)
         check_value(value, f"{where}.{name}")
         if _OURS.fullmatch(name):
-            raise InvalidInputError(f"{where}.{name}", "is set by trainctl itself")
+            raise InvalidInputError(f"{where}.{name}", "is reserved because trainctl sets it")
         if _CODE.fullmatch(name):
-            problem = "chooses which code runs; set it on the node: trainctl-agent install --env"
+            problem = "controls which code runs; set it on the node with: trainctl-agent install --env"
             raise InvalidInputError(f"{where}.{name}", problem)
 
 
@@ -47,4 +47,4 @@ def check_name(name: str, where: str) -> None:
 def check_value(value: str, where: str) -> None:
     """Raises InvalidInputError for text that can't be a variable's value."""
     if "\0" in value or len(value.encode(errors="replace")) > MOST_BYTES:
-        raise InvalidInputError(where, f"needs text of at most {MOST_BYTES} bytes, without a zero byte")
+        raise InvalidInputError(where, f"must be text of at most {MOST_BYTES} bytes, without null bytes")

@@ -36,13 +36,13 @@ def check_weights(path: Path, where: str) -> None:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or not 2 <= length <= min(HEADER_LIMIT_BYTES, size - _LENGTH_BYTES):
-                raise ValueError("its first 8 bytes are not a header length")
+                raise ValueError("its first 8 bytes are not a valid header length")
             header = _object(file.read(length))
         told = _LENGTH_BYTES + length + max((_data_end(entry) for entry in header.values()), default=0)
     except (OSError, ValueError) as error:
         raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
     if size < told:
-        raise InvalidInputError(where, f"{path} is truncated: it has {size:,} bytes, its header lists {told:,}")
+        raise InvalidInputError(where, f"{path} is truncated: it has {size:,} bytes, but its header lists {told:,}")
 
 
 def check_samples(path: Path, where: str) -> None:
@@ -73,7 +73,7 @@ def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None
     if tokens <= sequence_length:
         want = sequence_length + 1
         raise InvalidInputError(
-            where, f"{tokens} tokens of text, fewer than one block of {want} (data.sequence_length + 1)"
+            where, f"the text has {tokens} tokens; one block needs {want} (data.sequence_length + 1)"
         )
 
 
@@ -118,7 +118,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004  to the caller it is a wrong file, not a wrong type
+        raise ValueError("its top level is not an object")  # noqa: TRY004  for the caller the file is wrong
     return found
 
 
@@ -128,7 +128,7 @@ def _data_end(entry: Any) -> int:
     if offsets is None:
         return 0
     if not (_whole_numbers(offsets) and len(offsets) == 2):
-        raise ValueError("data_offsets are not two whole numbers")
+        raise ValueError("data_offsets must be two whole numbers")
     return int(offsets[1])
 
 

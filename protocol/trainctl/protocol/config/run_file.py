@@ -239,7 +239,9 @@ def _check_data(config: RunFile, where: str) -> None:
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
         wanted = " or ".join(f"*{suffix}" for suffix in SUFFIXES[config.data.kind])
-        raise InvalidInputError(where, f"{data} {f'holds no {wanted} file with text' if data.is_dir() else 'is empty'}")
+        raise InvalidInputError(
+            where, f"{data} {f'contains no {wanted} file with text' if data.is_dir() else 'is empty'}"
+        )
     if config.data.kind == "samples":
         input_checks.check_samples(data, where)
     elif config.data.kind == "rows":
@@ -279,9 +281,9 @@ def _check_shares(config: RunFile, where: str) -> None:
     whole = config.batch.global_
     fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
     if fixed > whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, above batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, more than batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {whole}")
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, but batch.global = {whole}")
 
 
 def _check_node(config: RunFile, name: str, where: str) -> None:
@@ -295,7 +297,8 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
                 raise InvalidInputError(f"{where}: nodes.{name}.{key}", problem)
     with wrong.going_on():
         if node.share is not None and node.micro is not None and node.micro > node.share:
-            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is above its share of {node.share}")
+            problem = f"{node.micro} is above the node's share of {node.share}"
+            raise InvalidInputError(f"{where}: nodes.{name}.micro", problem)
     wrong.raise_any()
 
 
@@ -311,7 +314,7 @@ def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _override(raw: dict[str, Any], key: str, text: str) -> None:
     table, _, name = key.rpartition(".")
     if not table or not name:
-        raise InvalidInputError("--set", f"{key!r} is not of the form table.key=value")
+        raise InvalidInputError("--set", f"{key!r} must have the form table.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

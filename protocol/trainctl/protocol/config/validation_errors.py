@@ -24,7 +24,7 @@ def split(text: str) -> tuple[str, str]:
     if missing:
         return f"{field}.{missing[1]}".lstrip("."), "is required but missing"
     if unknown:
-        return f"{field}.{unknown[1]}".lstrip("."), "there is no such field"
+        return f"{field}.{unknown[1]}".lstrip("."), "unknown field"
     return field, in_words(problem)
 
 
@@ -49,7 +49,7 @@ def _in_struct(
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
-            yield _under(path, key), "there is no such field"
+            yield _under(path, key), "unknown field"
     for name, field in fields.items():
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)
@@ -90,7 +90,7 @@ def _without_null(kind: Any) -> Any:
 def in_words(problem: str) -> str:
     """One of msgspec's messages without its path, with types and bounds named as people name them."""
     if got := re.fullmatch(r"Expected `([a-z |]+)`(?:, got `.+`)?", problem):
-        return f"needs {_type(got[1])}"
+        return f"must be {_type(got[1])}"
     if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (\d+)", problem):
         kind, of = ("text", "character") if length[1] == "str" else ("a list", "item")
         return f"must be {kind} {_BOUNDS[length[2]]} {length[3]} {of}{'s' if length[3] != '1' else ''}"

@@ -36,9 +36,9 @@ _PROCESS_FACTS = struct.Struct("=120xQQ")
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="shim", description="Run a command and record how it ended.")
-    parser.add_argument("--record", type=Path, required=True, help="file for who runs and how it ended")
-    parser.add_argument("--log", type=Path, required=True, help="file that the command's output is appended to")
-    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="most bytes of the log")
+    parser.add_argument("--record", type=Path, required=True, help="file that records the process and how it ended")
+    parser.add_argument("--log", type=Path, required=True, help="log file to append the command's output to")
+    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="maximum log size")
     parser.add_argument("--nice", type=int, metavar="N", help="nice value of the command and its children")
     parser.add_argument("command", nargs="+", help="command to run, after --")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What all messages are made from: numbers, names, states, generations, and the root of every message."""
+"""The building blocks of all messages: numbers, names, states, generations, and the base of every message."""
 
 from typing import Annotated, Final, Literal
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_VERSION: Final = 2
-"""Grows when a message changes in a way that peers must know; peers of different versions refuse each other.
+"""Increases when a message changes incompatibly; peers with different versions refuse each other.
 tools/protocol_docs/history.py lists what each number added, with its date."""
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
@@ -31,10 +31,10 @@ FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expire
 
 
 class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_only=False):
-    """One formation of the group of ranks. Generations compare as (term, n)."""
+    """One formation of the group of ranks. Generations are ordered by (term, n)."""
 
-    term: Count  # grows only with a new lead
-    n: Count  # grows with each fence, failed formation and resume
+    term: Count  # term; it grows only when the lead changes
+    n: Count  # number; it grows with each fence, failed formation and resume
 
     def next(self) -> "Generation":
         return Generation(self.term, self.n + 1)
@@ -44,7 +44,7 @@ class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_on
 
 
 class Range(msgspec.Struct, array_like=True, frozen=True, order=True):
-    """Positions start, start + 1, ..., start + count - 1."""
+    """Positions from `start` to `start + count - 1`."""
 
     start: Count
     count: Annotated[int, Meta(ge=1)]
@@ -55,6 +55,6 @@ class Range(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
-    """The root of every message; `v` is the sender's protocol version."""
+    """The base of every message; `v` is the sender's protocol version."""
 
     v: int = PROTOCOL_VERSION

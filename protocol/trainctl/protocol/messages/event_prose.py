@@ -1,4 +1,4 @@
-"""Prose of events: the only place that makes text from an event's data, for screens, logs, hooks and exports."""
+"""Event texts: the only place that turns an event's data into text, for screens, logs, hooks and exports."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,13 +9,13 @@ ARROW: Final = " → "
 
 
 def text(data: e.AnyEvent, verb: str | None = None, outcome: str | None = None) -> str:
-    """One line without step, time and author. `verb` and `outcome`: of the command that the event is of, if any."""
+    """One line without step, time and author. `verb` and `outcome` belong to the event's command, if any."""
     title, said = _title(data, verb, outcome), brief(data)
     return f"{title}: {said}" if title and said else title or said
 
 
 def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
-    """What stands before the colon; empty: nothing does."""
+    """The part before the colon; may be empty."""
     match data:
         case e.SharesChanged(lost="", returned=""):
             return {"drain": f"drained {data.node}", "admit": f"admitted {data.node}"}.get(verb or "", "rebalanced")
@@ -40,7 +40,7 @@ def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
 
 
 def brief(data: e.AnyEvent) -> str:
-    """The same where the verb and the outcome stand beside it."""
+    """The same without the verb and the outcome, for tables that show them in their own columns."""
     match data:
         case e.SharesChanged():
             return _shares(data)
@@ -76,7 +76,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.StepRetracted(step=step):
             return f"step {step} retracted: only lost ranks had completed it; it is repeated"
         case e.StepsStopped(lacking=lacking):
-            return f"training waits: {lacking}" if lacking else "enough nodes are reachable: training continues"
+            return f"training is waiting: {lacking}" if lacking else "enough nodes are reachable: training continues"
         case e.StateShared():
             where = f", on {data.rank}" if data.rank else ""
             return f"all ranks synced to {data.source}'s weights; largest drift {data.drift:.2g}{where}"
@@ -94,7 +94,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.RankChanged():
             return _rank(data)
         case e.SharesUnmeasured(nodes=nodes):
-            return f"initial shares stay even: no rate was measured on {', '.join(nodes)}"
+            return f"initial shares stay even: no measured rate for {', '.join(nodes)}"
         case e.NodeState():
             return _node(data)
         case e.AlertRaised(node=node, text=said):
@@ -102,7 +102,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.AlertCleared():
             return _cleared(data)
         case e.RecordState(problem=problem):
-            return problem or "the record is being written again"
+            return problem or "recording works again"
         case e.NoteWritten(text=said) | e.Notice(text=said) | e.AlertFailed(text=said):
             return said
 
@@ -156,9 +156,10 @@ def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
 
 
 def checkpoint_cost(written: e.CheckpointWritten) -> str:
-    """`, 82.1 MB, loop paid 14 ms`; empty where it isn't known."""
+    """`, 82.1 MB, loop paused 14 ms`; empty where it isn't known."""
     size = f", {written.size_bytes / 1e6:,.1f} MB" if written.size_bytes is not None else ""
-    return size + (f", loop paid {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else "")
+    pause = f", loop paused {written.loop_seconds * 1e3:,.0f} ms" if written.loop_seconds is not None else ""
+    return size + pause
 
 
 def _shares(data: e.SharesChanged) -> str:
@@ -212,11 +213,11 @@ def _rank(data: e.RankChanged) -> str:
     who, several = ", ".join(data.ranks), len(data.ranks) > 1
     match data.state:
         case "restarted":
-            return f"the trainer of {who} restarts, attempt {data.detail}"
+            return f"{who}'s trainer restarts, attempt {data.detail}"
         case "failed":
             return f"{who} failed: {data.detail}"
         case "hung":
-            return f"the trainer of {who} {data.detail} while loading; it is killed"
+            return f"{who}'s trainer {data.detail} while loading and is killed"
         case "slow":
             return f"{who} {'have not finished their' if several else 'has not finished its'} part of {data.detail}"
         case "waited-for":
@@ -239,11 +240,11 @@ def _formed(data: e.GenerationFormed) -> str:
 def _node(data: e.NodeState) -> str:
     match data.state:
         case "silent":
-            return f"the agent of {data.node} is silent: {data.detail}"
+            return f"{data.node}'s agent is silent: {data.detail}"
         case "in-touch":
-            return f"the agent of {data.node} is connected"
+            return f"{data.node}'s agent is connected"
         case "moved":
-            return f"the agent of {data.node} is now at {data.detail}"
+            return f"{data.node}'s agent is now at {data.detail}"
         case "trainer-back":
             return f"reconnected to {data.node}'s trainer"
 

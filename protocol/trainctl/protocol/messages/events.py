@@ -1,6 +1,6 @@
-"""Events of a run as data: a closed union of kinds, each with fields of its own.
+"""Events of a run as data: a closed union of kinds, each with its own fields.
 
-`event_prose` makes text of them, for every reader; no program has to read that text back.
+`event_prose` turns them into text for all readers; no program has to parse that text.
 """
 
 from typing import ClassVar, Literal
@@ -19,7 +19,7 @@ Pairs = tuple[tuple[str, Count], ...]
 
 
 class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
-    """What happened. The event around it says when, to which run, at which step and by whom."""
+    """What happened. The enclosing Event has the time, the run, the step and the cause."""
 
     category: ClassVar[Category] = "run"
 
@@ -28,275 +28,275 @@ class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class SharesChanged(EventData, tag="shares-changed", frozen=True):
-    """Shares changed, by a command or because a node left or came."""
+    """Shares changed because of a command, or because a node left or joined."""
 
     category: ClassVar[Category] = "rank"
-    before: dict[str, Count]  # samples by node, in the order of ranks; 0: it took no part
-    after: dict[str, Count]  # the same afterwards
-    cause: str = ""  # why, if no command asked for it
-    node: str = ""  # the node that was drained or admitted
-    lost: str = ""  # the rank that was lost: a node, or node:rank
+    before: dict[str, Count]  # previous samples by node, in rank order; 0: not in the group
+    after: dict[str, Count]  # new samples by node, in rank order; 0: not in the group
+    cause: str = ""  # reason, unless a command asked for it
+    node: str = ""  # node that was drained or admitted
+    lost: str = ""  # rank that was lost: a node, or node:rank
     refused: bool = False  # whether the lost rank failed its probe
-    returned: str = ""  # the rank that came back by itself
+    returned: str = ""  # rank that rejoined without a command
 
 
 class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):
-    """Micro-batches of ranks changed."""
+    """The micro-batches of some ranks changed."""
 
     category: ClassVar[Category] = "rank"
-    before: Pairs  # samples, each with the rank's node
-    after: Pairs  # the same afterwards
-    cause: str = ""  # why, if no command asked for it
+    before: Pairs  # previous samples per rank, each with the rank's node
+    after: Pairs  # new samples per rank, each with the rank's node
+    cause: str = ""  # reason, unless a command asked for it
 
 
 class LearningRateChanged(EventData, tag="learning-rate-changed", frozen=True):
-    """The learning rate changed, from a step on."""
+    """The learning rate changed, with effect from a given step."""
 
-    before: float  # the rate until that step
-    after: float  # the rate from that step on
-    schedule: Literal["set", "scale"]  # set: constant from here on; scale: the rest of the schedule is scaled
-    was_constant: bool = False  # whether it was constant before
-    cause: str = ""  # why, if no person asked for it
+    before: float  # rate before that step
+    after: float  # rate from that step on
+    schedule: Literal["set", "scale"]  # set: constant from now on; scale: scales the rest of the schedule
+    was_constant: bool = False  # whether the rate was constant before
+    cause: str = ""  # reason, unless a user asked for it
 
 
 class GlobalBatchChanged(EventData, tag="global-batch-changed", frozen=True):
     """The global batch changed."""
 
-    before: Count  # samples per step
-    after: Count  # samples per step
-    schedule: Literal["set", "scale"]  # set: the learning rate stays; scale: it is scaled by the same factor
-    cause: str = ""  # why, if no person asked for it
+    before: Count  # previous samples per step
+    after: Count  # new samples per step
+    schedule: Literal["set", "scale"]  # set: keeps the learning rate; scale: scales it by the same factor
+    cause: str = ""  # reason, unless a user asked for it
 
 
 class LeadChanged(EventData, tag="lead-changed", frozen=True):
-    """Another node leads the run."""
+    """A different node now leads the run."""
 
     category: ClassVar[Category] = "agent"
-    before: str  # the node that led it
-    after: str  # the node that leads it from here on
-    term: Count = 0  # the new term; 0: not known yet
+    before: str  # node that led the run before
+    after: str  # node that leads the run now
+    term: Count = 0  # new term; 0: not known yet
 
 
 class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
-    """The run pauses, continues, stops, ends or goes back to a checkpoint."""
+    """The run paused, continued, stopped, ended or returned to a checkpoint."""
 
-    before: str  # its state before; empty: not known
-    after: str  # its state, or `going back` (to a checkpoint), or `resumed` (from one)
-    reason: str = ""  # why, if there is a reason
-    step: Count | None = None  # last committed step of a run that has ended
+    before: str  # previous state; empty: unknown
+    after: str  # new state, or `going back` (to a checkpoint), or `resumed` (from a checkpoint)
+    reason: str = ""  # reason, if there is one
+    step: Count | None = None  # last committed step, if the run has ended
 
 
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
-    """A node that took no part has another reason to be out."""
+    """The state of a node outside the group changed, for example from lost to drained."""
 
     category: ClassVar[Category] = "rank"
-    node: str  # the node
-    before: str  # lost, failed or drained
-    after: str  # drained
+    node: str  # node name
+    before: str  # previous state: lost, failed or drained
+    after: str  # new state: drained
 
 
 class PolicyModeChanged(EventData, tag="policy-mode-changed", frozen=True):
-    """A policy acts, advises or does nothing from here on."""
+    """A policy's mode changed."""
 
-    name: str  # the policy
+    name: str  # policy name
     before: PolicyMode
     after: PolicyMode
-    cause: str = ""  # why, if no command asked for it
+    cause: str = ""  # reason, unless a command asked for it
 
 
 class PolicyAdvised(EventData, tag="policy-advised", frozen=True):
-    """What a policy would do if it were on."""
+    """A policy suggests a command instead of sending it."""
 
-    name: str  # the policy
-    command: str  # the command that would do it, as a person types it
-    reason: str  # why, with figures
+    name: str  # policy name
+    command: str  # suggested command, as typed on the command line
+    reason: str  # reason, with measurements
 
 
 # ---------------------------------------------------------------- commands
 
 
 class CommandApplied(EventData, tag="command-applied", frozen=True):
-    """A command took effect that has no event of its own kind."""
+    """A command took effect, and no more specific event describes it."""
 
     category: ClassVar[Category] = "command"
-    node: str = ""  # the node it was for; empty: the run
-    result: str = ""  # what it did, in a few words
+    node: str = ""  # target node; empty: the whole run
+    result: str = ""  # short description of the result
 
 
 class CommandFailed(EventData, tag="command-failed", frozen=True):
-    """A command that was refused, expired or failed; the event's `outcome` says which."""
+    """A command was rejected, expired or failed; the event's `outcome` says which."""
 
     category: ClassVar[Category] = "command"
-    reason: str  # why, on one line
-    field: str = ""  # the argument at fault
-    node: str = ""  # the node it was for; empty: the run
+    reason: str  # reason, on one line
+    field: str = ""  # invalid argument
+    node: str = ""  # target node; empty: the whole run
 
 
 class NoteWritten(EventData, tag="note", frozen=True):
-    """A line that a person or program wrote."""
+    """A note written by a user or a program."""
 
     category: ClassVar[Category] = "note"
-    text: str  # what it says
+    text: str  # text of the note
 
 
 # ---------------------------------------------------------------- generations and steps
 
 
 class GenerationFormed(EventData, tag="generation-formed", frozen=True):
-    """Ranks have formed a group that makes steps together."""
+    """Ranks have formed a group and will train together."""
 
-    generation: Generation  # the new one
-    count: Count  # number of its ranks
-    ranks: tuple[Count, ...] = ()  # their numbers; empty: not known, in a record of version 1
-    engine: str = "none"  # what sums the gradients: none, gloo or ring
-    behind: tuple[str, ...] = ()  # nodes whose ranks received another rank's state
-    source: str = ""  # the node that the state came from
-    waited_seconds: float | None = None  # since the generation before it was left
+    generation: Generation  # new generation
+    count: Count  # number of ranks
+    ranks: tuple[Count, ...] = ()  # rank numbers; empty: unknown, in records of version 1
+    engine: str = "none"  # engine that sums the gradients: none, gloo or ring
+    behind: tuple[str, ...] = ()  # nodes whose ranks received the state
+    source: str = ""  # node that sent the state
+    waited_seconds: float | None = None  # time since the previous generation ended
 
 
 class GenerationLeft(EventData, tag="generation-left", frozen=True):
-    """A group is given up, and another one will be formed."""
+    """A generation ended, and the ranks will form a new one."""
 
-    generation: Generation  # the one given up
-    reason: str  # why
+    generation: Generation  # generation that ended
+    reason: str  # reason why it ended
 
 
 class StepSkipped(EventData, tag="step-skipped", frozen=True):
-    """A step did not update the parameters."""
+    """A step didn't update the parameters."""
 
     step: Count
-    reason: str  # nan or overflow
+    reason: str  # reason: nan or overflow
 
 
 class StepRetracted(EventData, tag="step-retracted", frozen=True):
-    """A step that only lost ranks had made is retracted, and made again."""
+    """A step is retracted and repeated because only lost ranks had completed it."""
 
     step: Count
 
 
 class StepsStopped(EventData, tag="steps-stopped", frozen=True):
-    """Too few nodes are in reach for the run to make steps, or enough are again."""
+    """Training stopped because too few nodes are reachable, or continues because enough are."""
 
-    lacking: str  # what is missing; empty: nothing is missing now
+    lacking: str  # what is missing; empty: nothing, training continues
 
 
 class StateShared(EventData, tag="state-shared", frozen=True):
-    """All ranks received one rank's parameters."""
+    """All ranks received the parameters of one rank."""
 
-    source: str  # the node that they came from
-    drift: float  # the largest difference, relative
-    rank: str = ""  # the rank with that difference: a node, or node:rank
+    source: str  # node that sent the parameters
+    drift: float  # largest relative difference
+    rank: str = ""  # rank with the largest difference: a node, or node:rank
 
 
 class ProbePassed(EventData, tag="probe-passed", frozen=True):
-    """Two ranks gave the probe's tokens the same log-probabilities."""
+    """Two ranks computed the same log-probabilities for the probe's tokens."""
 
     category: ClassVar[Category] = "probe"
-    rank: str  # a node, or node and rank
-    other: str  # the rank it was compared with
-    difference: float  # largest difference of a token's log-probability
-    tolerance: float  # largest difference allowed
-    tokens: Count  # tokens compared
-    seconds: float  # how long it took
+    rank: str  # rank: a node, or node:rank
+    other: str  # rank that it was compared with
+    difference: float  # largest difference in a token's log-probability
+    tolerance: float  # largest allowed difference
+    tokens: Count  # number of tokens compared
+    seconds: float  # duration of the probe
 
 
 class Evaluated(EventData, tag="evaluated", frozen=True):
-    """The loss over the held-out samples."""
+    """The loss on the held-out samples was measured."""
 
     category: ClassVar[Category] = "evaluation"
-    loss: float  # nats per unit of weight
-    seconds: float | None = None  # how long it took; None: not known
+    loss: float  # mean loss, in nats per unit of weight
+    seconds: float | None = None  # duration of the evaluation; None: unknown
 
 
 class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
-    """A node has a copy of a step's state on its disk."""
+    """A node wrote a checkpoint."""
 
     category: ClassVar[Category] = "checkpoint"
-    step: Count  # whose state it is
-    size_bytes: Count | None = None  # size of all its files; None: not known
-    loop_seconds: float | None = None  # how long training stood still for it
+    step: Count  # step whose state it contains
+    size_bytes: Count | None = None  # total size of its files; None: unknown
+    loop_seconds: float | None = None  # time that training was stopped for it
 
 
 class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
-    """A node could not write a copy of a step's state."""
+    """A node couldn't write a checkpoint."""
 
     category: ClassVar[Category] = "checkpoint"
-    node: str  # the node
-    reason: str  # why
+    node: str  # node name
+    reason: str  # reason for the failure
 
 
 # ---------------------------------------------------------------- ranks, nodes and agents
 
 
 class RankChanged(EventData, tag="rank-changed", frozen=True):
-    """A trainer was restarted, hangs, was given up, or keeps the others waiting."""
+    """A trainer restarted, hung, failed, ended, or kept the other ranks waiting."""
 
     category: ClassVar[Category] = "rank"
-    ranks: tuple[str, ...]  # each a node, or node:rank
+    ranks: tuple[str, ...]  # affected ranks, each a node, or node:rank
     state: Literal[
         "restarted", "failed", "hung", "slow", "waited-for", "not-admitted", "ended", "out-of-memory"
-    ]  # what became of them
-    detail: str  # for a person, on one line
+    ]  # what happened to them
+    detail: str  # details, on one line
 
 
 class SharesUnmeasured(EventData, tag="shares-unmeasured", frozen=True):
-    """First shares stay even, because some node's rate could not be measured."""
+    """The initial shares stay even because some nodes' rates couldn't be measured."""
 
     category: ClassVar[Category] = "rank"
     nodes: tuple[str, ...]  # nodes without a measured rate
 
 
 class NodeState(EventData, tag="node-state", frozen=True):
-    """The state of another node's agent changed, as the lead sees it."""
+    """The lead noticed a change in a different node's agent."""
 
     category: ClassVar[Category] = "agent"
-    node: str  # the node, or node and rank
-    state: Literal["silent", "in-touch", "moved", "trainer-back"]  # what became of it
-    detail: str = ""  # why it is silent, or its new address
+    node: str  # node, or node:rank
+    state: Literal["silent", "in-touch", "moved", "trainer-back"]  # new state
+    detail: str = ""  # reason for the silence, or the new address
 
 
 # ---------------------------------------------------------------- alerts and the record
 
 
 class AlertRaised(EventData, tag="alert-raised", frozen=True):
-    """An alert was raised: something needs a person's attention."""
+    """An alert was raised: something needs attention."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # id of the alert
-    node: str  # the node it is about; empty: the whole run
-    text: str  # what is wrong
+    id: str  # alert ID
+    node: str  # affected node; empty: the whole run
+    text: str  # description of the problem
 
 
 class AlertCleared(EventData, tag="alert-cleared", frozen=True):
-    """An alert's cause is gone."""
+    """An alert cleared because its cause is gone."""
 
     category: ClassVar[Category] = "alert"
-    id: str  # id of the alert
-    node: str  # the node it is about; empty: the whole run
-    alert: str  # kind of the alert
-    seconds: float | None = None  # how long it was open
+    id: str  # alert ID
+    node: str  # affected node; empty: the whole run
+    alert: str  # alert kind
+    seconds: float | None = None  # time that it was open
 
 
 class AlertFailed(EventData, tag="alert-failed", frozen=True):
-    """An alert is still open at the run's end, or a hook could not be called."""
+    """An alert was still open when the run ended, or a hook couldn't be called."""
 
     category: ClassVar[Category] = "alert"
-    text: str  # for a person, on one line
-    id: str = ""  # id of the alert; empty: a hook failed
+    text: str  # description, on one line
+    id: str = ""  # alert ID; empty: a hook failed
 
 
 class RecordState(EventData, tag="record-state", frozen=True):
-    """The run's record can't be written, or can again."""
+    """The run's record became unwritable, or writable again."""
 
     category: ClassVar[Category] = "record"
-    problem: str  # what is wrong; empty: nothing any more
+    problem: str  # description of the problem; empty: it is solved
 
 
 class Notice(EventData, tag="notice", frozen=True):
-    """An event without a kind of its own, also from a record of protocol 1 whose text is not known."""
+    """An event without a more specific kind, or one from a protocol 1 record whose text isn't recognised."""
 
-    text: str  # for a person, on one line
-    of: Category = "run"  # the group in which it is shown
+    text: str  # description, on one line
+    of: Category = "run"  # group that shows it
 
 
 AnyEvent = (

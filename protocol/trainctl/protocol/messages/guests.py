@@ -1,4 +1,4 @@
-"""What a program that trains a run by itself says of it: its ranks, and the steps that it has made."""
+"""Data from a program that trains its own run: its ranks and its steps."""
 
 from typing import Annotated
 
@@ -9,14 +9,14 @@ from trainctl.protocol.messages.base import MAX_COUNT, Count, Values
 from trainctl.protocol.messages.trainer import Phases
 
 MOST_GUEST_RANKS = 64
-"""Ranks of one such run. A step with the metrics of all of them has to fit into one request."""
+"""Maximum number of ranks in one attached run. A step with all their metrics must fit into one request."""
 
 
 class GuestRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank of an attached run."""
 
     rank: Count
-    node: Annotated[str, Meta(max_length=64)] = ""  # where it runs; empty: the agent's node
+    node: Annotated[str, Meta(max_length=64)] = ""  # node of the rank; empty: the agent's node
     micro_batch: Count | None = None
     backend: Annotated[str, Meta(max_length=64)] | None = None
     device: Annotated[str, Meta(max_length=64)] | None = None
@@ -27,27 +27,27 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a step of an attached run."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # processed: those without a loss count, padding doesn't; 0: not known
-    weight: Annotated[float, Meta(ge=0)] | None = None  # weight of its samples
-    samples: Count = 0  # 0: not known
+    tokens: Annotated[float, Meta(ge=0)] = 0.0  # tokens processed, without padding; 0: unknown
+    weight: Annotated[float, Meta(ge=0)] | None = None  # total weight of its samples
+    samples: Count = 0  # number of samples that the rank processed; 0: unknown
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
     phases: Phases = Phases()
-    values: Values = msgspec.field(default_factory=dict)  # metrics by name
+    values: Values = msgspec.field(default_factory=dict)  # the rank's metrics, by name
 
 
 class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of an attached run. Values that the program does not know are None. Losses and metrics may be NaN."""
+    """One step of an attached run. Values that the program doesn't know are None. Losses and metrics may be NaN."""
 
     step: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-    committed_at: float  # Unix seconds
-    step_seconds: Annotated[float, Meta(ge=0)]  # since the step before, pauses excluded
-    samples: Count = 0  # 0: not known
-    tokens: Count | None = None  # processed by all ranks
-    weight: Annotated[float, Meta(ge=0)] | None = None  # what the loss is divided by, in the run's `weight_unit`
-    loss: float | None = None  # mean per unit of weight
+    committed_at: float  # commit time, in Unix seconds
+    step_seconds: Annotated[float, Meta(ge=0)]  # time since the previous step, excluding pauses
+    samples: Count = 0  # samples in the step, across all ranks; 0: unknown
+    tokens: Count | None = None  # tokens processed by all ranks
+    weight: Annotated[float, Meta(ge=0)] | None = None  # weight that divides the loss, in the run's `weight_unit`
+    loss: float | None = None  # mean loss per unit of weight
     learning_rate: float | None = None
-    grad_norm: float | None = None  # before clipping
+    grad_norm: float | None = None  # gradient norm before clipping
     global_batch: Count | None = None
-    values: Values = msgspec.field(default_factory=dict)  # metrics of the run by name
+    values: Values = msgspec.field(default_factory=dict)  # metrics of the run, by name
     parts: Annotated[tuple[GuestPart, ...], Meta(max_length=MOST_GUEST_RANKS)] = ()

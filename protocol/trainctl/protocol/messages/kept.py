@@ -8,7 +8,7 @@ from trainctl.protocol.messages.trainer import StepPlan
 
 
 class KeptPlan(Message, tag="kept-plan", frozen=True):
-    """A plan without work for the node's own rank."""
+    """A plan that gives the node's own rank no work."""
 
     plan: StepPlan
 
@@ -20,13 +20,13 @@ class KeptStep(Message, tag="kept-step", frozen=True):
 
 
 class KeptPart(Message, tag="kept-part", frozen=True):
-    """A rank's part of the committed step before it."""
+    """A rank's part of the preceding committed step."""
 
     part: RankStep
 
 
 class KeptEvent(Message, tag="kept-event", frozen=True):
-    """An event, under the lead's id."""
+    """An event, with the lead's event number."""
 
     event: Event
 
@@ -43,29 +43,29 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
 
     step: Count
     at: float
-    loss: float  # nats per unit of weight
-    weight: float  # what the loss was divided by
+    loss: float  # mean loss, in nats per unit of weight
+    weight: float  # weight that divides the loss
     seconds: float
 
 
 class KeptDrifts(Message, tag="kept-drifts", frozen=True):
-    """How far each rank's parameters were from those it received at a `sync`."""
+    """The distance of each rank's parameters from those that it received in a `sync`."""
 
     step: Count
     at: float
     ranks: tuple[int, ...]
-    drifts: tuple[float, ...]  # relative, in the order of `ranks`
+    drifts: tuple[float, ...]  # relative drift of each rank, in the same order
 
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
-    """Steps after a step, and events after an event, are retracted: another lead or only lost ranks made them."""
+    """Retracts later steps and events because a different lead or only lost ranks made them."""
 
     after_step: Count
-    after_event: Count | None = None  # the last event that stays; None: all stay
+    after_event: Count | None = None  # last event that remains; None: all remain
 
 
 class KeptCommand(Message, tag="kept-command", frozen=True):
-    """A command as it is in the lead's journal."""
+    """A command from the lead's journal."""
 
     id: Name
     digest: str
@@ -85,7 +85,7 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
     after: str | None = None
     ended_at: float | None = None
     plan_version: Count | None = None
-    undoes: str | None = None  # the command, or the number of the event, that it undoes
+    undoes: str | None = None  # ID of the command, or number of the event, that it undoes
 
 
 Kept = (

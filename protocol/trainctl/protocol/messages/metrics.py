@@ -71,119 +71,125 @@ _RUN = (
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
     ),
-    Metric("clip_scale", "", "run", "clip scale", "Factor that clipping applied to the gradient; 1: none.", "loss"),
+    Metric(
+        "clip_scale", "", "run", "clip scale", "Factor by which clipping scaled the gradient; 1: no clipping.", "loss",
+    ),
     Metric(
         "learning_rate", "", "run", "learning rate", "Learning rate of the step.", "scientific", "learning_rate",
         "learning_rate", short="lr",
     ),
     Metric(
-        "step_seconds", "s", "run", "step seconds", "Time from commit to commit, pauses excluded.", "seconds",
+        "step_seconds", "s", "run", "step seconds", "Time from commit to commit, excluding pauses.", "seconds",
         "step_seconds", "step_seconds", short="step",
     ),
     Metric(
-        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens of the step divided by its time.", "rate",
+        "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens processed per second during the step.", "rate",
         "tokens_per_second", "CASE WHEN step_seconds > 0 THEN tokens / step_seconds END", short="tok/s",
     ),
     Metric(
-        "samples_per_second", "samples/s", "run", "samples/s", "Samples of the step per second of its time.", "number",
-        "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END",
+        "samples_per_second", "samples/s", "run", "samples/s", "Samples processed per second during the step.",
+        "number", "samples_per_second", "CASE WHEN step_seconds > 0 AND samples > 0 THEN samples / step_seconds END",
         short="smp/s",
     ),
     Metric(
-        "steps_per_second", "steps/s", "run", "steps/s", "One divided by the time of the step.", "number",
+        "steps_per_second", "steps/s", "run", "steps/s", "Steps per second, based on the step's duration.", "number",
         "steps_per_second", "CASE WHEN step_seconds > 0 THEN 1.0 / step_seconds END", short="step/s",
     ),
     Metric(
-        "seconds_per_sample", "s", "run", "seconds per sample", "Time of the step divided by its samples.", "seconds",
+        "seconds_per_sample", "s", "run", "seconds per sample", "Step duration divided by its samples.", "seconds",
         "seconds_per_sample", "CASE WHEN samples > 0 THEN step_seconds / samples END", short="a sample",
     ),
     Metric(
         "weight_per_second", "weight/s", "run", "weight/s",
-        "Weight that divides the step's loss, per second, in the run's unit.", "rate",
+        "Loss weight processed per second, in the run's unit.", "rate",
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
-        "loss_not_finite", "1 at such a step", "run", "", "Steps whose loss is not finite.", drawn=False,
+        "loss_not_finite", "1, or absent", "run", "", "Steps whose loss is NaN or infinite.", drawn=False,
         sql=_NOT_FINITE.format("loss"),
     ),
     Metric(
-        "grad_norm_not_finite", "1 at such a step", "run", "", "Steps whose gradient norm is not finite.", drawn=False,
+        "grad_norm_not_finite", "1, or absent", "run", "", "Steps whose gradient norm is NaN or infinite.", drawn=False,
         sql=_NOT_FINITE.format("grad_norm"),
     ),
     Metric(
-        "tokens_total", "tokens, min and max at a bucket's ends", "run", "", "Tokens processed since the run began.",
-        field="tokens_total", drawn=False,
+        "tokens_total", "tokens, minimum at a bucket's first step, maximum at its last", "run", "",
+        "Tokens processed since the run began.", field="tokens_total", drawn=False,
     ),
     Metric(
-        "committed_at", "Unix s, min and max at a bucket's ends", "run", "", "When the step was committed.",
-        field="committed_at", drawn=False,
+        "committed_at", "Unix seconds, minimum at a bucket's first step, maximum at its last", "run", "",
+        "Commit time of the step.", field="committed_at", drawn=False,
     ),
 )  # fmt: skip
 
 _RANK = (
     Metric(
-        "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss over the rank's own samples.", "loss",
+        "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss on the rank's own samples.", "loss",
         heading="LOSS",
     ),
     Metric(
-        "rank_step_seconds", "s", "rank", "rank step seconds", "Time of the rank's step, from plan to end.", "seconds",
-        "step_seconds", "r.step_seconds", "max", "step",
+        "rank_step_seconds", "s", "rank", "rank step seconds", "Duration of the rank's step, including waits.",
+        "seconds", "step_seconds", "r.step_seconds", "max", "step",
     ),
     Metric(
-        "busy_seconds", "s", "rank", "busy seconds", "Its data, forward and backward.", "seconds", "phases.busy", _BUSY,
-        "max", "busy",
+        "busy_seconds", "s", "rank", "busy seconds", "Time of the data, forward and backward phases.", "seconds",
+        "phases.busy", _BUSY, "max", "busy",
     ),
     Metric(
-        "own_tokens_per_second", "tokens/s", "rank", "own tok/s", "What the rank would do alone.", "rate",
-        "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 AND r.tokens > 0 THEN r.tokens / ({_BUSY}) END", "sum", "own",
+        "own_tokens_per_second", "tokens/s", "rank", "own tok/s", "Tokens per second that the rank would reach alone.",
+        "rate", "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 AND r.tokens > 0 THEN r.tokens / ({_BUSY}) END", "sum",
+        "own",
     ),
     *(
         Metric(
-            f"{name}_seconds", "s", "rank", f"{name} seconds", f"Time of its step spent in {name}.", "seconds",
-            f"phases.{name}", f"r.{name}_seconds", "max", name,
+            f"{name}_seconds", "s", "rank", f"{name} seconds", f"Time that the step spent in the {name} phase.",
+            "seconds", f"phases.{name}", f"r.{name}_seconds", "max", name,
         )
         for name in PHASES
     ),
     Metric(
-        "memory_bytes", "B", "rank", "memory held GB", "Memory that the trainer holds after the step.", "bytes",
+        "memory_bytes", "B", "rank", "memory held GB", "Trainer memory in use after the step.", "bytes",
         sql="r.memory_bytes", fold="sum", short="held",
     ),
     Metric(
-        "memory_peak_bytes", "B", "rank", "memory peak GB", "Most memory that it held during the step.", "bytes",
+        "memory_peak_bytes", "B", "rank", "memory peak GB", "Peak trainer memory during the step.", "bytes",
         sql="r.memory_peak_bytes", fold="sum", short="memory",
     ),
     Metric(
-        "memory_cap_bytes", "B", "rank", "memory cap GB", "Most memory that it may hold.", "bytes",
+        "memory_cap_bytes", "B", "rank", "memory cap GB", "Maximum memory that the trainer may use.", "bytes",
         sql="r.memory_cap_bytes", fold="sum", short="cap",
     ),
     Metric(
-        "memory_use", "of the cap", "rank", "memory use", "Mean peak of the last 10 steps over the cap.", "ratio",
-        fold="max", short="use",
+        "memory_use", "of the cap", "rank", "memory use", "Mean peak memory of the last 10 steps, divided by the cap.",
+        "ratio", fold="max", short="use",
     ),
     Metric(
-        "memory_growth", "B/step", "rank", "memory growth", "Slope of the peaks of the last 10 steps.", "bytes",
-        short="growth",
+        "memory_growth", "B/step", "rank", "memory growth", "Growth of peak memory per step, over the last 10 steps.",
+        "bytes", short="growth",
     ),
     Metric(
         "sum_bytes", "B", "rank", "sum MB",
-        "Size of the rank's part in the step's sum: gradients and tail in fp32, not network traffic.", "megabytes",
+        "Size of the rank's gradients that are summed, in fp32; not network traffic.", "megabytes",
         fold="max", short="sum",
     ),
     Metric(
         "sum_bytes_per_second", "B/s", "rank", "sum MB/s",
-        "Bytes of the step's sum divided by its time, which includes waiting for slower ranks.",
+        "`sum_bytes` divided by the duration of the sum, including the wait for slower ranks.",
         "megabytes_per_second", fold="max", short="sum",
     ),
-    Metric("drift", "relative", "rank", "drift", "Parameters' distance from those they were synced to.", "scientific"),
+    Metric(
+        "drift", "relative", "rank", "drift", "Relative difference from the source's parameters at a sync.",
+        "scientific",
+    ),
 )  # fmt: skip
 
 _HOST = (
     Metric(
-        "cpu_percent", "%", "host", "CPU use", "Part of the machine's processors in use.", "percent",
+        "cpu_percent", "%", "host", "CPU use", "Percentage of the machine's processors in use.", "percent",
         "host.cpu_percent", short="cpu",
     ),
     Metric(
-        "load_1min", "", "host", "load average", "Load average of the machine over a minute.", field="host.load_1min",
+        "load_1min", "", "host", "load average", "One-minute load average of the machine.", field="host.load_1min",
         short="load",
     ),
     Metric(
@@ -191,15 +197,15 @@ _HOST = (
         "host.memory_used_bytes", short="memory",
     ),
     Metric(
-        "disk_free_bytes", "B", "host", "disk free GB", "Free space on the disk that holds the runs.", "bytes",
+        "disk_free_bytes", "B", "host", "disk free GB", "Free space on the disk that stores the runs.", "bytes",
         "host.disk_free_bytes", short="disk",
     ),
     Metric(
-        "temperature_celsius", "°C", "host", "CPU °C", "Temperature of the machine's processor.",
+        "temperature_celsius", "°C", "host", "CPU °C", "CPU temperature.",
         "celsius", "host.temperature_celsius", fold="max", short="°C",
     ),
     Metric(
-        "gpu_utilization_percent", "%", "host", "GPU use", "Fraction of time that the device was busy.", "percent",
+        "gpu_utilization_percent", "%", "host", "GPU use", "Percentage of time that the device was busy.", "percent",
         "gpu.utilization_percent", short="gpu",
     ),
     Metric(
@@ -207,7 +213,7 @@ _HOST = (
         short="clock",
     ),
     Metric(
-        "gpu_power_watts", "W", "host", "GPU power", "Power that the device draws.", "watts", "gpu.power_watts",
+        "gpu_power_watts", "W", "host", "GPU power", "Power draw of the device.", "watts", "gpu.power_watts",
         fold="sum", short="power",
     ),
     Metric(
@@ -220,7 +226,7 @@ _HOST = (
     ),
     Metric(
         "round_trip_seconds", "s", "host", "round trip",
-        "Time of the last ping from the lead's agent to the node's and back; the lead itself has none.", "seconds",
+        "Round-trip time of the last ping from the lead's agent to the node's agent. The lead has none.", "seconds",
         short="ping", heading="PING",
     ),
 )  # fmt: skip

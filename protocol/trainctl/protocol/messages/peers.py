@@ -14,37 +14,37 @@ class HostedRank(msgspec.Struct, frozen=True):
 
     run: Name
     rank: Count
-    pid: Count | None  # None: it is starting, or has ended
-    step: Count = 0  # newest committed step in its node's record
+    pid: Count | None  # trainer's process ID; None: it is starting, or has ended
+    step: Count = 0  # newest committed step in the node's record
     generation: Generation | None = None  # generation of that step
-    event: Count = 0  # id of the newest event in that record
+    event: Count = 0  # ID of the newest event in that record
     seq: Count = 0  # number of the newest plan in that record
 
 
 class PeerHello(Message, tag="peer-hello", frozen=True):
-    """Begins a conversation, named by `link`. Both sides number what they send from 1; a gap ends the conversation."""
+    """Starts a conversation, identified by `link`. Both sides number their messages from 1; a gap ends it."""
 
     link: Name
-    lead: str  # name of the lead's node
-    address: str  # where the lead takes requests
-    generation: Generation | None = None  # newest that the lead knows; a follower that knows a newer term refuses
-    run: str | None = None  # the run that it leads
+    lead: str  # node name of the lead
+    address: str  # address for requests to the lead
+    generation: Generation | None = None  # newest that the lead knows; a follower refuses an older term
+    run: str | None = None  # ID of the run that it leads
 
 
 class PeerHost(Message, tag="peer-host", frozen=True):
-    """Host a rank: check the run file against this machine, make the run directory, start the trainer."""
+    """Host a rank: check the run file on this machine, create the run directory and start the trainer."""
 
     link: Name
     seq: Count
     run: Name
     rank: Count
-    config: dict[str, Any]  # the run file as parsed
+    config: dict[str, Any]  # parsed run file
     generation: Generation
-    resume_step: Count | None = None  # step of the checkpoint on this node that the rank begins with; None: none
+    resume_step: Count | None = None  # step of this node's checkpoint to start from; None: none
 
 
 class PeerRelay(Message, tag="peer-relay", frozen=True):
-    """Pass an order on to a rank's trainer; a plan is journaled first."""
+    """Forward a message to a rank's trainer; journal plans first."""
 
     link: Name
     seq: Count
@@ -53,7 +53,7 @@ class PeerRelay(Message, tag="peer-relay", frozen=True):
 
 
 class PeerEnd(Message, tag="peer-end", frozen=True):
-    """The run has ended, or the rank is not wanted: end its trainer if it still lives."""
+    """The run has ended, or the rank isn't needed: end its trainer if it is still running."""
 
     link: Name
     seq: Count
@@ -64,7 +64,7 @@ class PeerEnd(Message, tag="peer-end", frozen=True):
 
 
 class PeerTrainer(Message, tag="peer-trainer", frozen=True):
-    """Restart the trainer of a rank if it is not running, or kill it because it hangs."""
+    """Start a rank's trainer if it isn't running, or kill it because it hangs."""
 
     link: Name
     seq: Count
@@ -74,85 +74,85 @@ class PeerTrainer(Message, tag="peer-trainer", frozen=True):
 
 
 class PeerKeep(Message, tag="peer-keep", frozen=True):
-    """What the lead has recorded of the run. The follower records it too, so that it could lead the run itself."""
+    """Items from the lead's record of the run. The follower records them too, so that it can become the lead."""
 
     link: Name
     seq: Count
     run: Name
-    items: tuple[bytes, ...]  # each the msgpack of a message kept by followers, in the lead's order
+    items: tuple[bytes, ...]  # messages kept by followers, as msgpack, in the lead's order
 
 
 class PeerClaim(Message, tag="peer-claim", frozen=True):
-    """The sender will lead the run in this term, if it gets consent; answered by PeerConsent.
+    """The sender asks for consent to lead the run in this term. The answer is PeerConsent.
 
-    The lead hands the run over; any other agent consents to one claimant per term. A claim in term 0 only asks: the
-    answer is always a refusal, and says what is known there.
+    The lead hands the run over; any other agent consents to one claimant per term. A claim in term 0 is only a query:
+    the answer is always a refusal with what that agent knows.
     """
 
     link: Name
     seq: Count
     run: Name
     term: Count
-    hosted: HostedRank  # how far the claimant's record goes
-    resume: bool = False  # resume a run that has ended: a node that takes part in it refuses
+    hosted: HostedRank  # the claimant's newest record entries
+    resume: bool = False  # resume an ended run; nodes that still take part in it refuse
 
 
 class PeerPing(Message, tag="peer-ping", frozen=True):
-    """Sent at 1 Hz; answered by PeerBeat."""
+    """Sent once per second. The answer is PeerBeat."""
 
     link: Name
-    seq: Count  # last number sent, so that a lost message shows
-    sent_monotonic: float = 0.0  # by the sender's clock; the answer repeats it
-    round_trip_seconds: float | None = None  # of the last answered ping of this conversation
+    seq: Count  # last number sent, to reveal lost messages
+    sent_monotonic: float = 0.0  # sender's monotonic clock; the answer repeats it
+    round_trip_seconds: float | None = None  # round trip of the last answered ping
 
 
 ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
 
 
 class PeerWelcome(Message, tag="peer-welcome", frozen=True):
-    """Answer to PeerHello: the conversation has begun."""
+    """Answer to PeerHello: the conversation has started."""
 
     link: Name
     node: str
     boot: str
-    live_address: str  # where it publishes
-    version: str  # version of the program
-    generation: Generation | None = None  # newest that it has seen
+    live_address: str  # address where it publishes
+    version: str  # trainctl version
+    generation: Generation | None = None  # newest generation that it has seen
     ranks: tuple[HostedRank, ...] = ()
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):
-    """Answer to PeerHost."""
+    """Answer to PeerHost: whether the trainer was started."""
 
     link: Name
     seq: Count
     run: Name
     rank: Count
-    field: str = ""  # what is at fault; empty: the trainer was started
+    field: str = ""  # invalid field; empty: the trainer was started
     problem: str = ""
-    hosted: HostedRank | None = None  # how far that node's record goes
+    hosted: HostedRank | None = None  # the node's newest record entries
 
 
 class PeerConsent(Message, tag="peer-consent", frozen=True):
-    """Answer to PeerClaim."""
+    """Answer to PeerClaim: consent or refusal."""
 
     link: Name
     seq: Count
     run: Name
-    term: Count  # the claimed one; in a refusal, the newest that was seen or promised
-    refusal: str = ""  # why not; empty: it consents
-    hosted: HostedRank | None = None  # how far this node's record of the run goes; None: it has none
-    items: tuple[bytes, ...] = ()  # what its record has beyond the claimant's, as in PeerKeep
-    takes_part: bool = False  # in a refusal: this node takes part in an active run
+    term: Count  # claimed term; in a refusal, the newest term seen or promised
+    refusal: str = ""  # reason for the refusal; empty: consent
+    hosted: HostedRank | None = None  # this node's newest record entries; None: no record
+    items: tuple[bytes, ...] = ()  # record items that the claimant lacks, as in PeerKeep
+    takes_part: bool = False  # refusal: this node takes part in an active run
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):
-    """Passes on what a trainer sent."""
+    """Forwards a message from a trainer."""
 
     link: Name
     seq: Count
     answer: FromTrainer
-    returned: bool = False  # the trainer speaks over a new connection
+    returned: bool = False  # whether the trainer uses a new connection
 
 
 class PeerExit(Message, tag="peer-exit", frozen=True):
@@ -164,29 +164,29 @@ class PeerExit(Message, tag="peer-exit", frozen=True):
     rank: Count
     clean: bool
     why: str
-    memory: str = ""  # what shows that it ran out of memory; empty: nothing does
+    memory: str = ""  # evidence that it ran out of memory; empty: none
 
 
 class PeerBeat(Message, tag="peer-beat", frozen=True):
     """Answer to PeerPing."""
 
     link: Name
-    seq: Count  # last number sent
+    seq: Count  # last number sent, to reveal lost messages
     ranks: tuple[HostedRank, ...] = ()
     loop_lag_seconds: float = 0.0
-    host: HostReading | None = None  # the newest reading of its machine
-    sent_monotonic: float = 0.0  # as in the ping
+    host: HostReading | None = None  # newest reading of its machine
+    sent_monotonic: float = 0.0  # value from the ping
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):
-    """The agent doesn't know the conversation, follows another lead, or can't obey."""
+    """The agent doesn't know the conversation, follows a different lead, or can't carry out the request."""
 
     link: Name
     code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
-    run: str | None = None  # older-term: the run that the lead named
-    state: RunState | None = None  # state of that run as known here; None: not known
-    reason: str = ""  # why it is in that state
+    run: str | None = None  # older-term: ID of the run that the lead named
+    state: RunState | None = None  # state of that run; None: unknown
+    reason: str = ""  # reason for that state
 
 
 FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal

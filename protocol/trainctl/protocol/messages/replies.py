@@ -1,4 +1,4 @@
-"""Replies of an agent to a client."""
+"""Replies from an agent to a client."""
 
 from typing import Annotated, Literal
 
@@ -11,12 +11,12 @@ from trainctl.protocol.messages.trainer import FileDigest
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One metric in buckets of `bucket_steps` steps; the lists run in parallel."""
+    """One metric in buckets of `bucket_steps` steps. All lists have one entry per bucket."""
 
     metric: Name
-    rank: Count | None  # None: the whole run
+    rank: Count | None  # rank number; None: the whole run
     bucket_steps: Annotated[int, Meta(ge=1)]
-    steps: tuple[int, ...]  # first step of each bucket; a bucket without a step is absent
+    steps: tuple[int, ...]  # first step of each bucket; empty buckets are absent
     minimum: tuple[float, ...]
     maximum: tuple[float, ...]
     mean: tuple[float, ...]
@@ -24,68 +24,68 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """The root of what an agent answers."""
+    """The base of all replies."""
 
     rid: str
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """The agent that answers."""
+    """The agent that replies."""
 
     node: str
     boot: str
     address: str
-    live_address: str  # where it publishes
+    live_address: str  # address where it publishes live messages
     host: HostReading | None
-    version: str  # version of the program
+    version: str  # trainctl version
 
 
 class PeerView(msgspec.Struct, frozen=True):
-    """Another node of the cluster, as this agent sees it."""
+    """A different node of the cluster, as this agent sees it."""
 
     node: str
     address: str
-    live_address: str | None  # None: it has not been reached yet
+    live_address: str | None  # address where it publishes; None: not reached yet
     state: Literal["connected", "silent", "unknown"]
     since_at: float
     why: str = ""
-    key: str | None = None  # public key of its agent, Z85; None: none, or not known
+    key: str | None = None  # public key of its agent, Z85; None: no key, or unknown
 
 
 class RunRates(msgspec.Struct, frozen=True):
-    """How fast a run is, and how long it still takes; None: not known."""
+    """A run's speed and remaining time; None: unknown."""
 
-    unit: str  # unit of the average: tokens/s, or pairs/s if the loss is divided by pairs
-    average_per_second: float | None = None  # since the run began, pauses excluded
+    unit: str  # unit of the average, for example tokens/s or pairs/s
+    average_per_second: float | None = None  # average since the run began, excluding pauses
     steps_per_second: float | None = None
     samples_per_second: float | None = None
     seconds_per_sample: float | None = None
     seconds_per_epoch: float | None = None
-    epochs_left: float | None = None  # until the run's last step
-    seconds_left: float | None = None  # until the run's last step; None: not known, or the run has ended
+    epochs_left: float | None = None  # epochs until the run's last step
+    seconds_left: float | None = None  # time until the run's last step; None: unknown, or the run has ended
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One run in a list."""
+    """One run in a list of runs."""
 
     run: Name
     name: str
     state: RunState
-    step: Count
-    steps: Count | None  # steps in all; None: not known
+    step: Count  # last committed step
+    steps: Count | None  # total number of steps; None: unknown
     last_loss: float | None
     started_at: float
     directory: str
-    lead: str = ""  # node that leads it, or did last
-    nodes: tuple[str, ...] = ()  # nodes of its ranks
-    last_step_at: float | None = None  # when the last step was committed
-    stale: bool = False  # its lead is out of reach: this is how it was before that node led it
+    lead: str = ""  # node that leads it, or led it last
+    nodes: tuple[str, ...] = ()  # nodes that host its ranks
+    last_step_at: float | None = None  # commit time of the last step, in Unix seconds
+    stale: bool = False  # whether the data is outdated because its lead is unreachable
     kind: RunKind = "hosted"
-    rates: RunRates | None = None  # how fast it is, by its last step
+    rates: RunRates | None = None  # speed and remaining time, based on its last step
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
-    """All that a screen needs to open. It includes live messages up to `seq`."""
+    """Everything that a screen needs to open. It includes all live messages up to `seq`."""
 
     boot: str
     seq: Count
@@ -94,23 +94,23 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     run: RunView | None
     last_step: StepCommitted | None
     rank_steps: tuple[RankStep, ...]
-    events: tuple[Event, ...]  # the newest 100, oldest first
+    events: tuple[Event, ...]  # newest 100 events, oldest first
     series: tuple[Series, ...]
-    peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
-    alerts: Alerts | None = None  # open alerts; None: the run asked for is not active
-    runs: tuple[RunSummary, ...] = ()  # all live runs of this agent, the hosted one first
+    peers: tuple[PeerView, ...] = ()  # other nodes of the cluster
+    alerts: Alerts | None = None  # open alerts; None: the requested run isn't active
+    runs: tuple[RunSummary, ...] = ()  # all live runs of this agent, hosted run first
 
 
 class History(Reply, tag="history", frozen=True):
-    """Series of a run."""
+    """The requested series of a run."""
 
     series: tuple[Series, ...]
-    own_metrics: tuple[str, ...] = ()  # names of the metrics that the run brought
-    values_from: Count = 0  # first step whose metrics by name are kept one by one, not only in larger buckets
+    own_metrics: tuple[str, ...] = ()  # names of the metrics that the run defined
+    values_from: Count = 0  # first step with single values of metrics by name; older steps have only buckets
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):
-    """`complete` is False when some messages are no longer kept: attach again."""
+    """The missed messages that the agent still has."""
 
     complete: bool
     messages: tuple[Live, ...]
@@ -119,7 +119,7 @@ class GapFill(Reply, tag="gap-fill", frozen=True):
 class Runs(Reply, tag="runs", frozen=True):
     """The runs that the agent knows."""
 
-    runs: tuple[RunSummary, ...]  # newest first
+    runs: tuple[RunSummary, ...]  # runs, newest first
 
 
 class Events(Reply, tag="events", frozen=True):
@@ -139,11 +139,11 @@ class Steps(Reply, tag="steps", frozen=True):
 
 
 class Hosts(Reply, tag="hosts", frozen=True):
-    """A page of readings of a run's machines."""
+    """A page of readings from a run's machines."""
 
     run: str | None
-    readings: tuple[HostReading, ...]  # one per node and 10 s; kept for a week
-    last_row: Count  # row of the last one looked at: ask again with it as `after_row`
+    readings: tuple[HostReading, ...]  # one reading per node every 10 s, kept for a week
+    last_row: Count  # last row of this page; use it as the next `after_row`
     more: bool
 
 
@@ -152,13 +152,13 @@ class LogPart(Reply, tag="log-part", frozen=True):
 
     run: str | None
     rank: Count
-    offset_bytes: Count  # place of the first byte of `text`
-    size_bytes: Count  # size of the whole file
+    offset_bytes: Count  # file offset of the first byte of `text`
+    size_bytes: Count  # total size of the file
     text: str
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """A client that is attached."""
+    """An attached client."""
 
     by: str
     since_at: float
@@ -166,7 +166,7 @@ class Viewer(msgspec.Struct, frozen=True):
 
 
 class Viewers(Reply, tag="viewers", frozen=True):
-    """The attached clients without the one that asked, oldest first."""
+    """All attached clients except the one that asked, oldest first."""
 
     viewers: tuple[Viewer, ...]
 
@@ -176,38 +176,38 @@ class InterfaceFacts(msgspec.Struct, frozen=True):
 
     name: str
     is_up: bool
-    addresses: tuple[str, ...]  # IPv4 with prefix length: 192.168.1.5/24
+    addresses: tuple[str, ...]  # IPv4 addresses with prefix length, for example 192.168.1.5/24
 
 
 class FileFacts(msgspec.Struct, frozen=True):
     """Permissions of a file or folder."""
 
     path: str
-    mode: Count  # permission bits, as chmod takes them
-    is_own: bool  # whether it belongs to the agent's user
+    mode: Count  # permission bits, as for chmod
+    is_own: bool  # whether the agent's user owns it
 
 
 class Facts(Reply, tag="facts", frozen=True):
-    """A node's machine and installation as its agent finds them; None: not known."""
+    """Facts about a node's machine and installation; None: unknown."""
 
     node: str
-    received_at: float  # when the request arrived, by that machine's clock
-    at: float  # when this was sent, by the same clock
-    version: str  # version of the program
+    received_at: float  # time when the request arrived, by that machine's clock
+    at: float  # time when the reply was sent, by the same clock
+    version: str  # trainctl version
     python: str
-    system: str  # Linux, Darwin
+    system: str  # operating system: Linux or Darwin
     release: str
-    machine: str  # arm64, x86_64
-    libraries: dict[str, str]  # versions of the installed libraries that matter, by name
-    environment: dict[str, str]  # the agent's variables that matter; trainers inherit them
+    machine: str  # architecture, for example arm64 or x86_64
+    libraries: dict[str, str]  # versions of relevant libraries, by name
+    environment: dict[str, str]  # relevant environment variables of the agent; trainers inherit them
     keys_folder: str
-    key_files: tuple[FileFacts, ...]  # the folder and its files; empty: there is none
-    state_folder: str  # where runs are kept
+    key_files: tuple[FileFacts, ...]  # the keys folder and its files; empty: no such folder
+    state_folder: str  # folder that stores the runs
     disk_free_bytes: Count | None
     disk_total_bytes: Count | None
     memory_total_bytes: Count | None
-    memory_limit_bytes: Count | None  # of the agent's control group; None: no limit, or not known
-    open_files: Count | None  # soft limit (ulimit -n); None: no limit
+    memory_limit_bytes: Count | None  # limit of the agent's control group; None: no limit, or unknown
+    open_files: Count | None  # soft limit on open files (ulimit -n); None: no limit
     interfaces: tuple[InterfaceFacts, ...]
     on_battery: bool | None
     battery_percent: float | None
@@ -215,56 +215,56 @@ class Facts(Reply, tag="facts", frozen=True):
 
 
 class Digests(Reply, tag="digests", frozen=True):
-    """SHA-256 digests of files, each over name, size and content."""
+    """SHA-256 digests of files, each computed from name, size and content."""
 
-    digest: str  # of all files together; empty: see `problem`
-    files: tuple[FileDigest, ...] = ()  # at most 64; the last stands for the rest
-    problem: str = ""  # why there is no digest
+    digest: str  # digest of all files together; empty: see `problem`
+    files: tuple[FileDigest, ...] = ()  # digests per file, at most 64; the last one covers the rest
+    problem: str = ""  # reason why there is no digest; else empty
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Something that was refused for lack of a right, `count` times."""
+    """A request that was refused because of missing permissions."""
 
     first_at: float
     last_at: float
     count: Count
-    name: str  # name of the key; empty: it has none here
-    key: str  # public key, Z85; empty: none was shown
-    what: str  # what was asked: command pause, snapshot-request, connect
+    name: str  # name of the key; empty: the agent doesn't know the key
+    key: str  # public key, Z85; empty: the client had none
+    what: str  # refused request, for example command pause, snapshot-request or connect
     why: str
-    address: str = ""  # IP address that it came from; empty: not known
+    address: str = ""  # client's IP address; empty: unknown
 
 
 class Audit(Reply, tag="audit", frozen=True):
-    """What was refused for lack of a right."""
+    """The requests that were refused because of missing permissions."""
 
-    refused: tuple[Refused, ...]  # newest first
+    refused: tuple[Refused, ...]  # refusals, newest first
 
 
 class RunKept(Reply, tag="run-kept", frozen=True):
-    """How far an attached run is recorded. The program sends the steps after that, again if necessary."""
+    """Confirms the newest recorded step of an attached run. The program must resend any steps after it."""
 
     run: str
-    step: Count  # newest recorded step; 0: none
-    directory: str  # folder in which the agent keeps the run
+    step: Count  # newest recorded step; 0: none yet
+    directory: str  # folder where the agent keeps the run's files
 
 
 class CommandReply(Reply, tag="command-reply", frozen=True):
-    """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
+    """The first reply says whether the command is accepted. An accepted command gets a second reply when it ends."""
 
     id: str
     state: CommandState
-    step: Count | None = None  # applied: the step it took effect at
+    step: Count | None = None  # applied: step at which it took effect
     reason: str = ""
-    field: str | None = None  # rejected: the argument at fault
+    field: str | None = None  # rejected: invalid argument
     before: str | None = None
     after: str | None = None
     plan_version: Count | None = None
-    run: str | None = None  # the run it was about
+    run: str | None = None  # run ID
 
 
 class Refusal(Reply, tag="refusal", frozen=True):
-    """The agent refuses a request."""
+    """The agent refused a request."""
 
     code: Literal[
         "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"

@@ -1,4 +1,4 @@
-"""Requests of a client to an agent."""
+"""Requests from a client to an agent."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,30 +12,30 @@ from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, Guest
 
 
 class Request(Message, frozen=True, forbid_unknown_fields=True):
-    """The root of what a client asks; `rid` comes back in the reply."""
+    """The base of all requests; the reply repeats `rid`."""
 
     rid: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for the state, and the history at some resolution; the first half of an attach."""
+    """Requests the current state, and the history at a given resolution. This is the first half of attaching."""
 
-    columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
-    run: str | None = None  # None: the active run (the hosted one if there are several), else the newest
+    columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # number of buckets wanted in each series
+    run: str | None = None  # run ID; None: the active run (the hosted one if there are several), or else the newest
 
 
 class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for series of one run between two steps, from the record."""
+    """Requests series of one run between two steps, from the record."""
 
     run: Name
-    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of metrics
+    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # metric names
     first_step: Count = 0
     last_step: Count | None = None
     columns: Annotated[int, Meta(ge=1, le=2000)] = 120
 
 
 class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for live messages that were missed."""
+    """Requests live messages that the client missed."""
 
     boot: Name
     first_seq: Count
@@ -43,20 +43,20 @@ class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=
 
 
 class RunsRequest(Request, tag="runs-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for the runs that the agent knows."""
+    """Requests the runs that the agent knows."""
 
 
 class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for a page of a run's events, oldest first."""
+    """Requests a page of a run's events, oldest first."""
 
     run: str | None = None
     after_id: Count = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 200
-    newest: bool = False  # the last `limit` events instead of the first
+    newest: bool = False  # whether to return the last `limit` events instead of the first
 
 
 class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for a page of committed steps, oldest first."""
+    """Requests a page of committed steps, oldest first."""
 
     run: str | None = None
     after_step: Count = 0
@@ -64,87 +64,87 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
 
 
 class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for a page of readings of machines, oldest first: all of the run's from its lead, else the node's own."""
+    """Requests a page of machine readings, oldest first. The lead has those of all nodes, a follower only its own."""
 
     run: str | None = None
-    after_row: Count = 0  # `last_row` of the page before
+    after_row: Count = 0  # `last_row` of the previous page
     limit: Annotated[int, Meta(ge=1, le=200)] = 100
 
 
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for part of a trainer's log file."""
+    """Requests part of a trainer's log file."""
 
     run: str | None = None
     rank: Count = 0
-    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # where to begin; negative: from the end
+    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # first byte; negative: from the end
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 
 class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
-    """Says that a client is attached, or only asks who is. Sent every 5 s; forgotten after 20 s."""
+    """Reports an attached client, or only requests the list of clients. Sent every 5 s; expires after 20 s."""
 
-    viewer: Annotated[str, Meta(max_length=64)] = ""  # the client's own id while it is attached; empty: it only asks
-    by: Annotated[str, Meta(max_length=64)] = ""  # who it is, as the client says
+    viewer: Annotated[str, Meta(max_length=64)] = ""  # client ID while it is attached; empty: only a query
+    by: Annotated[str, Meta(max_length=64)] = ""  # name that the client gives itself
     read_only: bool = False
     leaving: bool = False
 
 
 class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for facts of a node's machine and installation, for `trainctl doctor`."""
+    """Requests facts about a node's machine and installation, for `trainctl doctor`."""
 
 
 class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for digests of a model's folder or of data. The node reads all of it, as fast as its disk allows."""
+    """Requests digests of a model folder or of data. The node reads every file, as fast as its disk allows."""
 
     what: Literal["model", "data"]
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
-    kind: DataKind = "text"  # of data: which files of a folder are read
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute path
+    kind: DataKind = "text"  # kind of data, which selects the files of a folder
 
 
 class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
-    """Asks for the refusals, newest first; for operators."""
+    """Requests the list of refusals, newest first. Only operators may send it."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
-    """Asks for a change. The same id again gives the same outcome; `rid` only addresses the reply."""
+    """Requests a change. Sending the same `id` again gives the same outcome; `rid` only addresses the reply."""
 
-    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUID
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # command ID, a UUID
     verb: Name
     args: dict[str, Any] = msgspec.field(default_factory=dict)
-    by: Annotated[str, Meta(max_length=64)] = ""  # who it is, as the client says
+    by: Annotated[str, Meta(max_length=64)] = ""  # name that the client gives itself
     node: str | None = None
     run: str | None = None
-    if_plan: Count | None = None  # refused if this is no longer the plan version; None: any
+    if_plan: Count | None = None  # required plan version; None: any
     issued_at: float = 0.0
-    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # counted from receipt
-    undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # the command, or event's number, it undoes
+    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # time limit, counted from receipt
+    undoes: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # command ID or event number to undo
 
 
 GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=True):
-    """Has the run of a program that trains by itself shown and recorded, beside the hosted run. Sent again, it updates
-    the run."""
+    """Attaches the run of a program that does its own training, so that the agent shows and records it alongside the
+    hosted run. Sending it again updates the run."""
 
-    run: GuestId  # an id that the program chooses and keeps: the run continues under it
+    run: GuestId  # run ID, chosen by the program; keep it to continue the run
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    started_at: float  # Unix seconds
+    started_at: float  # start time, in Unix seconds
     ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
     kind: Literal["guest", "exec"] = "guest"
-    steps: Count | None = None  # steps in all
-    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"  # what the loss is divided by
+    steps: Count | None = None  # total number of steps; None: unknown
+    weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"
     loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
-    after_step: Count | None = None  # continue after this step: later ones in the record are retracted
+    after_step: Count | None = None  # continue after this step and retract later steps from the record
 
 
 class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
-    """Steps of an attached run, in order. Steps that are already recorded change nothing."""
+    """Sends steps of an attached run, in order. Steps that are already recorded have no effect."""
 
     run: GuestId
-    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: the program only shows that it is alive
+    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: only a sign of life
 
 
 class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Telemetry: what an agent publishes about its run, its machine and its alerts."""
+"""Telemetry: messages that an agent publishes about its run, its machine and its alerts."""
 
 from collections.abc import Mapping
 
@@ -36,43 +36,43 @@ TOKENS = "tokens"
 
 
 class RankView(msgspec.Struct, frozen=True):
-    """One rank as the lead knows it. `share` and `micro_batch` are None if a guest did not give them."""
+    """One rank as its lead sees it. `share` and `micro_batch` are None if a guest doesn't report them."""
 
     rank: Count
     node: str
-    state: RankState  # late: slow; hung: silent, or makes no progress; draining: leaves after this step
-    since_at: float  # Unix seconds, when it entered this state
-    share: Count | None  # samples of each global batch that it works through
+    state: RankState  # late: slow; hung: silent or stuck; draining: leaves after this step
+    since_at: float  # time when it entered this state, in Unix seconds
+    share: Count | None  # number of samples that it processes in each global batch
     micro_batch: Count | None
-    why: str = ""  # reason for a state other than run
+    why: str = ""  # reason for the state, unless it is run
     backend: str | None = None
     device: str | None = None
     pid: Count | None = None
-    compute: Compute | None = None  # None: not known yet
+    compute: Compute | None = None  # precision and kernels; None: unknown
 
 
 class PolicyView(msgspec.Struct, frozen=True):
-    """A policy of the run and its mode."""
+    """A policy of the run, with its mode."""
 
     name: str
     mode: PolicyMode
 
 
 class RunView(Message, tag="run-view", frozen=True):
-    """One run as its lead knows it; published at each change except a committed step. `steps`, `global_batch`, `cursor`
-    and `learning_rate` are None only for a guest that did not give them."""
+    """One run as its lead sees it. Published on every change except a committed step. `steps`, `global_batch`,
+    `cursor` and `learning_rate` are None if a guest doesn't report them."""
 
     run: Name
     name: str
     state: RunState
-    lead: str  # name of the node that leads it
+    lead: str  # node that leads the run
     engine: str
     generation: Generation
-    step: Count  # number of the last committed step
-    steps: Count | None  # steps in all
+    step: Count  # last committed step
+    steps: Count | None  # total number of steps
     plan_version: Count
     global_batch: Count | None
-    samples: Count | None  # of one epoch; None: no trainer is ready yet
+    samples: Count | None  # samples per epoch; None: no trainer is ready yet
     cursor: Count | None
     learning_rate: float | None
     started_at: float
@@ -80,13 +80,13 @@ class RunView(Message, tag="run-view", frozen=True):
     directory: str
     eval_loss: float | None = None
     eval_step: Count | None = None
-    reason: str = ""  # why it failed or stopped
-    mixed: bool = False  # whether its live ranks have different backends
-    recording: bool = False  # whether it is played from a recording, without trainers; it takes no commands
-    kind: RunKind = "hosted"  # hosted: this program's trainers; guest: a loop that attached itself; exec: a command
-    verbs: tuple[tuple[Name, str], ...] = ()  # (verb, why it is refused; empty: it is taken). Others: taken if hosted
-    policies: tuple[PolicyView, ...] = ()  # empty: not known, as on a node that doesn't lead the run
-    weight_unit: str = TOKENS  # unit of the weight, what the loss is divided by: tokens, pairs
+    reason: str = ""  # reason why it failed or stopped
+    mixed: bool = False  # whether its live ranks use different backends
+    recording: bool = False  # whether this is a played recording, which refuses commands
+    kind: RunKind = "hosted"  # hosted: trained by this program; guest: attached itself; exec: a watched command
+    verbs: tuple[tuple[Name, str], ...] = ()  # pairs (verb, refusal reason or empty); only hosted runs take other verbs
+    policies: tuple[PolicyView, ...] = ()  # policies; empty: unknown, for example on a follower
+    weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"
     boot: str = ""
     seq: Count = 0
@@ -115,34 +115,34 @@ class RunView(Message, tag="run-view", frozen=True):
     def why_not(self, verb: str) -> str:
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
-            return "" if verb == "start-run" else "a recording takes no commands"
+            return "" if verb == "start-run" else "a recording accepts no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
-        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "another program trains it")
+        return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")
 
 
 class StepCommitted(Message, tag="step-committed", frozen=True):
-    """The run has committed a step. Values that a guest did not give are None."""
+    """The run has committed a step. Values that a guest doesn't report are None."""
 
     run: Name
     generation: Generation
     step: Count
     committed_at: float
-    loss: float | None  # weighted mean, nats per unit of weight
-    weight: float | None  # what the loss is divided by, in the run's `weight_unit`
+    loss: float | None  # weighted mean loss, in nats per unit of weight
+    weight: float | None  # weight that divides the loss, in the run's `weight_unit`
     samples: Count
     learning_rate: float | None
-    grad_norm: float | None  # before clipping
-    cursor: Count | None  # first position after the step
+    grad_norm: float | None  # gradient norm before clipping
+    cursor: Count | None  # first sample position after the step
     global_batch: Count | None
     plan_version: Count
-    step_seconds: float  # since the commit before it, pauses excluded
-    tokens_total: float  # processed since the run began
-    tokens: Count | None = None  # processed by all ranks: those without a loss count, padding doesn't
-    weight_total: float | None = None  # since the run began
-    seconds_total: float | None = None  # of all steps since the run began, pauses excluded
+    step_seconds: float  # time since the previous commit, excluding pauses
+    tokens_total: float  # tokens processed since the run began
+    tokens: Count | None = None  # tokens processed by all ranks, including tokens without a loss but no padding
+    weight_total: float | None = None  # total weight since the run began
+    seconds_total: float | None = None  # duration of all steps since the run began, excluding pauses
     skipped: str | None = None
-    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
+    values: Values = msgspec.field(default_factory=dict)  # metrics without a field, by name
     boot: str = ""
     seq: Count = 0
 
@@ -173,21 +173,21 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
 
 class RankStep(Message, tag="rank-step", frozen=True):
-    """One rank's part of a committed step; `micro_batch` is None if a guest did not give it."""
+    """One rank's part of a committed step. `micro_batch` is None if a guest doesn't report it."""
 
     run: Name
     generation: Generation
     step: Count
     rank: Count
     node: str
-    tokens: float  # processed: those without a loss count, padding doesn't
+    tokens: float  # tokens processed, including tokens without a loss but no padding
     samples: Count
     micro_batch: Count | None
     replays: Count
     step_seconds: float
     phases: Phases
-    weight: float | None = None  # weight of its share; None: not known
-    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
+    weight: float | None = None  # weight of its share; None: unknown
+    values: Values = msgspec.field(default_factory=dict)  # metrics without a field, by name
     boot: str = ""
     seq: Count = 0
 
@@ -218,7 +218,7 @@ SCRIPTED_DEVICE = "scripted"
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """Readings of one device; None: could not be read."""
+    """Readings of one device; None: not available."""
 
     name: str
     utilization_percent: float | None = None
@@ -233,30 +233,30 @@ class ProcessReading(msgspec.Struct, frozen=True):
     """One of this program's processes on a node."""
 
     pid: Count
-    role: str  # agent, keeper, trainer, reducer, standby, helper
+    role: str  # agent, keeper, trainer, reducer, standby or helper
     rank: Count | None = None
-    cpu_percent: float | None = None  # of one processor, since the last reading
+    cpu_percent: float | None = None  # percentage of one processor, since the last reading
     memory_bytes: Count | None = None  # resident memory
 
 
 class HostReading(Message, tag="host-reading", frozen=True):
-    """Readings of the machine, at 1 Hz; None: could not be read."""
+    """Readings of the machine, once per second; None: not available."""
 
     node: str
     read_at: float
     cpu_percent: float | None
     memory_used_bytes: Count | None
     memory_total_bytes: Count | None
-    disk_free_bytes: Count | None  # free space on the disk that holds the runs
+    disk_free_bytes: Count | None  # free space on the disk that stores the runs
     disk_total_bytes: Count | None = None
     load_1min: float | None = None
     temperature_celsius: float | None = None
     gpus: tuple[GpuReading, ...] = ()
-    processes: tuple[ProcessReading, ...] = ()  # this program's processes; not recorded
-    energy_joules: float | None = None  # drawn by its devices since `energy_since_at`; None: no power was read
-    energy_since_at: float | None = None  # when the run began on this node; None: no run yet
-    energy_gap_seconds: float = 0.0  # time since then in which no power was read
-    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
+    processes: tuple[ProcessReading, ...] = ()  # processes of this program; not recorded
+    energy_joules: float | None = None  # energy that its devices used since `energy_since_at`; None: no power readings
+    energy_since_at: float | None = None  # time when the run began on this node; None: no run yet
+    energy_gap_seconds: float = 0.0  # time since then without power readings
+    values: Values = msgspec.field(default_factory=dict)  # metrics without a field, by name
     boot: str = ""
     seq: Count = 0
 
@@ -270,20 +270,20 @@ class HostReading(Message, tag="host-reading", frozen=True):
 
 
 class Event(Message, tag="event", frozen=True):
-    """Something that happened; it is recorded."""
+    """A recorded event."""
 
-    id: Count  # number of the event; grows within a run's record
+    id: Count  # event number; it grows within a run's record
     at: float
     severity: Severity
-    by: str  # who or what caused it: a user, `auto`, `auto:` and a policy's name, a node
-    data: AnyEvent  # what happened
+    by: str  # cause: a user, a node, `auto`, or `auto:` with a policy name
+    data: AnyEvent  # description of what happened
     run: str = ""
     step: Count | None = None
     generation: Generation | None = None
-    command: str | None = None  # id of the command that caused it; None: none did
-    verb: str | None = None  # verb of that command, or of the command that would do the same
+    command: str | None = None  # ID of the command that caused it; None: none
+    verb: str | None = None  # verb of that command, or of an equivalent command
     outcome: CommandState | None = None
-    undoes: str | None = None  # the command, or the number of the event, that this one undoes
+    undoes: str | None = None  # ID of the command, or number of the event, that this event undoes
     boot: str = ""
     seq: Count = 0
 
@@ -317,45 +317,45 @@ class Event(Message, tag="event", frozen=True):
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
-    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message shows."""
+    """Sent once per second. `seq` is the last sequence number published before it, so clients notice a lost message."""
 
     node: str
     at: float
-    step_age_seconds: float | None  # since the last commit of a running run; None: no run is running
-    loop_lag_seconds: float  # how late the agent's event loop ran its last timer
+    step_age_seconds: float | None  # time since the last commit; None: no run is running
+    loop_lag_seconds: float  # delay of the last timer in the agent's event loop
     boot: str = ""
     seq: Count = 0
 
 
 class AlertView(msgspec.Struct, frozen=True):
-    """An alert that has been raised and not cleared."""
+    """An open alert: raised and not yet cleared."""
 
-    id: Name  # kind, node and rank: disk:studio, memory:studio:0; the same if it is raised again
+    id: Name  # kind, node and rank, such as memory:studio:0; the same if raised again
     kind: AlertKind
     severity: AlertSeverity
-    text: str  # what is wrong, and the cause if it is known
+    text: str  # description of the problem, with the cause if known
     raised_at: float
-    node: str = ""  # empty: the run as a whole
+    node: str = ""  # affected node; empty: the whole run
     rank: Count | None = None
     step: Count | None = None  # last committed step when it was raised
-    facts: tuple[str, ...] = ()  # phases and readings at that time, one per line
+    facts: tuple[str, ...] = ()  # phases and readings at that time, one line each
     acknowledged_by: str | None = None
-    muted: bool = False  # whether a mute of its kind is in effect
+    muted: bool = False  # whether its kind is currently muted
 
 
 class MuteView(msgspec.Struct, frozen=True):
-    """A kind of alert that is muted: recorded, but no hook is called."""
+    """A muted alert kind: still recorded, but no hook is called."""
 
     kind: AlertKind
-    node: str | None  # None: any node
+    node: str | None  # node name; None: all nodes
     until_at: float
     by: str
 
 
 class Alerts(Message, tag="alerts", frozen=True):
-    """All open alerts of an agent, oldest first; published whenever one is raised, cleared, acknowledged or muted."""
+    """All open alerts of an agent, oldest first. Published when one is raised, cleared, acknowledged or muted."""
 
-    node: str  # the node whose agent raised them
+    node: str  # node whose agent raised them
     alerts: tuple[AlertView, ...] = ()
     mutes: tuple[MuteView, ...] = ()
     boot: str = ""

@@ -9,38 +9,38 @@ from trainctl.protocol.messages.base import Count, Engine, Generation, Message, 
 
 
 class RankWork(msgspec.Struct, frozen=True):
-    """What one rank does in a plan."""
+    """One rank's work in a plan."""
 
     rank: Count
-    ranges: tuple[Range, ...]  # positions (train, measure) or indices of held-out samples (evaluate)
-    micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward/backward
+    ranges: tuple[Range, ...]  # positions (train, measure), or indices of held-out samples (evaluate)
+    micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward and backward pass
 
 
 class StepPlan(Message, tag="step-plan", frozen=True):
-    """One message for all ranks; its identity is (generation, seq).
+    """One message for all ranks, identified by (generation, seq).
 
-    `train` moves the cursor; `evaluate` and `checkpoint` don't; `sync` gives all ranks the lowest one's state;
-    `measure` times micro-batches and adds nothing; `probe` shows whether all ranks hold the same model.
+    `train` moves the cursor; `evaluate` and `checkpoint` don't. `sync` copies the lowest rank's state to all ranks.
+    `measure` times micro-batches without adding gradients. `probe` checks that all ranks have the same model.
     """
 
     run: Name
     generation: Generation
-    seq: Count  # place in the run's journal of plans
+    seq: Count  # position in the run's plan journal
     kind: PlanKind
-    step: Count  # train: the step it commits, from 1; else the last committed step
-    plan_version: Count  # grows with each edit of shares, micro-batches, G, learning-rate rule or ranks
-    cursor: Count  # first position of the step's global batch
-    global_batch: Annotated[int, Meta(ge=1)]  # G, samples
+    step: Count  # train: the step that it commits, from 1; other kinds: the last committed step
+    plan_version: Count  # grows with each change of shares, micro-batches, G, learning-rate rule or ranks
+    cursor: Count  # first position in the step's global batch
+    global_batch: Annotated[int, Meta(ge=1)]  # G, in samples
     work: tuple[RankWork, ...]
     learning_rate: float
-    divisor: Annotated[float, Meta(gt=0)]  # D: each loss sum is divided by this constant before backward
-    finishes: Generation | None = None  # the generation whose unfinished batch this plan completes
-    writers: tuple[int, ...] = ()  # checkpoint: the ranks that write
-    commands: tuple[str, ...] = ()  # ids of the commands that take effect with it
+    divisor: Annotated[float, Meta(gt=0)]  # D, the constant that divides each loss sum before backward
+    finishes: Generation | None = None  # generation whose unfinished batch this plan completes
+    writers: tuple[int, ...] = ()  # checkpoint: ranks that write it
+    commands: tuple[str, ...] = ()  # IDs of the commands that take effect with this plan
 
 
 class Offer(Message, tag="offer", frozen=True):
-    """Open endpoints for a generation that will be formed, and answer Offered."""
+    """Open endpoints for the next generation and answer Offered."""
 
     run: Name
     generation: Generation
@@ -48,33 +48,33 @@ class Offer(Message, tag="offer", frozen=True):
 
 
 class Form(Message, tag="form", frozen=True):
-    """Join a generation: forget any older one, receive the state if behind, and answer Formed (or GroupFailed).
+    """Leave any older generation and join this one, receive the state if behind, and answer Formed (or GroupFailed).
 
-    A rank that isn't in `ranks` leaves the group and waits. All lists are in the order of `ranks`.
+    A rank that isn't in `ranks` leaves the group and waits. All lists have the same order as `ranks`.
     """
 
     run: Name
     generation: Generation
     engine: Literal["none", "gloo", "ring"]
-    ranks: tuple[int, ...]  # live ranks, ascending; a rank's index here is its place in the engine
-    endpoints: tuple[tuple[str, ...], ...] = ()  # host:port of each rank's offer; none for engine "none"
-    layout_digest: str = ""  # the layout that every rank's parameters must have
-    step: Count = 0  # last committed step when the generation begins
-    cursor: Count = 0  # first position after it
-    source: Count | None = None  # the rank that gives its state to those behind; None: none is behind
-    behind: tuple[int, ...] = ()  # ranks that receive that state
-    deadline_seconds: float = 30.0  # for joining and transfer; then the reducer is ended and the answer is GroupFailed
+    ranks: tuple[int, ...]  # live ranks, ascending; a rank's index in this list is its rank in the engine
+    endpoints: tuple[tuple[str, ...], ...] = ()  # host:port endpoints that each rank offered; empty for engine "none"
+    layout_digest: str = ""  # required layout of every rank's parameters
+    step: Count = 0  # last committed step at the start of the generation
+    cursor: Count = 0  # first position after that step
+    source: Count | None = None  # rank that sends its state to the ranks behind; None: no rank is behind
+    behind: tuple[int, ...] = ()  # ranks that receive the state
+    deadline_seconds: float = 30.0  # limit for joining and state transfer, then GroupFailed
 
 
 class Fence(Message, tag="fence", frozen=True):
-    """Leave the generation before this one at once, and answer Fenced."""
+    """Leave all older generations at once and answer Fenced."""
 
     run: Name
     generation: Generation
 
 
 class Leave(Message, tag="leave", frozen=True):
-    """End the trainer process with exit status 0."""
+    """Exit the trainer process with status 0."""
 
     run: Name
     reason: str
@@ -84,14 +84,14 @@ ToTrainer = StepPlan | Offer | Form | Fence | Leave
 
 
 class Phases(msgspec.Struct, frozen=True):
-    """Where one rank's step went, in seconds."""
+    """Time that one rank's step spent in each phase, in seconds."""
 
-    data: float = 0.0  # reading and collating samples
+    data: float = 0.0  # time for reading and collating samples
     forward: float = 0.0
     backward: float = 0.0
-    sync: float = 0.0  # all-reduce, the wait for slower ranks included
-    optimizer: float = 0.0  # scale, clip and update
-    wait: float = 0.0  # for the next plan
+    sync: float = 0.0  # time in the all-reduce, including the wait for slower ranks
+    optimizer: float = 0.0  # time for scaling, clipping and the update
+    wait: float = 0.0  # time spent waiting for the next plan
 
     @property
     def busy(self) -> float:
@@ -105,19 +105,19 @@ BUSY_PHASES = ("data", "forward", "backward")
 
 
 class FileDigest(msgspec.Struct, array_like=True, frozen=True):
-    """One file of a model or of data."""
+    """One model or data file."""
 
     name: str
-    digest: str  # SHA-256 of name, size and content
+    digest: str  # SHA-256 of the name, size and content
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """How a rank computes, as its backend chose it."""
+    """How a rank computes, as chosen by its backend."""
 
-    dtype: str  # of forward and backward: float32, bfloat16
-    tf32: bool | None = None  # whether products of float32 matrices may be rounded to TF32; None: the device has none
-    compile: str = "off"  # the mode of the model's compiler
-    attention: str = ""  # its kernel: sdpa, eager, mx.fast; empty: not known
+    dtype: str  # data type of forward and backward passes, for example float32 or bfloat16
+    tf32: bool | None = None  # whether float32 matrix products may use TF32; None: not supported by the device
+    compile: str = "off"  # mode of the model compiler
+    attention: str = ""  # attention kernel, for example sdpa, eager or mx.fast; empty: unknown
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -127,38 +127,38 @@ class Ready(Message, tag="ready", frozen=True):
     rank: Count
     pid: Count
     backend: Literal["torch", "mlx"]
-    device: str  # cpu, cuda:0 NVIDIA H200, gpu Apple M2 Ultra
-    parameters: Count  # trainable scalars
-    samples: Count  # N: samples of one epoch
-    held_out: Count  # samples kept for evaluation
-    mean_weight: float  # mean loss weight of a sample
-    layout_digest: str  # of (name, shape, offset) sorted by Hugging Face name
-    model_digest: str  # of the model directory's configuration and weights
+    device: str  # trainer's device, for example cpu, cuda:0 NVIDIA H200 or gpu Apple M2 Ultra
+    parameters: Count  # number of trainable scalars
+    samples: Count  # N, the number of samples in one epoch
+    held_out: Count  # number of samples held out for evaluation
+    mean_weight: float  # mean loss weight per sample
+    layout_digest: str  # digest of (name, shape, offset), sorted by Hugging Face name
+    model_digest: str  # digest of the model's configuration and weights
     data_digest: str
-    last_step: Count  # last committed step in its parameters
+    last_step: Count  # last committed step that its parameters include
     cursor: Count  # first position after that step
     memory_cap_bytes: Count | None = None
-    system: str = ""  # Linux, Darwin: gloo cannot join different systems in one group
-    engines: tuple[Engine, ...] = ()  # engines that its reducer can load
-    model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
-    data_files: tuple[FileDigest, ...] = ()  # at most 64
+    system: str = ""  # Linux or Darwin; gloo can't mix systems in one group
+    engines: tuple[Engine, ...] = ()  # engines that the rank's reducer can load
+    model_files: tuple[FileDigest, ...] = ()  # digests of the model's files, at most 64
+    data_files: tuple[FileDigest, ...] = ()  # digests of the data files, at most 64
     compute: Compute | None = None
 
 
 class Alive(Message, tag="alive", frozen=True):
-    """The trainer is alive. Sent at 1 Hz, also while it computes."""
+    """The trainer is alive. Sent once per second, even during computation."""
 
     run: Name
     rank: Count
     generation: Generation | None
-    step: Count  # the step in progress
+    step: Count  # step in progress
     phase: str
-    progress: Count | None = None  # grows with each phase and micro-batch of the main thread
-    ready: Ready | None = None  # repeated, so that a restarted agent has it
+    progress: Count | None = None  # counter of the main thread's phases and micro-batches
+    ready: Ready | None = None  # repeated so that a restarted agent receives it
 
 
 class Soon(Message, tag="soon", frozen=True):
-    """The rank has accumulated the gradients of this plan, and will soon need the next one."""
+    """The rank has accumulated the gradients of this plan and will soon need the next plan."""
 
     run: Name
     rank: Count
@@ -172,11 +172,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     path: str
     step: Count
     size_bytes: Count
-    loop_seconds: float  # for which the training loop stood still
+    loop_seconds: float  # time that the training loop was stopped
 
 
 class Report(Message, tag="report", frozen=True):
-    """A rank has done a plan. The sums of `train` are global (after the reduce), those of `evaluate` the rank's own."""
+    """A rank has finished a plan. Sums are global for `train` and the rank's own for `evaluate`."""
 
     run: Name
     rank: Count
@@ -184,82 +184,82 @@ class Report(Message, tag="report", frozen=True):
     seq: Count
     kind: PlanKind
     step: Count
-    loss_sum: float  # sum of the weighted per-token losses, nats
-    weight: float  # global weight of the batch: what its loss is divided by
-    own_weight: float  # this rank's part of it
+    loss_sum: float  # sum of the weighted per-token losses, in nats
+    weight: float  # total weight of the batch; it divides the loss
+    own_weight: float  # this rank's part of the weight
     own_samples: Count
-    tokens: Count = 0  # processed by all ranks: those without a loss count, padding doesn't
-    own_tokens: Count = 0  # this rank's part of them
-    grad_norm: float = 0.0  # before clipping
-    skipped: str | None = None  # why parameters were not updated: nan, overflow; None: they were updated
-    micro_batch: Count = 0  # in use at the end of the step
-    replays: Count = 0  # micro-batches run again after an out-of-memory error
+    tokens: Count = 0  # tokens processed by all ranks, including tokens without a loss but no padding
+    own_tokens: Count = 0  # this rank's part of the tokens
+    grad_norm: float = 0.0  # gradient norm before clipping
+    skipped: str | None = None  # reason why the parameters were not updated: nan or overflow; None: they were
+    micro_batch: Count = 0  # micro-batch at the end of the step
+    replays: Count = 0  # number of micro-batches repeated after an out-of-memory error
     phases: Phases = Phases()
-    step_seconds: float = 0.0  # from the plan's start to its end, the wait for it included
+    step_seconds: float = 0.0  # duration of the plan, including the wait for it
     finished_at: float = 0.0
-    values: Values = msgspec.field(default_factory=dict)  # metrics that have no field of their own, by name
+    values: Values = msgspec.field(default_factory=dict)  # metrics without a field, by name
     checkpoint: CheckpointInfo | None = None
-    drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
-    samples_per_second: float | None = None  # measure: of forward and backward alone
+    drift: float | None = None  # sync: max |own - source| / RMS(source) across all parameters
+    samples_per_second: float | None = None  # measure: rate of forward and backward passes only
 
 
 class Probed(Report, tag="probed", kw_only=True, frozen=True):
-    """The report of a `probe` plan: log-probabilities of the first training samples, for comparison between ranks."""
+    """Report of a `probe` plan: log-probabilities of the first training samples, for comparison across ranks."""
 
-    family: str  # model_type in the model's config.json
-    tokens_digest: str  # SHA-256 of the tokens
-    lengths: tuple[Count, ...]  # targets of each sample
-    log_probabilities: bytes  # natural logarithms, one for each target, sample by sample: float32, little endian
-    weight_norms: bytes  # of the first 4,096 trainable parameters by name: float32, little endian
-    tf32: bool = False  # whether products of float32 matrices may be rounded to TF32
+    family: str  # `model_type` from the model's config.json
+    tokens_digest: str  # SHA-256 digest of the tokens
+    lengths: tuple[Count, ...]  # number of targets in each sample
+    log_probabilities: bytes  # natural logarithms, one per target: little-endian float32
+    weight_norms: bytes  # norms of the first 4,096 trainable parameters by name: little-endian float32
+    tf32: bool = False  # whether float32 matrix products may use TF32
 
 
 class Fenced(Message, tag="fenced", frozen=True):
-    """The answer to Fence: from here on, the rank commits and adds nothing under an older generation."""
+    """Answer to Fence: the rank no longer commits or adds anything under an older generation."""
 
     run: Name
     rank: Count
-    generation: Generation  # the one fenced to
-    last_step: Count  # last committed step
-    held_from: Generation | None = None  # the generation of the batch that its accumulators belong to
-    held: tuple[Range, ...] = ()  # positions whose gradients the accumulators hold, of step last_step + 1
-    reports: tuple[Report, ...] = ()  # the newest, oldest first, since the agent may have missed them
+    generation: Generation  # generation from the Fence message
+    last_step: Count  # number of the last committed step
+    held_from: Generation | None = None  # generation of the batch in the rank's accumulators
+    held: tuple[Range, ...] = ()  # positions accumulated for step last_step + 1
+    reports: tuple[Report, ...] = ()  # newest reports, oldest first, in case the agent missed them
 
 
 class Offered(Message, tag="offered", frozen=True):
-    """The answer to Offer: the endpoints that the rank opened."""
+    """Answer to Offer: the endpoints that the rank opened."""
 
     run: Name
     rank: Count
     generation: Generation
-    endpoints: tuple[str, ...]  # host:port; gloo: one, its store's; ring: one for each link to a peer
+    endpoints: tuple[str, ...]  # host:port; gloo: the store's endpoint; ring: one endpoint per link to a peer
 
 
 class Formed(Message, tag="formed", frozen=True):
-    """The answer to Form: the rank has joined the generation, and has the state of its step."""
+    """Answer to Form: the rank has joined the generation and has its state."""
 
     run: Name
     rank: Count
     generation: Generation
-    join_seconds: float = 0.0  # until the engine had connected all ranks
-    level_seconds: float = 0.0  # spent on transferring state to the ranks behind
+    join_seconds: float = 0.0  # time until the engine had connected all ranks
+    level_seconds: float = 0.0  # time for transferring state to the ranks behind
 
 
 class GroupFailed(Message, tag="group-failed", frozen=True):
-    """Joining, state transfer or reducing failed. The rank keeps its gradients and waits for a fence."""
+    """The join, the state transfer or the reduce failed. The rank keeps its gradients and waits for a Fence."""
 
     run: Name
     rank: Count
     generation: Generation
-    reason: str  # one line
+    reason: str  # reason, on one line
 
 
 class TrainerFailed(Message, tag="trainer-failed", frozen=True):
-    """The trainer cannot continue; it exits after this."""
+    """The trainer can't continue and exits after this message."""
 
     run: Name
     rank: Count
-    reason: str  # one line
+    reason: str  # reason, on one line
 
 
 FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed

@@ -23,15 +23,15 @@ PERCENT = r"^\d{1,3}(\.\d{1,3})?%\Z"
 """A share of the global batch in percent: `62.5%`."""
 Scope = Literal["agent", "run", "edit", "boundary"]
 SCOPES: Final[dict[Scope, str]] = {
-    "agent": "an agent does it at once",
+    "agent": "one agent does it immediately",
     "run": "acts on the whole run",
-    "edit": "changes the plan; all ranks follow it from one step on",
-    "boundary": "done between two steps; leaves the training state unchanged",
+    "edit": "changes the plan; all ranks switch at the same step",
+    "boundary": "runs between two steps; leaves the training state unchanged",
 }
 """What carries a verb out, in words."""
 Affects = Literal["nothing", "speed", "optimisation"]
 AFFECTS: Final[dict[Affects, str]] = {
-    "nothing": "nothing in the training",
+    "nothing": "nothing about the training",
     "speed": "speed and memory, never the loss",
     "optimisation": "the optimisation: the loss curve changes",
 }
@@ -46,7 +46,7 @@ def _about(meaning: str, unit: str = "", typed: str | None = None, **bounds: Any
     return Meta(description=meaning, extra={"unit": unit, "typed": typed}, extra_json_schema=in_schema, **bounds)
 
 
-_LEAD_IS_OFF = "the old lead is certainly powered off; skip the vote"
+_LEAD_IS_OFF = "the old lead is known to be powered off; skip the vote"
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,29 +71,27 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StartRun(Args, frozen=True):
-    """Give exactly one of the first two arguments. The `node`, if given, will lead the run."""
+    """Give exactly one of `config` and `resume`. The `node`, if given, becomes the lead."""
 
-    config: Annotated[dict[str, Any] | None, _about("the parsed run file", typed="config=@")] = None
-    resume: Annotated[str | None, _about("the id of the run to resume")] = None
+    config: Annotated[dict[str, Any] | None, _about("parsed run file", typed="config=@")] = None
+    resume: Annotated[str | None, _about("ID of the run to resume")] = None
     old_lead_is_off: Annotated[bool, _about(f"resume: {_LEAD_IS_OFF}")] = False
 
     def check(self) -> None:
         """Raises InvalidInputError unless it is one run, new or old."""
         if (self.config is None) == (self.resume is None):
-            raise InvalidInputError("config", "start-run takes either config or resume; give exactly one")
+            raise InvalidInputError("config", "give exactly one of config and resume")
         if self.old_lead_is_off and self.resume is None:
-            raise InvalidInputError(
-                "old_lead_is_off", "applies only to a resumed run, since a new run has no old lead: remove it"
-            )
+            raise InvalidInputError("old_lead_is_off", "a new run has no old lead: remove this argument")
 
 
 class ResizeBatch(Args, frozen=True):
-    micro: Annotated[int, _about("samples in one forward/backward pass", "samples", ge=1, le=MAX_SAMPLES)]
+    micro: Annotated[int, _about("samples per forward and backward pass", "samples", ge=1, le=MAX_SAMPLES)]
 
 
 class Rebalance(Args, frozen=True):
-    """Shares by node, or `auto`: those of the shortest step by the ranks' measured speeds. On the command line each
-    node is an argument of its own: `rebalance studio=16 mbp=8`."""
+    """Give each node's share, or `auto` for the fastest split at the measured speeds. On the command line, each node
+    is a separate argument: `rebalance studio=16 mbp=8`."""
 
     usage: ClassVar[str] = "NODE=SAMPLES|NODE=PERCENT% ... | auto=true"
 
@@ -101,12 +99,12 @@ class Rebalance(Args, frozen=True):
         dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]],
         _about("each node's share of the global batch", "samples or percent", typed="NODE="),
     ] = {}
-    auto: Annotated[bool, _about("set shares by the ranks' measured speeds")] = False
+    auto: Annotated[bool, _about("choose shares from the ranks' measured speeds")] = False
 
     def check(self) -> None:
         """Raises InvalidInputError unless it is shares or `auto`."""
         if bool(self.shares) == self.auto:
-            raise InvalidInputError("shares", "rebalance takes shares by node (studio=16 mbp=8, or 60%) or auto=true")
+            raise InvalidInputError("shares", "give each node's share (studio=16 mbp=8, or 60%), or auto=true")
 
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
@@ -115,7 +113,7 @@ class Rebalance(Args, frozen=True):
         if "auto" not in pairs:
             return {"shares": shares}
         if pairs["auto"] not in ("true", "false"):
-            raise InvalidInputError("auto", f"{pairs['auto']!r} is not a boolean: write true or false")
+            raise InvalidInputError("auto", f"{pairs['auto']!r} is not a boolean: use true or false")
         return {"auto": pairs["auto"] == "true", **({"shares": shares} if shares else {})}
 
     @classmethod
@@ -135,33 +133,33 @@ def _share(node: str, text: str) -> int | str:
 
 
 class SetGlobalBatch(Args, frozen=True):
-    value: Annotated[int, _about("samples in one step, over all ranks", "samples", ge=1, le=MAX_SAMPLES)]
+    value: Annotated[int, _about("samples per step, across all ranks", "samples", ge=1, le=MAX_SAMPLES)]
     schedule: Annotated[
-        Literal["set", "scale"], _about("scale: multiply the learning rate by new G / old G; set: keep it")
+        Literal["set", "scale"], _about("scale: scale the learning rate by the same factor; set: keep it")
     ] = "set"
 
 
 class SetLr(Args, frozen=True):
-    value: Annotated[float, _about("the learning rate", ge=0, le=100)]
+    value: Annotated[float, _about("learning rate", ge=0, le=100)]
     schedule: Annotated[
-        Literal["scale", "set"], _about("scale: scale the rest of the schedule; set: constant from here on")
+        Literal["scale", "set"], _about("scale: scale the rest of the schedule; set: keep it constant from now on")
     ] = "scale"
 
 
 class Checkpoint(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Evaluate(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Drain(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Admit(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Promote(Args, frozen=True):
@@ -169,11 +167,11 @@ class Promote(Args, frozen=True):
 
 
 class Pause(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Resume(Args, frozen=True):
-    """No arguments."""
+    """It has no arguments."""
 
 
 class Stop(Args, frozen=True):
@@ -181,21 +179,21 @@ class Stop(Args, frozen=True):
 
 
 class Note(Args, frozen=True):
-    text: Annotated[str, _about("one line for people to read", min_length=1, max_length=500)]
+    text: Annotated[str, _about("text of the note, on one line", min_length=1, max_length=500)]
 
 
 class Acknowledge(Args, frozen=True):
-    id: Annotated[str, _about("the id of an open alert, such as disk:studio", min_length=1, max_length=200)]
+    id: Annotated[str, _about("ID of an open alert, such as disk:studio", min_length=1, max_length=200)]
 
 
 class Mute(Args, frozen=True):
-    kind: Annotated[AlertKind, _about("the kind of alert")]
-    minutes: Annotated[float, _about("how long, from now; 0 unmutes", "minutes", ge=0, le=43_200)] = 60.0
+    kind: Annotated[AlertKind, _about("alert kind")]
+    minutes: Annotated[float, _about("duration of the mute; 0 unmutes", "minutes", ge=0, le=43_200)] = 60.0
 
 
 class Autopilot(Args, frozen=True):
-    name: Annotated[PolicyName, _about("the policy")]
-    mode: Annotated[PolicyMode, _about("off: do nothing; advise: name the command in an event; act: send it")]
+    name: Annotated[PolicyName, _about("policy name")]
+    mode: Annotated[PolicyMode, _about("off: do nothing; advise: suggest the command in an event; on: send it")]
 
 
 AgentArgs = StartRun | Promote | Acknowledge | Mute
@@ -242,7 +240,7 @@ VERBS: dict[str, Verb] = {
              "config=@run.toml", takes_node=True, to_node=True, for_any_run=True),
         Verb("resize-batch", ResizeBatch, "set a node's micro-batch: changes speed and memory, never the loss", "speed",
              "resize-batch", "micro=4 --node studio", frozenset({"micro-batch"}), takes_node=True),
-        Verb("rebalance", Rebalance, "split the batch by node: changes speed, never the loss", "speed", "rebalance",
+        Verb("rebalance", Rebalance, "set each node's share: changes speed, never the loss", "speed", "rebalance",
              "studio=16 mbp=8", _SHARES),
         Verb("set-global-batch", SetGlobalBatch, "set the samples per step: changes the loss curve", "optimisation",
              "set-global-batch", "value=48 schedule=scale", frozenset({"global batch", "shares", "learning rate"})),
@@ -251,22 +249,22 @@ VERBS: dict[str, Verb] = {
         Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary", "nothing", None),
         Verb("evaluate", Evaluate, "measure the held-out loss at the next step boundary, even while paused",
              "nothing", None),
-        Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", "speed", "admit",
+        Verb("drain", Drain, "remove a node from the group at the next step; its trainer waits", "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),
-        Verb("admit", Admit, "put a drained node back and bring it up to date", "speed", "drain", "--node studio",
-             _SHARES, takes_node=True, needs_node=True),
+        Verb("admit", Admit, "return a drained node to the group and bring it up to date", "speed", "drain",
+             "--node studio", _SHARES, takes_node=True, needs_node=True),
         Verb("promote", Promote, "make another node the lead", "nothing", "promote",
              "--node mbp", takes_node=True, needs_node=True, to_node=True),
         Verb("pause", Pause, "stop after the step in progress; commands then apply at once", "nothing", "resume"),
         Verb("resume", Resume, "continue a paused run", "nothing", "pause"),
-        Verb("stop", Stop, "end the run, with a checkpoint first", "nothing", "start-run", "checkpoint=false"),
-        Verb("note", Note, "write a line into the run's events", "nothing", None, "text='new data from here'",
+        Verb("stop", Stop, "write a checkpoint and end the run", "nothing", "start-run", "checkpoint=false"),
+        Verb("note", Note, "add a note to the run's events", "nothing", None, "text='new data from here'",
              for_any_run=True),
         Verb("acknowledge", Acknowledge, "silence an open alert until it is raised again", "nothing",
              None, "id=disk:studio", for_any_run=True),
-        Verb("mute", Mute, "mute a kind of alert for a while, on one node or all (still recorded)", "nothing", None,
+        Verb("mute", Mute, "mute an alert kind on one node or all (still recorded)", "nothing", None,
              "kind=disk minutes=60", takes_node=True, for_any_run=True),
-        Verb("autopilot", Autopilot, "set what a policy does by itself: nothing, advise or act", "nothing", "autopilot",
+        Verb("autopilot", Autopilot, "turn a policy on or off, or let it only advise", "nothing", "autopilot",
              "name=first-shares mode=advise"),
     )
 }  # fmt: skip
@@ -339,7 +337,7 @@ def given(args: Args) -> dict[str, Any]:
 
 def _takes(entry: Verb) -> str:
     names = [field.name for field in msgspec.structs.fields(entry.args)]
-    return f"it takes {', '.join(names)}" if names else "it takes none"
+    return f"it takes {', '.join(names)}" if names else "it takes no arguments"
 
 
 def _field_and_problem(

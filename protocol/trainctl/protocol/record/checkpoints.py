@@ -51,9 +51,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
-        raise InvalidInputError(str(folder), f"not a complete checkpoint: no {MANIFEST_NAME}") from None
+        raise InvalidInputError(str(folder), f"incomplete checkpoint: {MANIFEST_NAME} is missing") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInputError(str(path), f"not a readable manifest: {error}") from None
+        raise InvalidInputError(str(path), f"cannot read the manifest: {error}") from None
     if manifest.format != MANIFEST_FORMAT:
         raise InvalidInputError(str(path), f"has format {manifest.format}; this program reads format {MANIFEST_FORMAT}")
     for name in manifest.files:
@@ -69,12 +69,13 @@ def verify(folder: Path, *, hashes: bool = True) -> Manifest:
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise InvalidInputError(str(folder), f"torn checkpoint: {name} is missing")
+            raise InvalidInputError(str(folder), f"incomplete checkpoint: {name} is missing")
         size = path.stat().st_size
         if size != entry.size_bytes:
-            raise InvalidInputError(str(folder), f"torn checkpoint: {name} is {size:,} of {entry.size_bytes:,} bytes")
+            has = f"{size:,} of {entry.size_bytes:,} bytes"
+            raise InvalidInputError(str(folder), f"incomplete checkpoint: {name} has {has}")
         if hashes and digest_of(path) != entry.sha256:
-            raise InvalidInputError(str(folder), f"altered checkpoint: {name} does not match its SHA-256")
+            raise InvalidInputError(str(folder), f"corrupt checkpoint: {name} does not match its SHA-256")
     return manifest
 
 

@@ -63,7 +63,7 @@ class MetricsWriter:
             try:
                 self._commit(self._group)
             except sqlite3.Error as error:
-                self._say(f"the record of metrics is behind: {error}")
+                self._say(f"recording of metrics is delayed: {error}")
                 return False
             self._group = []
         self._said = ""

@@ -305,7 +305,7 @@ class RecordReader:
     def _check_series(self, metric: str, rank: int | None, columns: int) -> None:
         self.check_metric(metric)
         if metric in m.METRICS and (m.METRICS[metric].scope == "run") != (rank is None):
-            kept = "per rank; name a rank" if rank is None else "for the whole run; leave the rank out"
+            kept = "per rank; specify a rank" if rank is None else "for the whole run; omit the rank"
             raise InvalidInputError("rank", f"{metric} is recorded {kept}")
         if columns < 1:
             raise InvalidInputError("columns", f"must be at least 1, not {columns}")
@@ -314,7 +314,7 @@ class RecordReader:
         """Raises InvalidInputError naming a metric that neither the table nor the run has."""
         if metric not in m.METRICS and metric not in (own := self.own_metrics()):
             known = ", ".join((*m.METRICS, *own))
-            raise InvalidInputError("metric", f"unknown metric {metric!r}; there are {known}")
+            raise InvalidInputError("metric", f"unknown metric {metric!r}; the metrics are {known}")
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with self._turn:

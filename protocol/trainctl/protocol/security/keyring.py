@@ -57,8 +57,8 @@ class Keyring:
         if is_near:
             return None
         raise InvalidInputError(
-            address, "the key of its agent is unknown; trainctl keys list on that machine shows it: "
-            "name it in the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
+            address, "the agent's key is unknown; find it with trainctl keys list on that machine, then "
+            "put it into the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
         )  # fmt: skip
 
     def _named(self, address: str) -> str | None:

@@ -109,7 +109,7 @@ class KeyFolder:
     def _pair(self, which: str) -> KeyPair:
         path = self.path / f"{which}.toml"
         if not path.is_file():
-            raise InvalidInputError(str(path), "there is no such key; make this machine's with: trainctl keys new")
+            raise InvalidInputError(str(path), "no such key; create this machine's keys with: trainctl keys new")
         if (mode := path.stat().st_mode & 0o777) & 0o077:
             raise InvalidInputError(
                 str(path), f"other users can read this secret (mode {mode:04o}); run: chmod 600 {path}"
@@ -143,7 +143,7 @@ class KeyFolder:
         check_name(name)
         check_public(public)
         if role not in ROLES:
-            raise InvalidInputError("--role", f"{role!r} is not a role; there are {', '.join(ROLES)}")
+            raise InvalidInputError("--role", f"{role!r} is not a role; the roles are {', '.join(ROLES)}")
         with self._locked():
             self._authorize(name, public, role)
 
@@ -151,7 +151,7 @@ class KeyFolder:
         table = self.authorized()
         same = table.find(public)
         if same is not None and same[0] != name:
-            raise InvalidInputError("KEY", f"it is already authorised as {same[0]} ({same[1].role})")
+            raise InvalidInputError("KEY", f"this key is already authorised as {same[0]} ({same[1].role})")
         revoked = {known: entry for known, entry in table.revoked.items() if entry.public != public}
         keys = {**table.keys, name: Entry(public=public, role=role, since=round(time.time(), 3))}
         self._write(Authorized(keys=keys, revoked=revoked))
@@ -165,7 +165,7 @@ class KeyFolder:
             entry = table.keys.get(name)
             key = entry.public if entry is not None else public
             if key is None:
-                raise InvalidInputError("NAME", f"no key {name!r} here; there are {', '.join(table.keys) or 'none'}")
+                raise InvalidInputError("NAME", f"no key {name!r} here; known keys: {', '.join(table.keys) or 'none'}")
             keys = {known: other for known, other in table.keys.items() if other.public != key}
             revoked = Revoked(public=key, since=round(time.time(), 3))
             label = _free(name, {known: one.public for known, one in table.revoked.items()}, key)
@@ -201,7 +201,7 @@ def check_name(name: str) -> str:
     """The name. Raises InvalidInputError if a key can't be called that."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidInputError(
-            "NAME", f"{name!r} is not a name: use letters, digits, '.', '_', '@', '+' and '-', at most 64"
+            "NAME", f"{name!r} is not a name: use at most 64 letters, digits, '.', '_', '@', '+' and '-'"
         )
     return name
 

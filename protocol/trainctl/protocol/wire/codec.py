@@ -40,10 +40,10 @@ def encode(message: m.Message) -> bytes:
     try:
         frame = msgspec.msgpack.encode(message)
     except (OverflowError, UnicodeEncodeError, TypeError) as error:
-        raise ProtocolError(f"{type(message).__name__} holds a value that msgpack cannot encode: {error}") from None
+        raise ProtocolError(f"{type(message).__name__} contains a value that msgpack cannot encode: {error}") from None
     if len(frame) > FRAME_BYTES:
         raise ProtocolError(
-            f"{type(message).__name__} is {len(frame):,} bytes, over the frame limit of {FRAME_BYTES:,}"
+            f"{type(message).__name__} is {len(frame):,} bytes long; the frame limit is {FRAME_BYTES:,}"
         )
     return frame
 
@@ -136,7 +136,7 @@ def _bulk(frame: bytes, union: Any) -> Any:
 
 def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
     if len(frame) > limit:
-        raise ProtocolError(f"frame of {len(frame):,} bytes, over the limit of {limit:,}")
+        raise ProtocolError(f"the frame has {len(frame):,} bytes; the limit is {limit:,}")
     try:
         raw = msgpack.unpackb(frame, raw=False, strict_map_key=True, **caps)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -149,7 +149,7 @@ def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
 def _convert(raw: dict[str, Any], union: Any) -> Any:
     version = raw.get("v")
     if version != PROTOCOL_VERSION:
-        raise VersionError(f"protocol version {version!r} is not supported; this side speaks {PROTOCOL_VERSION}")
+        raise VersionError(f"protocol version {version!r} is not supported; this program uses {PROTOCOL_VERSION}")
     try:
         return msgspec.convert(raw, union)
     except msgspec.ValidationError as error:
@@ -158,7 +158,7 @@ def _convert(raw: dict[str, Any], union: Any) -> Any:
 
 def _check_depth(value: Any, depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise ProtocolError(f"nested deeper than {MAX_DEPTH}")
+        raise ProtocolError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict):
         for item in value.values():
             _check_depth(item, depth + 1)
@@ -170,7 +170,7 @@ def _check_depth(value: Any, depth: int) -> None:
 def _check_finite(value: Any, but: frozenset[str] = frozenset()) -> None:
     """`but`: names of fields, at any depth, that may hold what is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ProtocolError(f"{value} where a finite number is required")
+        raise ProtocolError(f"found {value} where a finite number is required")
     if isinstance(value, dict):
         for name, item in value.items():
             if name not in but:

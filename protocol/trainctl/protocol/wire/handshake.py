@@ -51,25 +51,25 @@ class Handshakes:
 
     def _unknown(self) -> str:
         if self._credentials is None:
-            return f"{self._address}: its agent requires a key; make one with: trainctl keys new"
+            return f"{self._address}: the agent requires a key; create one with: trainctl keys new"
         own = self._credentials.own
         return (
-            f"{self._address}: its agent has not authorised the key of {own.name}; on that machine: "
+            f"{self._address}: the agent has not authorised {own.name}'s key; on that machine, run: "
             f"trainctl keys authorize {own.name} '{own.public}' --role {self._credentials.role}"
         )
 
     def _mismatch(self) -> str:
         if self._credentials is not None:
-            return f"{self._address}: its agent uses no keys, but the key {self._credentials.server} is expected"
+            return f"{self._address}: the agent uses no keys, but this client expects key {self._credentials.server}"
         return (
-            f"{self._address}: its agent requires keys: name its key in the cluster file ([nodes.NAME] key), "
+            f"{self._address}: the agent requires keys: put its key into the cluster file ([nodes.NAME] key), "
             "or give it with --server-key or $TRAINCTL_SERVER_KEY"
         )
 
     def _wrong_server(self) -> str:
         assert self._credentials is not None
         known = self._credentials.server
-        return f"{self._address}: its agent has another key than the known one ({known})"
+        return f"{self._address}: the agent's key differs from the known one ({known})"
 
 
 class HandshakeWatch:

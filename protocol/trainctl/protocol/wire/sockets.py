@@ -100,7 +100,7 @@ def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
 def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     """The frames of one message. Raises ProtocolError if their count is not what this socket speaks."""
     if len(frames) != wanted:
-        raise ProtocolError(f"a message of {len(frames)} frames where {wanted} are expected")
+        raise ProtocolError(f"a message has {len(frames)} frames, expected {wanted}")
     return frames
 
 

@@ -235,9 +235,9 @@ def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str)
     for kind, arrays in parts.items():
         if arrays.keys() != shapes.keys():
             odd = sorted(arrays.keys() ^ shapes.keys())[0]
-            raise InvalidInputError(where, f"{kind} of {odd!r} is in only one of checkpoint and model")
+            raise InvalidInputError(where, f"{kind} of {odd!r} is missing from the checkpoint or the model")
         for name, shape in shapes.items():
             if arrays[name].shape != shape:
                 raise InvalidInputError(
-                    where, f"{kind} of {name!r} has shape {arrays[name].shape}, the model's has {shape}"
+                    where, f"{kind} of {name!r} has shape {arrays[name].shape}, the model expects {shape}"
                 )

@@ -276,8 +276,8 @@ def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
     if windowed and isinstance(window, int) and longest > window:
         raise InvalidInputError(
             f"{where}: data.sequence_length",
-            f"{longest} is above the sliding window of {window}, which mlx-lm ignores in {kind} models; "
-            f"set {window} at most, or train with torch",
+            f"{longest} is above the sliding window of {window}; mlx-lm ignores that window in {kind} models: "
+            f"set at most {window}, or train with torch",
         )
 
 

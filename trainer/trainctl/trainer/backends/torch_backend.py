@@ -291,7 +291,7 @@ def read_model(path: Path, where: str, dtype: torch.dtype = torch.float32) -> to
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
     if notes["missing_keys"]:
-        raise InvalidInputError(f"{where}: model.path", f"{path} lacks the weight {sorted(notes['missing_keys'])[0]!r}")
+        raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
     return loaded
 
@@ -314,14 +314,14 @@ def _device(wanted: str, where: str) -> torch.device:
     if wanted in ("auto", "gpu"):
         found = "cuda:0" if cuda else "mps" if mps else "cpu"
         if wanted == "gpu" and found == "cpu":
-            raise InvalidInputError(f"{where}: nodes.device", "torch sees no GPU on this machine")
+            raise InvalidInputError(f"{where}: nodes.device", "torch finds no GPU on this machine")
         return torch.device(found)
     device = torch.device("cuda:0" if wanted == "cuda" else wanted)
     missing = (device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count())) or (
         device.type == "mps" and not mps
     )
     if missing:
-        raise InvalidInputError(f"{where}: nodes.device", f"torch sees no device {wanted!r} on this machine")
+        raise InvalidInputError(f"{where}: nodes.device", f"torch finds no device {wanted!r} on this machine")
     return device
 
 

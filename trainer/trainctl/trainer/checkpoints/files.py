@@ -108,7 +108,7 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
     for key, name in names.items():
         theirs, ours = getattr(loop, key), getattr(own, key)
         if theirs != ours:
-            problem = f"was written with another {name} ({str(theirs)[:16]}; this run has {str(ours)[:16]})"
+            problem = f"the {name} differs: the checkpoint has {str(theirs)[:16]}, this run has {str(ours)[:16]}"
             raise InvalidInputError(where, problem)
 
 

@@ -127,7 +127,7 @@ def _rendezvous(index: int, endpoints: Sequence[Sequence[str]]) -> None:
     if index > 0:
         with _connected(host, int(port)) as connection:
             if not connection.recv(1):
-                raise ConnectionError("the first rank left before all had connected to it")
+                raise ConnectionError("the first rank left before all ranks had connected to it")
         return
     with contextlib.ExitStack() as held:
         with socket.socket() as listener:

@@ -53,7 +53,7 @@ class _Server:
                 self._channel.send(Fork(number), [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise GroupError(f"no reducer can be forked: {error.strerror}") from None
+                raise GroupError(f"cannot fork a reducer: {error.strerror}") from None
             self._open.add(number)
         return ReducerProcess(_Forked(self, number), Channel(ours))
 

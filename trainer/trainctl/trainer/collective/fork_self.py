@@ -68,7 +68,7 @@ def fork_self(engine: Engine) -> tuple[ForkedServer, Channel]:
     except OSError as error:
         ours.close()
         theirs.close()
-        raise GroupError(f"no reducer can be started: {error}") from None
+        raise GroupError(f"cannot start a reducer: {error}") from None
     if pid == 0:
         _be_server(ours, theirs, trainer)
     theirs.close()

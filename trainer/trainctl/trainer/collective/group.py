@@ -142,7 +142,8 @@ class ReducerGroup(Group):
         try:
             self._buffer = SharedBuffer.create(words)
         except OSError as error:
-            raise GroupError(f"no shared memory of {words * WORD_BYTES:,} bytes: {error.strerror}") from None
+            size = f"{words * WORD_BYTES:,} bytes"
+            raise GroupError(f"cannot allocate {size} of shared memory: {error.strerror}") from None
         self._arrays = layout.views(self._buffer.floats)
         self._deadline: float | None = time.monotonic() + form.deadline_seconds  # None: formed
 

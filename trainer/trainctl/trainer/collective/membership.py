@@ -140,7 +140,7 @@ class Membership:
                     held.listen(_BACKLOG)
         except OSError as error:
             self._withdraw()
-            raise GroupError(f"no endpoint can be opened on {address}: {error.strerror}") from None
+            raise GroupError(f"cannot open an endpoint on {address}: {error.strerror}") from None
 
     def _withdraw(self) -> None:
         if self._offered is not None:
@@ -158,5 +158,5 @@ def find_interface(name: str) -> tuple[str, str]:
             return interface, address
     there = ", ".join(f"{interface} ({address})" for interface, address in found.items()) or "none"
     raise GroupError(
-        f"nodes.interface: no interface {name or _LOOPBACK!r} with an IPv4 address here; there are {there}"
+        f"nodes.interface: no interface {name or _LOOPBACK!r} with an IPv4 address here; available: {there}"
     )

@@ -60,7 +60,7 @@ class Reducer:
             case Reduce():
                 self._reduce(order)
             case Fork() | Release():
-                raise RuntimeError("a reducer forks nothing")
+                raise RuntimeError("a reducer cannot fork")
             case _:
                 assert_never(order)
 
@@ -86,7 +86,7 @@ class Reducer:
 
     def _reduce(self, order: Reduce) -> None:
         if self._buffer is None or self._collective is None:
-            raise RuntimeError("asked to sum before joining")
+            raise RuntimeError("received a sum request before joining")
         words = self._buffer.floats if order.words == "float32" else self._buffer.integers
         stop = order.start + order.count
         for start in range(order.start, stop, self._chunk_words):
@@ -95,7 +95,7 @@ class Reducer:
 
 def main() -> int:
     """Serve one trainer until it ends, or until something fails."""
-    serve(**started_with("reducer", "Sums for one trainer."))
+    serve(**started_with("reducer", "Sum gradients for one trainer."))
 
 
 def serve(

@@ -148,7 +148,7 @@ def start(module: str, environment: dict[str, str]) -> "tuple[subprocess.Popen[b
         )
     except OSError as error:
         ours.close()
-        raise GroupError(f"no reducer can be started: {error}") from None
+        raise GroupError(f"cannot start a reducer: {error}") from None
     finally:
         theirs.close()
     return process, Channel(ours)

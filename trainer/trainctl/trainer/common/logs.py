@@ -29,13 +29,13 @@ def ready(said: m.Ready) -> None:
 def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
     """A group is formed, or isn't."""
     if isinstance(outcome, m.GroupFailed):
-        log.warning("%s not joined: %s", outcome.generation, outcome.reason)
+        log.warning("did not join %s: %s", outcome.generation, outcome.reason)
         return
     given = ""
     if order.source is not None:
-        given = f"; state of rank {order.source} received in {outcome.level_seconds:.2f} s"
-    ranks = f"{len(order.ranks)} ranks by {order.engine}"
-    log.info("%s joined: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
+        given = f"; received rank {order.source}'s state in {outcome.level_seconds:.2f} s"
+    ranks = f"{len(order.ranks)} ranks with {order.engine}"
+    log.info("joined %s: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
 
 
 def reported(report: m.Report) -> None:
@@ -43,12 +43,12 @@ def reported(report: m.Report) -> None:
     step = f"{report.step:,}"
     if report.kind == "evaluate" and report.weight > 0:
         log.info(
-            "evaluated at step %s: loss %.4f over %s of weight",
+            "evaluated after step %s: loss %.4f, weight %s",
             step, report.loss_sum / report.weight, f"{report.weight:,.0f}",
         )  # fmt: skip
     if report.checkpoint is not None:
         made = report.checkpoint
-        log.info("checkpoint of step %s: %s MB in %.2f s", step, f"{made.size_bytes / 1e6:,.1f}", made.loop_seconds)
+        log.info("checkpoint after step %s: %s MB in %.2f s", step, f"{made.size_bytes / 1e6:,.1f}", made.loop_seconds)
     if report.replays:
         log.warning("step %s: out of memory, micro-batch %s from now on", step, report.micro_batch)
     if report.skipped and report.kind == "train":

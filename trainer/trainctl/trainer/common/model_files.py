@@ -36,9 +36,9 @@ def model_config(model: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidInputError(str(path), f"not a readable model configuration: {first_line(error)}") from None
+        raise InvalidInputError(str(path), f"cannot read the model configuration: {first_line(error)}") from None
     if not isinstance(config, dict):
         raise InvalidInputError(str(path), "not a JSON object")
     if "quantization" in config or "quantization_config" in config:
-        raise InvalidInputError(str(path), "a quantized model cannot be trained in full")
+        raise InvalidInputError(str(path), "full training of a quantized model is not supported")
     return config

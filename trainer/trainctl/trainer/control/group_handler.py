@@ -79,7 +79,7 @@ class GroupOrders:
             if self.membership is None:
                 raise GroupError("the model is not loaded yet")
             if not self._progress.whole and self._who.rank not in order.behind:
-                raise GroupError("this rank holds parts of two states: its group failed while it received one")
+                raise GroupError("this rank's state is incomplete: its group failed during a state transfer")
             group = self.membership.form(order)
         except GroupError as error:
             self.outcome = self.failed(order.generation, error)

@@ -150,7 +150,7 @@ class Control:
         try:
             order = codec.decode_order(check_frames(frames, 1)[0])
         except ProtocolError as error:
-            log.warning("dropped a message of the agent: %s", error)
+            log.warning("dropped a message from the agent: %s", error)
             return
         if order.run == self._who.run:
             self._obey(order)
@@ -183,7 +183,7 @@ class Control:
             answer = self._progress.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
         except OutdatedError as error:
             self._pending_fence = None
-            log.warning("dropped a fence of the agent: %s", error)
+            log.warning("dropped a fence from the agent: %s", error)
             return
         if answer is None:
             return

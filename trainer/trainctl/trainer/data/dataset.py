@@ -80,7 +80,7 @@ class Dataset:
         if not count:
             have, want = len(self._pack.tokens), self._length + 1
             raise InvalidInputError(
-                where, f"{have} tokens of text, fewer than one block of {want} (data.sequence_length + 1)"
+                where, f"the text has {have} tokens; one block needs {want} (data.sequence_length + 1)"
             )
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 

@@ -166,7 +166,7 @@ def _check_vocabulary(highest: int, model: Path, where: str) -> None:
     if vocabulary is not None and highest >= vocabulary:
         raise InvalidInputError(
             f"{where}: data.tokenizer",
-            f"gives ids up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
+            f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
         )
 
 
@@ -187,13 +187,14 @@ def _read_samples(source: Path, vocabulary: int | None) -> Iterator[tuple[list[i
 
 def _checked_mask(sample: _Sample, highest: int, where: str) -> list[bool]:
     if len(sample.tokens) < 2:
-        raise InvalidInputError(f"{where}: tokens", "a sample needs at least two; the first is never a target")
+        raise InvalidInputError(f"{where}: tokens", "a sample needs at least two tokens: the first is never a target")
     worst = max(sample.tokens) if min(sample.tokens) >= 0 else min(sample.tokens)
     if not 0 <= worst <= highest:
-        raise InvalidInputError(f"{where}: tokens", f"{worst} must be an id from 0 to {highest}")
+        raise InvalidInputError(f"{where}: tokens", f"{worst} must be an ID from 0 to {highest}")
     mask = [True] * len(sample.tokens) if sample.mask is None else sample.mask
     if len(mask) != len(sample.tokens):
-        raise InvalidInputError(f"{where}: mask", f"{len(mask)} flags for {len(sample.tokens)} tokens")
+        problem = f"{len(mask)} flags for {len(sample.tokens)} tokens; each token needs one"
+        raise InvalidInputError(f"{where}: mask", problem)
     if any(flag not in (0, 1) for flag in mask):
         raise InvalidInputError(f"{where}: mask", "flags must be 0 or 1")
     return [bool(flag) for flag in mask]

@@ -178,7 +178,7 @@ class Executor:
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._progress.exclusive(plan.generation):
             if plan.step != self._progress.last_step + 1:
-                raise ProtocolError(f"a plan for step {plan.step} after step {self._progress.last_step}")
+                raise ProtocolError(f"received a plan for step {plan.step} after step {self._progress.last_step}")
             batch, is_new = self._progress.begin(plan, self.loss_scale.value)
             if is_new:
                 self._backend.clear()

@@ -110,7 +110,7 @@ class Progress:
             if held and (plan.finishes, plan.step, plan.divisor) == (held.origin, held.step, held.divisor):
                 return held, False
             if (held and held.positions) or len(plan.work) < 2:
-                raise ProtocolError(f"a plan for step {plan.step} finishes {plan.finishes}; {_described(held)}")
+                raise ProtocolError(f"the plan finishes step {plan.step} of {plan.finishes}; {_described(held)}")
         self.batch = HalfBatch(plan.step, plan.finishes or plan.generation, plan.divisor, scale)
         return self.batch, True
 
@@ -159,5 +159,5 @@ class Progress:
 
 def _described(held: HalfBatch | None) -> str:
     if held is None or not held.positions:
-        return "nothing is held here"
-    return f"what is held is of step {held.step} in {held.origin}, D {held.divisor:g} (the plan's may differ)"
+        return "this rank has no part of that batch"
+    return f"this rank's batch is for step {held.step} in {held.origin}, with D {held.divisor:g}"

@@ -371,7 +371,7 @@ class TrainctlApp(TerminalApp):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
-        self.notify(f"theme {self.theme}, for this session; set it in config.toml to keep it", timeout=3)
+        self.notify(f"theme {self.theme} for this session only; set it in config.toml to keep it", timeout=3)
 
     def action_read_only(self) -> None:
         """Puts commands off, and on again unless the program was started without them."""
@@ -392,7 +392,7 @@ class TrainctlApp(TerminalApp):
         except InvalidInputError as error:
             self.notify(str(error), severity="error", markup=False)
         else:
-            self.notify(f"picture of this screen: {path}", markup=False)
+            self.notify(f"screenshot saved: {path}", markup=False)
 
     def action_detach(self) -> None:
         self.exit(0)

@@ -106,7 +106,7 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
 
 def _keys(raw: Any, check: Check, complain: Callable[[tuple[str, str], str], None]) -> dict[str, str]:
     if not isinstance(raw, dict):
-        complain(("", "keys"), 'keys: must be a table: write [keys] and below it action = "key"')
+        complain(("", "keys"), 'keys: must be a table: write [keys], and on the next line action = "key"')
         return {}
     texts: dict[str, str] = {}
     for name, value in raw.items():
@@ -137,7 +137,7 @@ def _wrong_columns(value: Any) -> str:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         return 'must be a list of metrics, such as ["user:reward", "memory_use"]'
     of_others = [one for one in value if m.metric_of(one).scope != "rank"]
-    return f"{of_others[0]} is not a metric of ranks" if of_others else ""
+    return f"{of_others[0]} is not a per-rank metric" if of_others else ""
 
 
 def _tables(lines: list[str], path: Path) -> tuple[dict[str, Any], list[Problem]]:

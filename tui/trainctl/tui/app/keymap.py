@@ -31,9 +31,9 @@ def _verb_keys(places: range) -> list[BindingType]:
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
 # `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.
 EVERYWHERE: Final[list[BindingType]] = named([
-    Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
+    Binding("0", "show('runs')", "runs", tooltip="all runs the agent knows", priority=True),
     Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
-    Binding("2", "node", "node", tooltip="one node in full", priority=True),
+    Binding("2", "node", "node", tooltip="one node in detail", priority=True),
     Binding("3", "show('charts')", "charts", tooltip="charts of all metrics", priority=True),
     Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
     Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
@@ -57,8 +57,8 @@ OWN_ACTIONS: Final = frozenset(
 """Actions that rest while something is typed or a dialog is open."""
 
 _FIRST_KEYS: Final = {
-    "help": "all keys of the screen you are on",
-    "node": "one node in full",
+    "help": "all keys for this screen",
+    "node": "one node in detail",
     "rebalance": "split the batch between nodes",
     "undo": "undo a change",
     "detach": "quit; the run continues",
@@ -189,10 +189,10 @@ def _no_key(keys: str) -> str:
         if key in RESERVED_KEYS:
             return f"{key} {RESERVED_KEYS[key]}"
         if "alt+" in key:
-            return f"{key} arrives as escape and then the key: choose another"
+            return f"terminals send {key} as escape plus the key: choose a different key"
         base = key.rpartition("+")[2]
         if base not in _NAMES:
-            return f"no key {key!r}; give a character or a name such as f5, home, pagedown, ctrl+e"
+            return f"unknown key {key!r}; use a character or a name such as f5, home, pagedown, ctrl+e"
     return ""
 
 
@@ -216,7 +216,7 @@ def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
                 both = taken & set(keymap[name].split(","))
                 if both:
                     on = f" on {where}" if where else ""
-                    return name, f"{spoken(min(both))} is taken by {other.id or other.description}{on}"
+                    return name, f"{spoken(min(both))} is already used by {other.id or other.description}{on}"
     return None
 
 

@@ -37,10 +37,10 @@ def as_file(found: settings.Found) -> str:
         f"# {found.path}{'' if found.exists else ' (no such file)'}",
         _setting("theme", own.theme or "auto", f"auto, {', '.join(theme.name for theme in THEMES)}"),
         _setting("ascii", "auto" if own.ascii is None else own.ascii, "auto, true, false"),
-        _setting("bell", own.bell, "whether alerts ring the bell"),
+        _setting("bell", own.bell, "true: alerts ring the bell"),
         _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
         _setting("read_only", own.read_only, "true: no commands are sent"),
-        _setting("columns", list(own.columns), "metrics of ranks as columns of a wide fleet table"),
+        _setting("columns", list(own.columns), "per-rank metrics shown as columns in a wide fleet table"),
         "", "[keys]",
     ]  # fmt: skip
     where, named = "", set()

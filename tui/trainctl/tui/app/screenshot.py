@@ -54,5 +54,5 @@ def save(app: App[Any], path: Path, title: str = "trainctl") -> Path:
     try:
         path.write_text(svg(app, title), encoding="utf-8")
     except OSError as error:
-        raise InvalidInputError(str(path), f"cannot write the picture: {error.strerror or error}") from None
+        raise InvalidInputError(str(path), f"can't write the screenshot: {error.strerror or error}") from None
     return path

@@ -20,8 +20,8 @@ T = TypeVar("T")
 def call(
     address: str, work: "Callable[[Client], Awaitable[T]]", *, answer_seconds: float | None = None, lead: bool = False
 ) -> T:
-    """Run `work` with a client of the agent at `address`, or with `lead` of the agent that leads the active run, if the
-    one at `address` only hosts a rank of it. Raises as the client does."""
+    """Run `work` with a client connected to `address`. With `lead`, an agent that only hosts a rank is replaced by the
+    active run's lead. The client's exceptions are passed on."""
     from trainctl.protocol.client.client import Client
     from trainctl.protocol.client.lead import lead_address
 
@@ -39,7 +39,7 @@ def call(
 
 
 def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
-    """As `lead.find_lead`, or for a run `lead.find_run`; one address alone isn't asked."""
+    """Call `lead.find_lead`, or `lead.find_run` if a run is given. A single address is returned without asking it."""
     if len(addresses) == 1:
         return addresses[0]
     from trainctl.protocol.client import lead
@@ -48,7 +48,7 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
 
 
 def find_any(addresses: Sequence[str]) -> str:
-    """As `lead.find_any`."""
+    """Call `lead.find_any`."""
     from trainctl.protocol.client import lead
 
     return asyncio.run(lead.find_any(addresses))

@@ -12,44 +12,50 @@ from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
 from trainctl.tui.commands import targets
 
 app = subcommands()
-group = subgroup("Add, list and remove the nodes of the cluster.")
+group = subgroup("Add, list and remove cluster nodes.")
 app.add_typer(group, name="cluster")
 
 
 @group.command()
 def add(
     host: Annotated[
-        str, typer.Argument(metavar="USER@HOST", help="The machine, as you give it to ssh.", show_default=False)
+        str, typer.Argument(metavar="USER@HOST", help="The machine to add, as you give it to ssh.", show_default=False)
     ],
-    name: Annotated[str | None, typer.Option(help="Name of the new node [its host name].")] = None,
+    name: Annotated[str | None, typer.Option(help="The new node's name [its host name].")] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Address its agent listens on [port 7474 at the address ssh uses]."),
     ] = None,
     here: Annotated[
-        str | None, typer.Option(help="Name of this machine's node in the cluster file [its host name].")
+        str | None, typer.Option(help="This machine's node name in the cluster file [its host name].")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Path of Python 3.11 or newer on that machine [searched for].")
+        str | None,
+        typer.Option(metavar="PATH", help="Path to Python 3.11 or newer on that machine [found automatically]."),
     ] = None,
     extras: Annotated[
-        str | None, typer.Option(help="torch, mlx, torch,mlx or none [mlx on macOS, torch elsewhere].")
+        str | None,
+        typer.Option(help="Extras to install: torch, mlx, torch,mlx or none [mlx on macOS, torch elsewhere]."),
     ] = None,
     pip_args: Annotated[str, typer.Option(help="Extra pip arguments, such as --index-url.")] = "",
     system_site_packages: Annotated[
         bool,
-        typer.Option("--system-site-packages", help="Let its environment use the packages that Python already has."),
+        typer.Option(
+            "--system-site-packages",
+            help="Let the virtual environment use the packages already installed for that Python.",
+        ),
     ] = False,
     ssh_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ssh configuration to use instead of yours (ssh -F).")
+        Path | None, typer.Option(metavar="FILE", help="ssh configuration file to use instead of yours (ssh -F).")
     ] = None,
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Install trainctl on a machine over SSH, pair keys both ways, start its agent, and test the link.
+    """Install trainctl on a machine over SSH, exchange keys, start its agent, and test the link.
 
-    The machine needs only Python 3.11 or newer: trainctl is copied there and pip fetches its dependencies. Running
-    this again changes only what is missing. Your cluster.toml isn't edited: the node goes into cluster.d/NAME.toml.
+    The machine needs only Python 3.11 or newer: trainctl is copied there and pip fetches its dependencies. You can run
+    this again: it adds only what is missing. It writes the node to cluster.d/NAME.toml and doesn't edit your
+    cluster.toml.
     """
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.tui.setup import add_node as joining
@@ -94,7 +100,7 @@ def _fields(found: Any) -> dict[str, Any]:
 
 @group.command(name="list")
 def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
-    """List the cluster's nodes: agent address, key fingerprint, and the file that names each."""
+    """List the cluster's nodes with their agent address, key fingerprint and file."""
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.protocol.machine.discovery import fingerprint
 
@@ -107,7 +113,7 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
         rows.append((name, entry.address, key, str(added if added.is_file() else file)))
     return output.answer(
         tables.table(head, rows) if rows else "", json=json, nodes=[dict(zip(head, row, strict=True)) for row in rows],
-        none=f"no nodes in {file}; write it with trainctl init, or add a node with trainctl cluster add",
+        none=f"no nodes in {file}; run trainctl init, or add a node with trainctl cluster add",
     )  # fmt: skip
 
 
@@ -117,7 +123,7 @@ def remove(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Remove a node that `cluster add` added: deletes its file in cluster.d and leaves the other machine unchanged."""
+    """Remove a node added with `cluster add`. Deletes its file in cluster.d; the other machine isn't changed."""
     from trainctl.protocol.config import cluster_file as clusters
 
     file = cluster or clusters.default_path()
@@ -131,7 +137,9 @@ def remove(
         output.emit_ok(removed=str(added))
     else:
         output.say(f"removed {added}")
-        output.tell(f"running agents accept it until they restart; trainctl keys revoke {name} stops that at once")
+        output.tell(
+            f"running agents accept its key until they restart; to reject it now, run trainctl keys revoke {name}"
+        )
     return 0
 
 
@@ -141,10 +149,9 @@ def discover(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="Seconds to listen.")] = 3.0,
     json: Json = False,
 ) -> int:
-    """List the agents that advertise themselves on this machine's networks (trainctl-agent run --advertise).
-
-    Anyone on the network can advertise anything, so treat it as a hint. No key is ever taken from it: add a node with
-    `trainctl cluster add`, which fetches its key over SSH.
+    """List the agents advertised on this machine's networks (trainctl-agent run --advertise). Treat the list as a
+    hint: anyone on the network can advertise anything, and no key is taken from it. To add a node, use `trainctl
+    cluster add`: it fetches the node's key over SSH.
     """
     from trainctl.tui.setup import discovery
 

@@ -19,9 +19,8 @@ FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_ver
 
 @contextlib.contextmanager
 def told(order: command.Order, *, json: bool) -> Iterator[None]:
-    """With `json`, an error that ends a command before its last reply becomes one object with the id to repeat it by.
-
-    It exits with the error's exit code. Without `json`, and for errors in the arguments, the exception is passed on.
+    """With `json`, print an error that ends a command as one object and exit with the error's code. The object has the
+    id for repeating the command. Without `json`, and for invalid arguments, the exception is passed on.
     """
     try:
         yield
@@ -46,7 +45,7 @@ def _unsettled(order: command.Order, state: str | None) -> dict[str, Any]:
 
 
 def send(address: str, order: command.Order, wait: command.Wait, timeout: float) -> m.CommandReply:
-    """Send a command and return the last reply that `wait` asks for. Raises as `calls.send` does."""
+    """Send a command and return the last reply that `wait` asks for. The exceptions of `calls.send` are passed on."""
     answer_seconds = min(agent_call.ANSWER_SECONDS, timeout)
     return agent_call.call(
         address, lambda client: command.send(client, order, wait, timeout), answer_seconds=answer_seconds
@@ -68,5 +67,5 @@ def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int
 
 
 def fields(order: command.Order, reply: m.CommandReply) -> dict[str, Any]:
-    """The `--json` fields of a command and its reply."""
+    """The `--json` fields for a command and its reply."""
     return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

@@ -12,7 +12,7 @@ app = subcommands()
 
 @app.command()
 def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
-    """Print the effective settings of the full screen in the form of config.toml, and report what is wrong with it."""
+    """Print the full screen's effective settings in config.toml format, and report errors in the file."""
     from trainctl.tui.app import keymap, launch  # Textual: not for `--help`
 
     found = launch.configuration(config_of(ctx, config))

@@ -70,7 +70,7 @@ def headless(wanted: DemoOptions) -> int:
 
 
 def on_screen(wanted: DemoOptions) -> int:
-    """Train behind the full screen; the run continues after the screen is left."""
+    """Train with the full screen open. The run continues after the screen closes."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
@@ -89,7 +89,7 @@ def _farewell(state: "ViewState", address: str) -> str:
     from trainctl.tui.app.launch import farewell
 
     if state.run is None or state.active:
-        return f"{farewell(state, address)}; end it with: trainctl send stop --connect {address}"
+        return f"{farewell(state, address)}; stop it with: trainctl send stop --connect {address}"
     return f"the demo has ended ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
 
 
@@ -98,7 +98,8 @@ def _rounded(step: m.StepCommitted | None) -> float | None:
 
 
 def summary(view: m.RunView) -> dict[str, Any]:
-    """The figures of a run from its record; those that no step gave are None. Raises InvalidInputError without one."""
+    """A run's figures, read from its record. A figure that no step reported is None. Raises InvalidInputError if there
+    is no record."""
     from trainctl.protocol.record.reader import RecordReader
 
     with RecordReader(Path(view.directory)) as record:
@@ -134,7 +135,7 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
     try:
         session = Session.create(root, keep=wanted.keep)
     except OSError as error:
-        raise InvalidInputError("--folder", f"can't keep a demo in {root}: {error.strerror}") from None
+        raise InvalidInputError("--folder", f"can't write the demo's files to {root}: {error.strerror}") from None
     command = [sys.executable, "-m", "trainctl.tui.demo.supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
@@ -163,7 +164,7 @@ def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str
                 raise InvalidInputError("demo", said["error"])
             text = output.one_line(f"demo: {said['state']} {said['what']}")
             shown.enter_context(stage(text))
-    raise RefusedError(f"the demo's supervisor ended at once; see {session.supervisor_log}")
+    raise RefusedError(f"the demo's supervisor exited immediately; see {session.supervisor_log}")
 
 
 def _start(demo: Demo) -> str:
@@ -192,7 +193,7 @@ async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.P
             except UnreachableError as error:
                 await asyncio.wait({progress}, timeout=WATCH_SECONDS)  # it may have seen the end just before
                 if not progress.done():
-                    raise RefusedError(f"{error}, and the demo's supervisor has ended") from None
+                    raise RefusedError(f"{error}, and the demo's supervisor has exited") from None
         return await progress
     finally:
         progress.cancel()
@@ -212,7 +213,7 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
         view = (await client.snapshot(0, run)).run or view
     if view is None:
-        raise RefusedError(f"{run} is no longer known")
+        raise RefusedError(f"no agent knows {run} any more")
     return view
 
 
@@ -222,11 +223,11 @@ def _let_end(supervisor: "subprocess.Popen[bytes]") -> None:
     try:
         supervisor.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        output.tell(f"demo: its supervisor (process {supervisor.pid}) is still ending")
+        output.tell(f"demo: the supervisor (process {supervisor.pid}) is still shutting down")
 
 
 def close_pipes(process: "subprocess.Popen[bytes]") -> None:
-    """Close our ends of its standard input and output."""
+    """Close this side of the process's standard input and output."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -237,9 +238,10 @@ def close_pipes(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ranks_of(wanted: DemoOptions) -> dict[str, str]:
-    """The demo's nodes in the order of their ranks, with what computes on each. Raises InvalidInputError.
+    """The demo's nodes in rank order, each with its backend. Raises InvalidInputError if no backend is installed.
 
-    Of several with both backends installed the last is an MLX rank: on a Linux CPU the slower by far.
+    If there are several nodes and both backends are installed, the last node uses MLX. It is much slower on a Linux
+    CPU.
     """
     there = installed(wanted.backend)
     if wanted.nodes == 1:
@@ -250,7 +252,7 @@ def ranks_of(wanted: DemoOptions) -> dict[str, str]:
 
 
 def installed(backend: str) -> tuple[str, ...]:
-    """The installed backends of those that `backend` means. Raises InvalidInputError if none is."""
+    """The installed backends among those that `backend` selects. Raises InvalidInputError if there are none."""
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:

@@ -35,7 +35,7 @@ class ScriptedOptions(NamedTuple):
 
 
 def on_screen(wanted: ScriptedOptions) -> int:
-    """Show the recording in the full screen; it stops when the screen is left."""
+    """Play the recording in the full screen. It stops when the screen closes."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
@@ -100,7 +100,7 @@ def _address(process: "subprocess.Popen[bytes]", said: IO[bytes]) -> str:
     process.wait()
     said.seek(0)
     words = said.read().decode("utf-8", "replace").strip().splitlines()
-    problem = words[-1].removeprefix("trainctl-agent: ") if words else f"its player ended with {process.returncode}"
+    problem = words[-1].removeprefix("trainctl-agent: ") if words else f"its player exited with {process.returncode}"
     raise InvalidInputError("--scripted", problem)
 
 

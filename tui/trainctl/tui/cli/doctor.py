@@ -30,10 +30,9 @@ def doctor(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Json = False,
 ) -> int:
-    """Find what is wrong with the cluster's machines and say what to do: one line per finding, ok, warn or fail.
-
-    With a run file it also compares the model and data of all nodes, which reads them whole. It changes nothing. Exits
-    with 3 if anything fails, else 0.
+    """Check the cluster's machines and suggest fixes. Prints one line per finding: ok, warn or fail. With a run file,
+    it also reads and compares the model and data files of all nodes. It changes nothing. Exits with 3 if any check
+    fails, else 0.
     """
     from trainctl.tui.doctor.run_checks import findings, line
 

@@ -20,10 +20,10 @@ def _topics(incomplete: str) -> list[str]:
 def show(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC]", show_default=False, autocompletion=_topics, help="A page's topic."),
+        typer.Argument(metavar="[TOPIC]", show_default=False, autocompletion=_topics, help="The topic to print."),
     ] = None,
 ) -> int:
-    """Print a page of the documentation, or list the topics. It needs no network."""
+    """Print a documentation page, or list the topics. Works offline."""
     pages = docs_pages.pages()
     if topic is None:
         output.say(tables.table(("topic", "about"), [(page.topic, page.about) for page in pages.values()]))

@@ -15,7 +15,7 @@ app = subcommands()
 
 @app.command()
 def init(
-    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of a Hugging Face model.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Hugging Face model folder.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
@@ -24,9 +24,9 @@ def init(
         Literal["full", "lora"] | None,
         typer.Option(help="Train all weights (full) or adapters (lora) [lora unless the data is text]."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run [taken from the model's folder].")] = None,
+    name: Annotated[str | None, typer.Option(help="Run name [taken from the model folder].")] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, max=2**40, help="Samples per step, over all nodes [32].")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=2**40, help="Samples per step across all nodes [32].")] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [tcp://127.0.0.1:7474]."),
@@ -35,14 +35,13 @@ def init(
     cluster_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Cluster file to write (default: where agents look for it). An existing one is kept."
+            metavar="FILE", help="Cluster file to write [where agents look for it]. An existing file is kept."
         ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Write a cluster.toml and a run.toml to start from, asking on a terminal for what isn't given.
-
-    No file is ever overwritten. What is written passes `trainctl check`.
+    """Create a starter cluster.toml and run.toml. On a terminal, it asks for what isn't given. It never overwrites a
+    file. The run file passes `trainctl check`.
     """
     from trainctl.tui.setup import init_work as work
 

@@ -25,7 +25,7 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
 def status(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
 ) -> int:
-    """Show the run, its ranks and the machines as they are now."""
+    """Show the current state of the run, its ranks and machines."""
 
     async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading], tuple[m.Viewer, ...]]:
         snapshot = await agent_call.settled_snapshot(client, run)
@@ -43,7 +43,8 @@ def status(
 
 @app.command()
 def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """The open alerts of the active run, or without one of the agent's machine; those that call for somebody first."""
+    """List the active run's open alerts, urgent ones first. Without an active run, list the alerts for the agent's
+    machine."""
     snapshot = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
@@ -57,7 +58,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
 def watch(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
 ) -> int:
-    """Print a line for each committed step and each event as they happen, until Ctrl-C."""
+    """Print each committed step and event as it happens, until Ctrl-C."""
     from trainctl.tui.cli import watch as follow
 
     agent_call.call(
@@ -71,9 +72,7 @@ def watch(
 def events(
     ctx: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
-    last: Annotated[
-        int, typer.Option("--last", "-n", min=0, max=500, help="How many of the newest events to print.")
-    ] = 100,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="Number of newest events to print.")] = 100,
     run: Run = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
@@ -91,17 +90,20 @@ def events(
 @app.command()
 def logs(
     ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing what is written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Rank whose log is printed.", show_default="0")
+        int | None, typer.Option("--rank", min=0, help="Rank whose log to print.", show_default="0")
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="Node whose log is printed.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Node whose log to print.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Print all nodes' logs, merged by time.")] = False,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="TEXT", help="Print only lines with TEXT (any case) or /PATTERN/.")
+        str | None,
+        typer.Option(
+            "--grep", metavar="TEXT", help="Print only lines that contain TEXT (any case) or match /PATTERN/."
+        ),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--last", "-n", min=0, help="Print only the last lines.", show_default="all")
+        int | None, typer.Option("--last", "-n", min=0, help="Number of last lines to print.", show_default="all")
     ] = None,
     run: Run = None,
     connect: Connect = None,
@@ -112,7 +114,7 @@ def logs(
     from trainctl.tui.cli import logs as reading
 
     if (rank is not None) + (node is not None) + everyone > 1:
-        raise InvalidInputError("--node", "--rank, --node and --all exclude each other: give one")
+        raise InvalidInputError("--node", "--rank, --node and --all can't be combined: give only one")
     wanted = reading.query_of(grep)
 
     async def show(client: Any) -> int:

@@ -10,28 +10,28 @@ from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 
 app = subcommands()
-group = subgroup("Manage this machine's keys and whose keys it accepts.")
+group = subgroup("Manage this machine's keys and the keys it accepts.")
 app.add_typer(group, name="keys")
 
-KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the key on this machine.")]
+KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The key's name on this machine.")]
 
 
 @group.command()
 def new(
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of this machine [its host name].", show_default=False)
+        str | None, typer.Option("--name", help="This machine's name [its host name].", show_default=False)
     ] = None,
     json: Json = False,
 ) -> int:
-    """Make this machine's keys where they are missing; its own user may then send any command to its agent."""
+    """Create this machine's missing keys. Its own user can then send any command to its agent."""
     folder = keys.KeyFolder()
     made = folder.make(name)
     agent, user = folder.agent(), folder.user()
     if json:
         output.emit_ok(made=list(made), folder=str(folder.path), agent=_public(agent), user=_public(user))
         return 0
-    output.say(f"{'made' if made else 'already made'}: {folder.path}")
-    output.say(f"agent  {agent.public}  {agent.name}: put it into the other machines' cluster files ([nodes.NAME] key)")
+    output.say(f"{'created' if made else 'already exist'}: {folder.path}")
+    output.say(f"agent  {agent.public}  {agent.name}: add it to the other machines' cluster files ([nodes.NAME] key)")
     output.say(
         f"user   {user.public}  {user.name}: to send commands to another machine, run trainctl keys authorize there"
     )
@@ -47,7 +47,7 @@ def authorize(
     ],
     json: Json = False,
 ) -> int:
-    """Accept a key at this machine's agent, effective at once."""
+    """Accept a key on this machine's agent, effective immediately."""
     if role not in keys.ROLES:
         raise InvalidInputError("--role", f"{role!r} is not a role; the roles are {', '.join(keys.ROLES)}")
     keys.KeyFolder().authorize(name, public, role)
@@ -66,7 +66,7 @@ def revoke(name: KeyName, json: Json = False) -> int:
 
 @group.command(name="list")
 def list_keys(json: Json = False) -> int:
-    """List this machine's own keys, the keys it accepts, and the keys it revoked."""
+    """List this machine's own keys, the keys it accepts, and the keys revoked here."""
     folder = keys.KeyFolder()
     own = {which: getattr(folder, which)() for which in ("agent", "user") if folder.has(which)}
     table = folder.authorized()
@@ -80,7 +80,7 @@ def list_keys(json: Json = False) -> int:
         output.emit_ok(folder=str(folder.path), own=pairs, keys=listed, revoked=gone)
         return 0
     if not own and not table.keys:
-        output.tell(f"no keys in {folder.path}; make them with trainctl keys new")
+        output.tell(f"no keys in {folder.path}; create them with trainctl keys new")
     for which, pair in own.items():
         output.say(f"{which:9} {pair.public}  {pair.name} (this machine's)")
     for name, entry in table.keys.items():
@@ -94,7 +94,7 @@ def list_keys(json: Json = False) -> int:
 def audit(
     ctx: typer.Context,
     last: Annotated[
-        int, typer.Option("--last", "-n", min=1, max=500, help="How many of the newest refusals to print.")
+        int, typer.Option("--last", "-n", min=1, max=500, help="Number of newest refusals to print.")
     ] = 100,
     connect: Connect = None,
     cluster: ClusterFile = None,

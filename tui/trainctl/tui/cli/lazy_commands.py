@@ -26,32 +26,33 @@ CHANGING = frozenset({
 
 
 def refuse_changes(words: Sequence[str]) -> None:
-    """Of a command line after the program's own options. Raises InvalidInputError for what changes something."""
+    """Check a command line, without the program's own options. Raises InvalidInputError if it would change
+    something."""
     changing = next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
     if changing is not None:
         raise InvalidInputError(
-            "--read-only", f"{changing} changes something: leave out --read-only, or use status, watch or attach"
+            "--read-only", f"{changing} isn't read-only: leave out --read-only, or use status, watch or attach"
         )
 
 
 SUMMARIES = {
     "demo": "Train a small real model with a few agents on this machine.",
     "run": "Start or resume a run.",
-    "check": "Check a run file before it runs; report every problem.",
-    "alerts": "List the open alerts, the urgent ones first.",
+    "check": "Check a run file and report every problem.",
+    "alerts": "List the open alerts, urgent ones first.",
     "watch": "Print each step and event as it happens, until Ctrl-C.",
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",
-    "send": "Change something in a run; try `trainctl send VERB --help`.",
+    "send": "Send a command to a run; see `trainctl send VERB --help`.",
     "promote": "Make another node the lead.",
-    "replay": "Replay a run in the same screens, from its directory alone.",
-    "export": "Write a run as a table: CSV, JSON lines or Parquet.",
+    "replay": "Replay a run in the full screen, from its directory.",
+    "export": "Export a run as a table: CSV, JSON lines or Parquet.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
-    "config": "Print the effective settings of the full screen.",
-    "init": "Write a cluster.toml and a run.toml to start from.",
-    "doctor": "Find what is wrong with the cluster's machines, with fixes.",
-    "discover": "List the agents that advertise themselves on the network.",
-    "help": "Print a page of the documentation, offline.",
+    "config": "Print the full screen's effective settings.",
+    "init": "Create a starter cluster.toml and run.toml.",
+    "doctor": "Check the cluster's machines and suggest fixes.",
+    "discover": "List the agents advertised on the network.",
+    "help": "Print a documentation page, offline.",
 }
 """The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""
 

@@ -76,9 +76,9 @@ async def parts_of(
 
 
 def end_of(part: m.LogPart, asked: int) -> int:
-    """The offset of the first byte after a part asked for from `asked` on, with LOG_CHUNK_BYTES as the limit.
+    """The offset of the first byte after the part requested at `asked`, limited to LOG_CHUNK_BYTES.
 
-    Counted from the file's size rather than from the text, whose undecodable bytes were replaced by longer ones.
+    Counted from the file's size: in the text, longer characters replace undecodable bytes.
     """
     return max(asked, min(part.offset_bytes + LOG_CHUNK_BYTES, part.size_bytes))
 
@@ -115,7 +115,7 @@ async def _name_of(client: "Client", run: str | None, rank: int) -> str:
 
 
 def show_log(part: m.LogPart, *, json: bool) -> None:
-    """Print one part of a log; control characters are kept for a file and left out on a terminal."""
+    """Print one part of a log; control characters are kept in a file and removed on a terminal."""
     if json:
         output.emit(part)
         return
@@ -127,7 +127,7 @@ def show_log(part: m.LogPart, *, json: bool) -> None:
 
 
 def query_of(grep: str | None) -> lq.Query:
-    """The condition on lines that `--grep` gives. Raises InvalidInputError for an invalid pattern."""
+    """The line filter that `--grep` gives. Raises InvalidInputError for an invalid pattern."""
     query = lq.parse(grep or "")
     if query.problem:
         raise InvalidInputError("--grep", query.problem)
@@ -158,7 +158,7 @@ async def show_merged(
     _print(shown, size, json=json)
     reading.tell()
     if not shown and not follow and not json:
-        output.tell("no matching lines" if reading.tail.entries else "nothing has been written")
+        output.tell("no matching lines" if reading.tail.entries else "nothing has been written yet")
     while follow:
         await asyncio.sleep(POLL_SECONDS)
         _print(lq.kept(await reading.news(), query, only=True), size, json=json)
@@ -199,7 +199,7 @@ class _Logs:
         return [entry for entry in self.tail.entries if entry.key.number >= before.get(entry.key.rank, 0)]
 
     def tell(self) -> None:
-        """Report on standard error whose log can't be read, once for each reason."""
+        """Report each log that can't be read on standard error, once per reason."""
         for rank, why in self.tail.problems.items():
             if self._told.get(rank) != why:
                 output.tell(f"{clean(self._ranks[rank])}: {why}")
@@ -215,7 +215,7 @@ def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
 
 
 def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
-    """A line as plain values; `at` of one without a time of its own is that of the line it goes with."""
+    """A line as plain values. A line without its own time has the `at` of the line it belongs to."""
     return {
         "type": "log-line", "at": entry.key.at, "node": entry.node, "rank": entry.key.rank, "level": entry.level,
         "text": entry.text, "stray": entry.stray,
@@ -223,7 +223,7 @@ def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
 
 
 def text_of(entry: lt.LogEntry, size: int) -> str:
-    """A line for people: time by this machine's clock, node, severity and text."""
+    """A line for people: local time, node, severity and text."""
     when = datetime.datetime.fromtimestamp(entry.key.at).astimezone()
     words = " " * 19 if entry.stray else f"{when:%Y-%m-%d %H:%M:%S}"
     level = "" if entry.stray else entry.level

@@ -76,7 +76,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Watch and steer the training of one model. Without a command, it opens the full screen.",
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
-    "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
+    "applied in time, 5 unreachable or a different version, 6 not authorised, 130 interrupted.",
 )
 
 
@@ -108,7 +108,7 @@ def attach(
     ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False,
     config: Config = None,
 ) -> int:  # fmt: skip
-    """Open the full screen. Leaving it changes nothing: the run continues."""
+    """Open the full screen. The run continues after you close it."""
     only = read_only or bool(ctx.find_root().params.get("read_only"))
     return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
 
@@ -150,7 +150,8 @@ def demo(
         ),
     ] = None,
     backend: Annotated[
-        Literal["auto", "torch", "mlx"], typer.Option(help="Library to train with; auto: both if both are installed.")
+        Literal["auto", "torch", "mlx"],
+        typer.Option(help="Library to train with; auto uses both if both are installed."),
     ] = "auto",
     objective: Annotated[
         Literal["pretrain", "sft"],
@@ -158,16 +159,20 @@ def demo(
     ] = "pretrain",
     headless: Annotated[
         bool,
-        typer.Option("--headless", help="No screen; prints one JSON object at the end. Implied without a terminal."),
+        typer.Option(
+            "--headless", help="Run without the screen; print one JSON object at the end. Implied without a terminal."
+        ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Like --headless, and errors are one JSON object too.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Like --headless; errors are printed as one JSON object too.")
+    ] = False,
     folder: Annotated[
         Path | None,
         typer.Option(
             help="Folder for the model, the text and the runs [in the user's cache folder].", show_default=False
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run after another demo starts.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when the next demo starts.")] = False,
     scripted: Annotated[
         bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
     ] = False,
@@ -176,10 +181,15 @@ def demo(
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.01, max=200, help="With --scripted: speed-up over the recording.", show_default=False),
+        typer.Option(
+            min=0.01,
+            max=200,
+            help="With --scripted: playback speed; 2 is twice as fast as recorded.",
+            show_default=False,
+        ),
     ] = None,
 ) -> int:
-    """Train a small real model on real text: a few agents, a run and the screen, all on this machine."""
+    """Train a small real model on real text. Starts a few agents, a run and the full screen on this machine."""
     without_screen = headless or json or not output.has_screen()
     if nodes is not None and cluster is not None:
         raise InvalidInputError("--cluster", "means the same as --nodes here: give only one")
@@ -206,7 +216,7 @@ def demo(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; the exit code. No exception leaves it but the interpreter's own end."""
+    """Run one command line and return its exit code. Only exceptions that end the interpreter pass through."""
     arguments = sys.argv[1:] if argv is None else argv
     json = "--json" in arguments
     _prepare(json=json)
@@ -271,7 +281,7 @@ def _one_line_fault(
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" in {trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}" if trace is not None else ""
-    text = f"internal fault: {kind.__name__}: {error}{where} (set TRAINCTL_DEBUG=1 for the traceback)"
+    text = f"internal error: {kind.__name__}: {error}{where} (set TRAINCTL_DEBUG=1 for the traceback)"
     _fail("internal", text, 1, json=json)
 
 

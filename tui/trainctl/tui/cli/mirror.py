@@ -24,10 +24,10 @@ DEFAULT_PROJECT = "trainctl"
 def mirror(
     ctx: typer.Context,
     run: RunArgument,
-    to: Annotated[To, typer.Option("--to", help="Viewer to write for; needs the extra of that name.")],
+    to: Annotated[To, typer.Option("--to", help="Viewer to write for; needs the extra with that name.")],
     output_folder: Annotated[
         Path,
-        typer.Option("--output", help="Folder to write into; each run gets its own folder there.", show_default=True),
+        typer.Option("--output", help="Output folder; each run gets its own subfolder.", show_default=True),
     ] = Path("mirrors"),
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep copying until the run ends or Ctrl-C.")] = False,
     project: Annotated[str | None, typer.Option(help=f"W&B project [{DEFAULT_PROJECT}].", show_default=False)] = None,
@@ -35,8 +35,8 @@ def mirror(
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """Copy a run to TensorBoard or W&B, from its directory, or through an agent with --connect or if it isn't on this
-    machine. The run is only read. Another call continues where the last one ended."""
+    """Copy a run to TensorBoard or W&B. Reads the run's directory, or asks an agent with --connect or if the run isn't
+    on this machine. The run isn't changed. Calling it again continues where it stopped."""
     from trainctl.tui.export.mirror import session
 
     if to != "wandb" and (project is not None or offline):

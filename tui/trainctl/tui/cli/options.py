@@ -31,28 +31,30 @@ ClusterFile = Annotated[Path | None, typer.Option(
 )]  # fmt: skip
 ServerKey = Annotated[str | None, typer.Option(
     "--server-key", metavar="KEY", callback=_checked_key, show_default=False,
-    help="Public key of the agent, if the cluster file has none for it. Default: $TRAINCTL_SERVER_KEY.",
+    help="The agent's public key, if the cluster file doesn't have it. Default: $TRAINCTL_SERVER_KEY.",
 )]  # fmt: skip
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings of the full screen. Default: the user's config.toml."),
+    typer.Option(
+        "--config", metavar="FILE", help="Settings file for the full screen. Default: the user's config.toml."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
 Run = Annotated[str | None, typer.Option("--run", help="Run id. Default: the active run, or the newest.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch only: send no commands.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait until it is applied.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a value of the run file, as in optimizer.learning_rate=1e-3."
+        "--set", metavar="KEY=VALUE", help="Override a value in the run file, such as optimizer.learning_rate=1e-3."
     ),
 ]
 
 
 def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targets.Where:
-    """The agents to ask: --connect (after the command or before it), else --cluster, else $TRAINCTL_CONNECT, else
-    the default cluster file, else the only agent that runs here, else the default address."""
+    """The agents to ask. The first of these that is set wins: --connect (before or after the command), --cluster,
+    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine, the default address."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
     file = Path(file) if file is not None else None  # what was given before the command may still be text
@@ -66,7 +68,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
 
 
 def share_server_key(given: Any, command: Any) -> None:
-    """Add the option `given` to a command, and to each command below it, that takes --connect."""
+    """Add the option `given` to each command and subcommand that takes --connect."""
     for below in getattr(command, "commands", {}).values():
         share_server_key(given, below)
     if any(option.name == "connect" for option in command.params):
@@ -81,7 +83,7 @@ def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
-    """The file given by --config after the command or before it."""
+    """The file given by --config before or after the command."""
     found = config or ctx.find_root().params.get("config")
     return Path(found) if found is not None else None  # it may still be text there
 
@@ -102,10 +104,10 @@ class WholeSummaries(TyperGroup):
 
 
 def subgroup(summary: str) -> typer.Typer:
-    """A command that has commands of its own, and does nothing without one."""
+    """A command that only has subcommands."""
     return typer.Typer(cls=WholeSummaries, rich_markup_mode=None, help=summary)
 
 
 def subcommands() -> typer.Typer:
-    """A group for a file's commands, which the `trainctl` command adds to its own."""
+    """A group for one file's commands. The `trainctl` command adds them to its own."""
     return typer.Typer(rich_markup_mode=None)

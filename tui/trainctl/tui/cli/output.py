@@ -18,7 +18,7 @@ ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
 
 
 def has_screen() -> bool:
-    """Whether a person sees all three streams; the full screen is drawn on standard error."""
+    """Whether all three standard streams are terminals. The full screen is drawn on standard error."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -34,7 +34,7 @@ def emit_ok(**fields: Any) -> None:
 
 
 def answer(text: str, *, json: bool, none: str = "", **fields: Any) -> int:
-    """Print one object with `json`, else the text, or the remark `none` if it is empty. Returns the exit code, 0."""
+    """Print one object with `json`, else the text, or the note `none` if the text is empty. Returns exit code 0."""
     if json:
         emit_ok(**fields)
     elif text:
@@ -51,19 +51,19 @@ def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any
 
 
 def say(text: str) -> None:
-    """Print lines on standard output at once."""
+    """Print lines on standard output and flush it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def tell(text: str) -> None:
-    """Print a remark for people on standard error, never part of what a script reads."""
+    """Print a note for people on standard error. Scripts read only standard output."""
     sys.stderr.write(f"{one_line(text)}\n")
     sys.stderr.flush()
 
 
 def complain(text: str) -> None:
-    """Print the one line of a failure."""
+    """Print a failure as one line."""
     tell(f"trainctl: {text}")
 
 
@@ -72,7 +72,7 @@ def error_code(error: errors.TrainctlError) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from anywhere as one printable line: terminal control characters become spaces."""
+    """Turn any text into one printable line. Terminal control characters become spaces."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
@@ -93,7 +93,7 @@ def arrowed(text: str) -> str:
 
 
 def silence() -> None:
-    """Redirect standard output to nothing after its reader has gone, so that the last flush raises no error."""
+    """Discard standard output after its reader has gone, so that the last flush raises no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -23,9 +23,11 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory
 def replay(
     ctx: typer.Context,
     run: RunArgument,
-    speed: Annotated[float, typer.Option(min=0.25, max=4096, help="Speed-up over the original run.")] = 8.0,
+    speed: Annotated[
+        float, typer.Option(min=0.25, max=4096, help="Playback speed; 2 is twice as fast as the run.")
+    ] = 8.0,
 ) -> int:
-    """Play a run in the same screens, from its directory alone: play, pause and seek. It takes no commands."""
+    """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
     directory = _directory(ctx, run)
     if not has_screen():
         raise InvalidInputError(
@@ -58,7 +60,7 @@ def export(
     ctx: typer.Context,
     run: RunArgument,
     format: Annotated[  # noqa: A002
-        Format, typer.Option("--format", help="File format; parquet needs the extra of that name.")
+        Format, typer.Option("--format", help="File format; parquet needs the extra with that name.")
     ] = "csv",
     what: Annotated[
         What, typer.Option(help="Rows to write; ranks: each rank's part of each step; hosts: machine readings.")
@@ -69,7 +71,8 @@ def export(
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """Write a run as a table, from its directory, or through an agent with --connect or if it isn't on this machine."""
+    """Export a run as a table. Reads the run's directory, or asks an agent with --connect or if the run isn't on this
+    machine."""
     from trainctl.tui.export.rows import of_record
     from trainctl.tui.export.writers import destination, open_writer
 

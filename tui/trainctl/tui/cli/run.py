@@ -31,7 +31,7 @@ def run(
         bool,
         typer.Option(
             "--old-lead-is-off",
-            help="With --resume: the old lead is certainly powered off; skip the vote.",
+            help="With --resume: skip the vote. Use it only if the old lead is powered off.",
         ),
     ] = False,
     follow: Annotated[
@@ -77,20 +77,18 @@ def check(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Check a run file before it runs. Reports every problem it can find, one per line (--json: error.problems).
+    """Check a run file before you run it. Reports every problem it can find, one per line (--json: error.problems).
 
     It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
-    reads the headers of the weights, the first lines of samples and the size of text. It can't see other machines'
-    files: their agents check those when the run starts, also where loopback addresses may be other machines behind
-    forwarded ports. Nothing is loaded or started.
+    reads the weights' headers, the first lines of the samples and the size of text files. It can't see files on other
+    machines: their agents check them when the run starts. A loopback address may lead to another machine through a
+    forwarded port. Nothing is loaded or started.
     """
     found = targets.cluster_file(cluster)
     config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
-        output.tell(
-            "the run has several nodes: give --cluster FILE to check their names and the files of those on this machine"
-        )
+        output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
     if json:
         output.emit_ok(config=config, nodes=nodes, unseen=unseen)
         return 0
@@ -119,7 +117,8 @@ def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *
         return agent_call.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
     except KeyboardInterrupt:
         output.tell(
-            f"detached; {run} continues: see it with trainctl attach or trainctl watch, end it with trainctl send stop"
+            f"detached; {run} continues. Watch it with trainctl attach or trainctl watch; stop it with trainctl send "
+            f"stop"
         )
         return command_result.INTERRUPTED
 

@@ -8,7 +8,7 @@ from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
 
 
 def find(given: str, root: Path | None = None) -> Path:
-    """Find the run directory by its path or run id. Raises InvalidInputError that names the folders it searched."""
+    """Find a run directory by path or run id. Raises InvalidInputError with the folders it searched."""
     path = Path(given)
     if path.name == "record.db" and path.is_file():
         return path.parent.absolute()
@@ -28,9 +28,8 @@ def find(given: str, root: Path | None = None) -> Path:
 
 
 def find_here(given: str) -> Path | None:
-    """Like `find`, but None for an id that no local folder has, since an agent may know that run.
-
-    Raises InvalidInputError for a path that is not a run directory.
+    """Like `find`, but None for an id that no local folder has: an agent may know that run. Raises InvalidInputError
+    for a path that is not a run directory.
     """
     if "/" in given or Path(given).exists():
         return find(given)

@@ -27,7 +27,7 @@ def _words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @app.command(
     cls=VerbCommand,
-    help=f"Change something, as in trainctl send {arguments.EXAMPLE}. VERB --help gives its arguments and an example.",
+    help=f"Send a command, such as trainctl send {arguments.EXAMPLE}. VERB --help shows its arguments and an example.",
     epilog=arguments.verbs_summary(),
 )
 def send(
@@ -41,16 +41,18 @@ def send(
     id_: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="UUID", help="Id of an earlier command: ask for its outcome, never apply it twice."
+            "--id", metavar="UUID", help="Id of an earlier command: get its outcome. It is never applied twice."
         ),
     ] = None,
     if_plan: Annotated[
-        int | None, typer.Option("--if-plan", min=0, help="Refuse the command unless the plan still has this version.")
+        int | None, typer.Option("--if-plan", min=0, help="Apply it only if the plan still has this version.")
     ] = None,
     ttl: Annotated[
         float, typer.Option("--ttl", min=0.001, max=86400, help="Seconds until the command expires.")
     ] = 60.0,
-    wait: Annotated[Literal["applied", "accepted", "none"], typer.Option(help="What to wait for.")] = "applied",
+    wait: Annotated[
+        Literal["applied", "accepted", "none"], typer.Option(help="State to wait for before returning.")
+    ] = "applied",
     timeout: Timeout = 60.0,
     connect: Connect = None,
     cluster: ClusterFile = None,
@@ -73,10 +75,10 @@ def send(
 @app.command()
 def promote(
     ctx: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The node that becomes the lead.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The new lead.")],
     old_lead_is_off: Annotated[
         bool,
-        typer.Option("--old-lead-is-off", help="The old lead is certainly powered off; skip the vote."),
+        typer.Option("--old-lead-is-off", help="Skip the vote. Use it only if the old lead is powered off."),
     ] = False,
     run: Run = None,
     timeout: Timeout = 60.0,
@@ -84,7 +86,7 @@ def promote(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Make another node the lead, whether the old lead hands over or is gone."""
+    """Make another node the lead. The old lead hands over the run; if it is gone, a majority of nodes votes."""
     at = where(ctx, connect, cluster)
     for name, text in (("NODE", node), ("--run", run)):
         arguments.check_text(text or "", name)

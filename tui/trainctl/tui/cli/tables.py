@@ -21,18 +21,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "")
 
 
 def time_of_day(at: float, form: str = "%H:%M:%S", none: str = "--:--:--") -> str:
-    """Local 14:31:07 of a Unix second; `none` if there is no time."""
+    """A Unix time as local 14:31:07, or `none` if there is no time."""
     when = fmt.moment(at, None)
     return when.strftime(form) if when is not None else none
 
 
 def date_and_time(at: float) -> str:
-    """Local 2026-11-20 14:31 of a Unix second."""
+    """A Unix time as local 2026-11-20 14:31."""
     return time_of_day(at, "%Y-%m-%d %H:%M", fmt.NA)
 
 
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
-    """`trainctl ls`."""
+    """The output of `trainctl ls`."""
     rows = [
         (run.run, f"{run.state}?" if run.stale else run.state, f"{run.step:,}/{fmt.count(run.steps)}",
          fmt.loss(run.last_loss),
@@ -45,7 +45,8 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
 def status_text(
     snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = ()
 ) -> str:
-    """`trainctl status`: the run, its last step and ranks, machines (`hosts`: other nodes'), and who is attached."""
+    """The output of `trainctl status`: the run, its last step, ranks, machines and clients. `hosts` are the other
+    nodes' machines."""
     run = snapshot.run
     machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
     if run is None:
@@ -86,7 +87,7 @@ def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:
-    """`trainctl alerts`: the urgent ones first, newest first among them."""
+    """The output of `trainctl alerts`: urgent alerts first, then newest first."""
 
     def held(alert: m.AlertView) -> str:
         by = alert.acknowledged_by
@@ -110,7 +111,7 @@ def _alert_lines(told: m.Alerts | None) -> list[str]:
 
 
 def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int | None) -> str:
-    """A row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it is out."""
+    """A row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it has been out."""
     newest = {part.rank: part for part in parts}
     waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
@@ -119,7 +120,7 @@ def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global
 
 
 def step_line(step: m.StepCommitted, run: m.RunView | None = None) -> str:
-    """A committed step as a line of `trainctl watch`; its rate is the run's."""
+    """A committed step as a line of `trainctl watch`. Its rate is the whole run's."""
     skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
     return (
         f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
@@ -135,7 +136,7 @@ def event_line(event: m.Event) -> str:
 
 
 def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
-    """How a command ended: the step it took effect at and its node, or why it didn't."""
+    """How a command ended: its node and the step it took effect at, or why it failed."""
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""

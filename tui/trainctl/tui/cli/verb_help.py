@@ -19,7 +19,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help of the verb, or of the command without one."""
+        """Write the help for the verb, or for the command without a verb."""
         verb: verbs.Verb | None = ctx.meta.get(_VERB)
         if verb is None:
             super().format_help(ctx, formatter)
@@ -35,7 +35,7 @@ def _write(verb: verbs.Verb, command: str, formatter: Any) -> None:
     if told := arguments_of(verb):
         with formatter.section("Arguments"):
             formatter.write_dl([(argument.typed, _meaning(argument)) for argument in told])
-    with formatter.section("The verb"):
+    with formatter.section("Effect"):
         formatter.write_dl(_facts(verb))
     with formatter.section("Example"):
         formatter.write_text(f"{command} {verb.typed}")

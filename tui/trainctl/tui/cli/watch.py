@@ -62,7 +62,7 @@ class RunCursor:
         return self.state is not None and self.state not in m.ACTIVE_RUN_STATES
 
     def gives_way_to(self, view: m.RunView) -> bool:
-        """Whether to follow another run from now on; a guest run only after this one has ended."""
+        """Whether to switch to a different run. Switches to a guest run only after this one has ended."""
         return view.run != self.run and (view.kind == "hosted" or self.state not in m.ACTIVE_RUN_STATES)
 
     def skip_to(self, snapshot: m.Snapshot) -> None:
@@ -162,7 +162,7 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
 
 
 def show_item(item: "Line | Connection | Restarted", view: m.RunView | None, *, json: bool) -> None:
-    """Print one line, in the form of docs/scripting.md with `json`; a run's state prints nothing without it."""
+    """Print one line. With `json`, it has the format in docs/scripting.md; without it, a run's state prints nothing."""
     if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
         _show_connection(item, json=json)
     elif json:
@@ -225,4 +225,4 @@ def _show_connection(item: "Connection | Restarted", *, json: bool) -> None:
     elif item.state == "silent":
         output.tell(f"agent silent: {item.why}; waiting for it")
     elif item.state == "restarted":
-        output.tell("agent restarted; the lines it recorded meanwhile follow")
+        output.tell("agent restarted; the lines it recorded in the meantime follow")

@@ -74,8 +74,8 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
                 return last
         except TimeoutError:
             raise ExpiredError(
-                f"{order.verb}: accepted, not applied within {timeout_seconds:g} s; "
-                f"the same call with --id {order.id} asks for its outcome"
+                f"{order.verb}: accepted, but not applied within {timeout_seconds:g} s; repeat the call with --id "
+                f"{order.id} to get its outcome"
             ) from None
 
 

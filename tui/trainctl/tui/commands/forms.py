@@ -86,7 +86,7 @@ def start_form() -> Form:
 
 _OUT_WORDS = {
     "drained": "is drained; :admit --node {node} puts it back", "failed": "failed; :admit --node {node} puts it back",
-    "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and joins by itself",
+    "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and rejoins automatically",
 }  # fmt: skip
 
 

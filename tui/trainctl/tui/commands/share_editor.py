@@ -91,7 +91,7 @@ def type_key(split: Split, key: str) -> Split:
     if len(split.seats) == 1 and wanted < most:
         return replace(made, problem=f"the only node takes all {most} samples")
     if wanted > most:
-        return replace(made, problem=f"{split.seats[split.chosen].node} can have {most} of {split.total} at most")
+        return replace(made, problem=f"{split.seats[split.chosen].node} can take at most {most} of {split.total}")
     return replace(made, shares=_around(before, split.chosen, wanted))
 
 

@@ -90,7 +90,7 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
     names = {index: seat.node for index, seat in enumerate(seats)}
     for node in wanted:
         if node not in names.values():
-            raise ValueError(f"no node {node!r} that takes part; the nodes are {', '.join(names.values())}")
+            raise ValueError(f"no node {node!r} in the group; the nodes are {', '.join(names.values())}")
     return _in_words(lambda: share_changes.as_wanted(_shares(seats), names, wanted))
 
 

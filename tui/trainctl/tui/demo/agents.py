@@ -54,7 +54,7 @@ class AgentProcess:
         if not line:
             await self._process.wait()
             text = self._said.read_text("utf-8", "replace") if self._said.is_file() else ""
-            raise StartError(last_line(text) or f"{self._node}'s agent ended at once")
+            raise StartError(last_line(text) or f"{self._node}'s agent exited immediately")
         bound = json.loads(line)
         self._addresses = ["--listen", bound["listen"], "--live", bound["live"]]
         self._live_address = bound["live"]
@@ -70,7 +70,7 @@ class AgentProcess:
             if self.leaving:
                 return
             quick_ends = quick_ends + 1 if time.monotonic() - began < STEADY_SECONDS else 0
-            self._log(f"{self._node}'s agent ended with {status}; restarting it")
+            self._log(f"{self._node}'s agent exited with {status}; restarting it")
             if quick_ends:
                 await asyncio.sleep(RESTART_SECONDS)
             try:
@@ -89,7 +89,7 @@ class AgentProcess:
         try:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done() and not ended.done():
-                self._log(f"{self._node}'s agent hangs: it hasn't responded for {HUNG_SECONDS:g} s; killing it")
+                self._log(f"{self._node}'s agent hasn't responded for {HUNG_SECONDS:g} s; killing it")
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             return await ended

@@ -107,7 +107,7 @@ def free_ports(count: int) -> list[int]:
     found = list(itertools.islice((port for port in starts if are_free(port, port + 1)), count))
     if len(found) < count:
         raise OSError(
-            errno.EADDRINUSE, f"{count} pairs of free ports on loopback are needed, but only {len(found)} were found"
+            errno.EADDRINUSE, f"the demo needs {count} pairs of free loopback ports, but only {len(found)} were found"
         )
     return found
 

@@ -115,7 +115,7 @@ async def _make_assets(folder: Path, objective: str) -> None:
             if process.returncode is None:
                 process.kill()
     if process.returncode != 0:
-        raise StartError(last_line(said.decode("utf-8", "replace")) or f"demo_assets ended with {process.returncode}")
+        raise StartError(last_line(said.decode("utf-8", "replace")) or f"demo_assets exited with {process.returncode}")
 
 
 async def _until_nobody_watches(watch: Watch) -> None:

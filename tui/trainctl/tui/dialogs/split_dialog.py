@@ -170,7 +170,7 @@ class SplitDialog(OrderDialog, Repaintable):
         if self._outdated:
             run = self.owner.shown.run
             version = run.plan_version if run is not None else 0
-            said.insert(0, (f"the plan is v{version} now, this was based on v{self.form.if_plan}: u reloads",
+            said.insert(0, (f"the plan is now v{version}; this was based on v{self.form.if_plan}: u reloads",
                             "warning"))  # fmt: skip
         said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]

@@ -25,7 +25,7 @@ def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
             "warn",
             look.name,
             "reach",
-            f"{text}: too slow for a group to train well",
+            f"{text}: too slow for efficient training",
             "use a cable instead of Wi-Fi or a tunnel",
         )
     else:
@@ -33,7 +33,7 @@ def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
     if look.live_trouble is not None:
         yield _unreached(look, look.live_trouble, here, "port", look.live_address)
     elif look.live_address:
-        yield Finding("ok", look.name, "port", f"publishes on {look.live_address}, which is reachable")
+        yield Finding("ok", look.name, "port", f"its live messages at {look.live_address} are reachable")
 
 
 def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, address: str) -> Finding:
@@ -50,8 +50,8 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
         case "no-route" if here.system == "Darwin":
             return (
                 "no route to host (EHOSTUNREACH): on macOS, Local Network Privacy may be blocking this program",
-                "allow this terminal or agent in System Settings, Privacy & Security, Local Network, or install the "
-                "agent as a LaunchDaemon, which is exempt",
+                "allow this terminal or agent under System Settings > Privacy & Security > Local Network, or install "
+                "the agent as a LaunchDaemon (exempt)",
             )
         case "no-route":
             return "no route to host", f"check the cable and the address: ping {host}, ip route get {host}"
@@ -71,7 +71,7 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
                 "run trainctl keys authorize on that machine",
             )
         case "version":
-            return f"another protocol version: {trouble.text}", "install the same trainctl on all nodes"
+            return f"different protocol version: {trouble.text}", "install the same trainctl on all nodes"
         case _:
             return trouble.text, ""
 
@@ -88,7 +88,7 @@ def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
             said = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in sorted(found.items()))
             level: Level = "fail" if name == "trainctl" else "warn"
             means = (
-                "nodes of different versions may refuse each other"
+                "nodes with different versions may refuse each other"
                 if name == "trainctl"
                 else "sums may differ slightly"
             )
@@ -112,7 +112,7 @@ def of_clock(look: Look) -> Iterator[Finding]:
         yield Finding("ok", look.name, "clock", text)
         return
     level: Level = "fail" if sure > CLOCK_FAIL_SECONDS else "warn"
-    yield Finding(level, look.name, "clock", f"{text}: logs and events of the nodes interleave wrongly",
+    yield Finding(level, look.name, "clock", f"{text}: the nodes' logs and events will be out of order",
                   "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)")  # fmt: skip
 
 
@@ -125,26 +125,28 @@ def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[F
         yield _interface(look, facts, table.interface, scene)
     elif scene.run is not None and len(scene.run.nodes) > 1 and not addresses.is_near(look.address):
         name = _likely(look, facts) or "NAME"
-        yield Finding("fail", look.name, "interface", "the run file names no interface: sums would use loopback alone",
-                      f'[nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
+        yield Finding("fail", look.name, "interface", "the run file names no interface: gradients "
+                      "would use only loopback",
+                      f'set [nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
 
 
 def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Finding:
     found = next((one for one in facts.interfaces if one.name == name), None)
     usable = ", ".join(one.name for one in facts.interfaces if one.is_up and one.addresses)
     if found is None:
-        return Finding("fail", look.name, "interface", f"there is no {name}", f"one of {usable} in the run file")
+        return Finding("fail", look.name, "interface", f"there is no interface {name}",
+                       f"use one of {usable} in the run file")  # fmt: skip
     if not found.is_up or not found.addresses:
         lacks = "is down" if not found.is_up else "has no IPv4 address"
-        return Finding("fail", look.name, "interface", f"{name} {lacks}", f"bring it up, or one of {usable}")
+        return Finding("fail", look.name, "interface", f"{name} {lacks}", f"bring it up, or use one of {usable}")
     address = IPv4Interface(found.addresses[0])
     text = f"{name} has {address}"
     if address.is_loopback or any(address.ip in network for network in scene.trusted_networks):
         return Finding("ok", look.name, "interface", text)
-    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: it carries no "
-                   "gradients, because they are not encrypted",
-                   f'trusted_networks = ["{address.network}"] in cluster.toml '
-                   "if only your machines are on that network")  # fmt: skip
+    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: gradients "
+                   "are unencrypted, so none are sent there",
+                   "if only your machines are on that network, set "
+                   f'trusted_networks = ["{address.network}"] in cluster.toml')  # fmt: skip
 
 
 def _likely(look: Look, facts: m.Facts) -> str:

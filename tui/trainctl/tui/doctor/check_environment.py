@@ -16,23 +16,23 @@ class Meaning(NamedTuple):
 
 
 _UNSET = "unset it"
-_THREADS = "sets torch's CPU threads (threads in [nodes.X] of the run file overrides it); MLX doesn't read it"
+_THREADS = "sets torch's CPU threads (threads in the run file's [nodes.X] overrides it); MLX ignores it"
 MEANINGS: dict[str, Meaning] = {
     "OMP_NUM_THREADS": Meaning("ok", _THREADS),
-    "MKL_NUM_THREADS": Meaning("ok", "sets the threads of torch's matrix library; MLX doesn't read it"),
+    "MKL_NUM_THREADS": Meaning("ok", "sets the threads of torch's matrix library; MLX ignores it"),
     "OPENBLAS_NUM_THREADS": Meaning("ok", "sets the threads of NumPy's matrix library, and of MLX's on a Linux CPU"),
-    "VECLIB_MAXIMUM_THREADS": Meaning("ok", "sets the threads of macOS's CPU matrix library; MLX doesn't read it"),
-    "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees only these devices, and `device` in the run file counts "
-                                    "only them; MLX on Metal doesn't read it"),
-    "CUDA_LAUNCH_BLOCKING": Meaning("warn", "makes every CUDA kernel wait: for debugging only", _UNSET),
-    "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX doesn't read it"),
-    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps runs on the CPU what Metal lacks; "
-                                           "MLX doesn't read it"),
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning("ok", "limits torch's memory on mps; MLX doesn't read it: for an MLX "
-                                                "rank set memory_limit_gb in [nodes.X]"),
-    "MLX_METAL_FAST_SYNCH": Meaning("warn", "makes waits for Metal faster, but is documented to hang some GPUs",
+    "VECLIB_MAXIMUM_THREADS": Meaning("ok", "sets the threads of macOS's CPU matrix library; MLX ignores it"),
+    "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees only these devices, and `device` in the run file counts only "
+    "them; MLX on Metal ignores it"),
+    "CUDA_LAUNCH_BLOCKING": Meaning("warn", "makes every CUDA call wait for its kernel: for debugging only", _UNSET),
+    "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX ignores it"),
+    "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps uses the CPU for operations that Metal lacks; MLX "
+    "ignores it"),
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": Meaning("ok", "limits torch's memory on mps; MLX ignores it: for an MLX rank, "
+    "set memory_limit_gb in [nodes.X]"),
+    "MLX_METAL_FAST_SYNCH": Meaning("warn", "speeds up waiting for Metal, but is documented to hang some GPUs",
                                     "unset it if a rank hangs"),
-    "MLX_METAL_PREALLOCATE": Meaning("warn", "has no effect: MLX reads no such variable",
+    "MLX_METAL_PREALLOCATE": Meaning("warn", "has no effect: MLX has no such variable",
                                      "unset it; memory_limit_gb in [nodes.X] sets a rank's memory"),
     "MLX_DISABLE_COMPILE": Meaning("warn", "turns off MLX's compiler, so steps are slower: for debugging only", _UNSET),
     "MLX_HOSTFILE": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
@@ -41,10 +41,10 @@ MEANINGS: dict[str, Meaning] = {
                                   "`interface` in [nodes.X]", "name the interface in the run file"),
     "NCCL_SOCKET_IFNAME": Meaning("warn", "has no effect: trainctl doesn't sum over NCCL",
                                   "name the interface in [nodes.X] of the run file"),
-    "MASTER_ADDR": Meaning("warn", "belongs to torchrun; trainctl doesn't read it", _UNSET),
-    "MASTER_PORT": Meaning("warn", "belongs to torchrun; trainctl doesn't read it", _UNSET),
-    "RANK": Meaning("warn", "belongs to torchrun; trainctl doesn't read it but numbers ranks itself", _UNSET),
-    "WORLD_SIZE": Meaning("warn", "belongs to torchrun; trainctl doesn't read it but counts nodes itself", _UNSET),
+    "MASTER_ADDR": Meaning("warn", "belongs to torchrun; trainctl ignores it", _UNSET),
+    "MASTER_PORT": Meaning("warn", "belongs to torchrun; trainctl ignores it", _UNSET),
+    "RANK": Meaning("warn", "belongs to torchrun; trainctl ignores it and numbers ranks itself", _UNSET),
+    "WORLD_SIZE": Meaning("warn", "belongs to torchrun; trainctl ignores it and counts nodes itself", _UNSET),
     "LD_PRELOAD": Meaning("warn", "is loaded into every trainer and reducer", "unset it unless you need that"),
     "DYLD_INSERT_LIBRARIES": Meaning("warn", "is loaded into every trainer and reducer",
                                      "unset it unless you need that"),
@@ -61,6 +61,6 @@ def of_environment(look: Look, facts: m.Facts) -> Iterator[Finding]:
 
 def _meaning(name: str, value: str) -> Meaning:
     if name == "PYTORCH_MPS_HIGH_WATERMARK_RATIO" and value.strip() in ("0", "0.0"):
-        return Meaning("warn", "torch on mps takes memory without limit until macOS kills it; MLX doesn't read this",
+        return Meaning("warn", "torch on mps uses memory without limit until macOS kills it; MLX ignores this",
                        _UNSET)  # fmt: skip
     return MEANINGS[name]

@@ -57,7 +57,7 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     host = hosts.get(source.node, source.node)
     place = source.path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{source.path}"
     if place == other.path:
-        return "the files changed during the check, or two machines answer at one address: run the doctor again"
+        return "the files changed during the check, or two machines share one address: run the doctor again"
     is_folder = source.what == "model" or [file.name for file in source.digests.files] != [
         PurePosixPath(source.path).name
     ]

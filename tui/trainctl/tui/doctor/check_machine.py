@@ -38,15 +38,15 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
 def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if not facts.key_files:
         if addresses.is_near(look.address):
-            yield Finding("ok", look.name, "keys", "no keys, and loopback needs none")
+            yield Finding("ok", look.name, "keys", "no keys; loopback needs none")
         else:
-            yield Finding("fail", look.name, "keys", f"none in {facts.keys_folder}: the agent serves only loopback",
+            yield Finding("fail", look.name, "keys", f"no keys in {facts.keys_folder}: the agent serves only loopback",
                           "run trainctl keys new on that machine")  # fmt: skip
         return
     wrong = list(_wrong_modes(look.name, facts))
     yield from wrong
     if not wrong:
-        yield Finding("ok", look.name, "keys", f"{facts.keys_folder} is readable by its user only")
+        yield Finding("ok", look.name, "keys", f"only its user can read {facts.keys_folder}")
 
 
 def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
@@ -56,15 +56,15 @@ def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
             yield Finding("fail", node, "keys", f"{file.path} belongs to another user",
                           f"give it to the agent's user: chown $USER {shlex.quote(file.path)}")  # fmt: skip
         elif file.mode & 0o077:
-            yield Finding("fail", node, "keys", f"{file.path} is open to others (mode {file.mode:04o})",
-                          f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, "
-                          "and make new keys if other people use that machine")  # fmt: skip
+            yield Finding("fail", node, "keys", f"other users can access {file.path} (mode {file.mode:04o})",
+                          f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, and create new keys if other "
+                          f"people use that machine")  # fmt: skip
 
 
 def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
     free, total = facts.disk_free_bytes, facts.disk_total_bytes
     if free is None or not total:
-        yield Finding("warn", look.name, "disk", f"the disk of {facts.state_folder} can't be read")
+        yield Finding("warn", look.name, "disk", f"the disk holding {facts.state_folder} can't be read")
         return
     text = f"{free / GB:,.0f} GB of {total / GB:,.0f} GB free at {facts.state_folder}"
     if free < LOW_FREE_BYTES:
@@ -79,8 +79,8 @@ def _memory(look: Look, facts: m.Facts) -> Iterator[Finding]:
     limit, total = facts.memory_limit_bytes, facts.memory_total_bytes
     if limit is not None and total and limit < TIGHT_MEMORY * total:
         yield Finding("warn", look.name, "memory",
-                      f"a control group limits it to {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel "
-                      "kills a rank that takes more", "raise the service's or container's memory limit, or set "
+                      f"a control group limits it to {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel kills a "
+                      f"rank that uses more", "raise the service's or container's memory limit, or set "
                       "[nodes.X] memory_limit_gb below it")  # fmt: skip
     elif total:
         yield Finding("ok", look.name, "memory", f"{total / GB:,.1f} GB" + ("" if limit else ", not limited"))
@@ -90,7 +90,7 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
     limit = facts.open_files
     if limit is not None and limit < LOW_FILES:
         level: Level = "fail" if limit < LEAST_FILES else "warn"
-        yield Finding(level, look.name, "files", f"at most {limit:,} open files: many clients can use them up",
+        yield Finding(level, look.name, "files", f"at most {limit:,} open files: too few for many clients",
                       "ulimit -n 65536 before starting the agent, or install it as a service")  # fmt: skip
     else:
         yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "unlimited open files")
@@ -99,11 +99,11 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
 def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if facts.lid_closed:
         yield Finding(
-            "warn", look.name, "power", "the lid is closed: the machine may sleep and gets hotter", "open the lid"
+            "warn", look.name, "power", "the lid is closed: the machine runs hotter and may sleep", "open the lid"
         )
     if facts.on_battery:
         charge = f" ({facts.battery_percent:.0f} %)" if facts.battery_percent is not None else ""
-        yield Finding("warn", look.name, "power", f"runs on battery{charge}: slower, and for a few hours at most",
+        yield Finding("warn", look.name, "power", f"on battery{charge}: it runs slower, and only for a few hours",
                       "plug it in")  # fmt: skip
     elif facts.on_battery is not None and not facts.lid_closed:
         yield Finding("ok", look.name, "power", "plugged in")

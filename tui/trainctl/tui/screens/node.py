@@ -1,4 +1,4 @@
-"""Node: one node in full, with its log."""
+"""Node: one node in detail, with its log."""
 
 from typing import ClassVar
 

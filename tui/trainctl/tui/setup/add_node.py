@@ -78,7 +78,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         done("install", changed, text)
         anew = changed
         made = keys.KeyFolder().make(pair.here)
-        done("keys here", bool(made), f"made {' and '.join(made)}" if made else "already made")
+        done("keys here", bool(made), f"created {' and '.join(made)}" if made else "already exist")
         python = str(machine.python_of_program)
         joined = _called(ssh, python, "join", _join_words(pair))
         done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "already exchanged")
@@ -93,7 +93,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
             raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
     written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
-    done("nodes here", bool(written), ", ".join(written) or "already made")
+    done("nodes here", bool(written), ", ".join(written) or "already listed")
     remarks = [*started["remarks"], *_remarks(pair, tested, joined["key"], changed=bool(written))]
     return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(remarks))
 
@@ -121,7 +121,7 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
     there = wanted.name or names.node_name(machine.host)
     if there == here:
         raise InvalidInputError(
-            "--name", f"{there!r} is this machine's own name; give the new node another with --name"
+            "--name", f"{there!r} is this machine's own name; give the new node a different one with --name"
         )
     entry, old = known.nodes.get(here), known.nodes.get(there)
     there_address = wanted.address or (old.address if old else _address(machine.address_there))
@@ -130,8 +130,8 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
         addresses.split(address)
     if addresses.is_near(here_address) and not addresses.is_near(there_address):
         raise InvalidInputError(
-            f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; "
-            f"from there this machine is {machine.address_here}: use {_address(machine.address_here)}",
+            f"{file}: nodes.{here}.address", f"{here_address} is a loopback address, so {there} can't reach this "
+            f"machine at it. It sees this machine at {machine.address_here}: use {_address(machine.address_here)}",
         )  # fmt: skip
     return Pair(file, known, here, here_address, there, there_address)
 
@@ -164,12 +164,8 @@ def _nodes_here(pair: Pair, key: str) -> dict[str, dict[str, str]]:
 
 
 def _start_text(started: dict[str, Any]) -> str:
-    how = (
-        "as a service of that user"
-        if started["how"] == "service"
-        else f"detached, without a service ({started['why']})"
-    )
-    return f"the agent runs {how}" if started["changed"] else f"the agent already runs, {how}"
+    how = "as that user's service" if started["how"] == "service" else f"detached, without a service ({started['why']})"
+    return f"the agent runs {how}" if started["changed"] else f"the agent is already running, {how}"
 
 
 def _link_text(tested: link_test.Link) -> str:
@@ -181,10 +177,10 @@ def _link_text(tested: link_test.Link) -> str:
 
 def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> list[str]:
     """What is left to a person."""
-    said = ["restart this machine's agent so that it knows the node: trainctl-agent run"] if changed else []
+    said = ["restart this machine's agent so that it learns about the node: trainctl-agent run"] if changed else []
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:
-        said.append(f"{pair.file} names {pair.there} without its key: add key = '{key}' to that file yourself")
+        said.append(f"{pair.file} lists {pair.there} without its key: add key = '{key}' to that file yourself")
     host = addresses.split(pair.there_address).hostname or ""
     found = [
         (one.name, ipaddress.ip_interface(address))
@@ -198,7 +194,7 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
         if not pair.known.trusts(host):
             said.append(
                 "gradients are not encrypted; if only your machines are on that network, put "
-                f'trusted_networks = ["{interface.network}"] at the top of cluster.toml on both'
+                f'trusted_networks = ["{interface.network}"] at the top of cluster.toml on both machines'
             )
     third = [name for name in pair.known.nodes if name not in (pair.here, pair.there)]
     if third and changed:

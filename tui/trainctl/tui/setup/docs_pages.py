@@ -28,7 +28,7 @@ def folder() -> Path:
     for found in (package / INSTALLED, package.parents[2] / "docs"):
         if (found / _INDEX).is_file():
             return found
-    raise InvalidInputError("help", "the documentation isn't installed: pip install trainctl again")
+    raise InvalidInputError("help", "the documentation isn't installed: reinstall trainctl with pip")
 
 
 def pages() -> dict[str, Page]:

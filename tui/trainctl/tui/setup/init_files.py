@@ -111,7 +111,7 @@ def remarks(model: Model, machine: ThisMachine, adapter: AdapterKind = "full") -
     need = model.parameters * (STATE_BYTES if adapter == "full" else FROZEN_BYTES)
     if need > machine.memory_bytes:
         found.append(
-            f"about {model.parameters / 1e9:.3g} B parameters take {need / 1e9:,.0f} GB in training before any "
+            f"about {model.parameters / 1e9:.3g} B parameters need {need / 1e9:,.0f} GB for training, without "
             f"activations; this machine has {machine.memory_bytes / 1e9:,.0f} GB"
         )
     return found

@@ -56,7 +56,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine, answers.adapter)
     if key is None and not addresses.is_near(answers.address):
-        remarks.append("an agent needs keys to serve more than loopback: make them with trainctl keys new")
+        remarks.append("an agent needs keys to serve more than loopback: create them with trainctl keys new")
     if kept is not None:
         remarks.append(f"{kept} already exists and is kept")
     return Done(tuple(texts), kept, tuple(remarks))
@@ -70,15 +70,15 @@ def _own_key(address: str) -> str | None:
 
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
-    model = _folder(given.model, "--model", "Folder of the model (Hugging Face)", ask)
+    model = _folder(given.model, "--model", "Model folder (Hugging Face)", ask)
     init_probe.model(model)  # before more is asked
     data = _folder(given.data, "--data", "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder", ask)
     kind = init_probe.data_kind(data)
     question, usual = "Train all weights (full) or adapters (lora)", "full" if kind == "text" else "lora"
     adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _adapter)
-    name = _asked(given.name, "Name of the run", init_files.run_name(model), ask, str)
+    name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
-    batch = _asked(given.batch, "Samples per step, over all nodes", str(init_files.BATCH), ask, _whole("--batch"))
+    batch = _asked(given.batch, "Samples per step across all nodes", str(init_files.BATCH), ask, _whole("--batch"))
     address = given.address
     if address is None and not has_cluster:
         address = _asked(None, _address_question(machine), f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}", ask, str)

@@ -12,7 +12,7 @@ def check_free(files: Sequence[Path]) -> None:
     """Raises InvalidInputError naming the first that exists."""
     for file in files:
         if file.exists() or file.is_symlink():
-            raise InvalidInputError(str(file), "already exists and is never overwritten; give another name")
+            raise InvalidInputError(str(file), "already exists and is never overwritten; give a different name")
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def join(given: dict[str, Any]) -> dict[str, Any]:
     made = folder.make(given["name"])
     own = folder.agent().public
     nodes = {given["name"]: {"address": given["address"], "key": own}, **given["nodes"]}
-    changed = [f"made the {which} key" for which in made]
+    changed = [f"created the {which} key" for which in made]
     changed += add_nodes(file, known, nodes)
     changed += _trust(file, given["networks"])
     if folder.authorized().find(given["user"]["key"]) is None:
@@ -62,8 +62,8 @@ def add_nodes(file: Path, known: cluster_file.Cluster, nodes: dict[str, dict[str
             missing[name] = entry
         elif (there.address, there.key or entry["key"]) != (entry["address"], entry["key"]):
             raise InvalidInputError(
-                f"{file}: nodes.{name}", f"already exists with another address or key ({there.address}); remove it, or "
-                f"give the other node another --name",
+                f"{file}: nodes.{name}", f"already exists with another address or key ({there.address}); remove it, "
+                f"or give the other node a different --name",
             )  # fmt: skip
     written: list[Path] = []
     try:
@@ -150,7 +150,7 @@ def _await_bound(begun: "subprocess.Popen[bytes]", log: Path, begin: int) -> Non
             return
         if begun.poll() is not None:
             last = [line for line in text.splitlines() if line.strip()]
-            raise TrainctlError(last[-1] if last else f"the agent ended with {begun.returncode}")
+            raise TrainctlError(last[-1] if last else f"the agent exited with {begun.returncode}")
         time.sleep(0.05)
     begun.send_signal(signal.SIGTERM)
     raise TrainctlError(f"the agent didn't respond for {START_SECONDS:g} s; see {log}")

@@ -24,9 +24,9 @@ def offer(at: targets.Where, default: str, tell: Callable[[str], None]) -> None:
         return
     import typer
 
-    if typer.confirm(f"No agent runs at {default}. Start one on this machine?", default=True, err=True):
+    if typer.confirm(f"No agent is running at {default}. Start one on this machine?", default=True, err=True):
         process, log = start(default)
-        tell(f"an agent runs at {default}, its output is in {log}; stop it with: kill {process.pid}")
+        tell(f"an agent is running at {default}; its output is in {log}; stop it with: kill {process.pid}")
 
 
 def start(listen: str) -> tuple["subprocess.Popen[bytes]", Path]:

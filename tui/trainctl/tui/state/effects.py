@@ -78,11 +78,11 @@ def covered(rates: s.Window, step: int) -> bool:
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
     if not plan_changes.changes_speed(event):
-        return "not measured: it doesn't change the speed, and no single command explains a change of loss"
+        return "not measured: it doesn't change the speed, and no single command explains a change in loss"
     if effect is None:
-        return "not measured: its steps aren't available one by one"
+        return "not measured: the individual steps aren't available"
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
-        return f"not measured: {steps} undisturbed steps {side} it, {LEAST_STEPS} are needed"
+        return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} it and has {steps}"
     values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"

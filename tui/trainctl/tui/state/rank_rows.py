@@ -47,7 +47,7 @@ class Row:
 
     @property
     def out(self) -> bool:
-        """Whether it takes no part now, so that its last figures say nothing."""
+        """Whether it isn't in the group now, so that its last figures say nothing."""
         return self.view.state in rank_speed.SILENT_STATES
 
     @property

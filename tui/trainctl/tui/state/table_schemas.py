@@ -99,21 +99,21 @@ def fleet(own: tuple[str, ...]) -> Table[Row]:
 FLEET: Table[Row] = Table(
     "fleet",
     (
-        FilterField("node", "name of the machine", lambda row: row.view.node),
+        FilterField("node", "machine name", lambda row: row.view.node),
         FilterField(
-            "state", "slow: others wait for it, stale: its figures are old, out: takes no part now", _states,
+            "state", "slow: others wait for it, stale: its figures are old, out: not in the group", _states,
             states=_RANK_STATES,
         ),
-        FilterField("rank", "number of the rank in the run", lambda row: row.view.rank, Kinds.COUNT),
+        FilterField("rank", "rank number in the run", lambda row: row.view.rank, Kinds.COUNT),
         FilterField("device", "such as cpu or cuda:0", lambda row: row.view.device),
         FilterField("backend", "torch or mlx", lambda row: row.view.backend),
-        FilterField("share", "samples of the global batch", lambda row: row.view.share, Kinds.COUNT),
+        FilterField("share", "its samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
         FilterField(
             "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT,
         ),
         FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, Kinds.COUNT),
         FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
-        FilterField("step", "seconds of its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
+        FilterField("step", "duration of its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
         FilterField(
             "busy", "data, forward and backward of that step", _of_step(lambda step: step.phases.busy), Kinds.SECONDS,
         ),
@@ -130,14 +130,14 @@ FLEET: Table[Row] = Table(
         FilterField(
             "held", "memory held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
         ),
-        FilterField("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
-        FilterField("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
+        FilterField("gpu", "GPU use", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
+        FilterField("cpu", "its machine's CPU use", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
         FilterField(
-            "clock", "clock rate of its GPU",
+            "clock", "GPU clock rate",
             _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None), Kinds.HERTZ,
         ),
-        FilterField("power", "power of its GPU", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
-        FilterField("temp", "temperature of its GPU, or else of its CPU", _celsius, Kinds.CELSIUS),
+        FilterField("power", "GPU power", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
+        FilterField("temp", "GPU temperature, or CPU temperature if unknown", _celsius, Kinds.CELSIUS),
         FilterField("disk", "free disk space on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
         FilterField("age", "time since its last report, or since it left", lambda row: row.age, Kinds.SECONDS),
         FilterField(
@@ -157,13 +157,13 @@ EVENTS: Table[EventRow] = Table(
         FilterField(
             "kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind
         ),
-        FilterField("verb", "verb of a command, or what happened by itself", lambda row: row.event.verb),
-        FilterField("text", "text of the event", lambda row: row.event.text or None),
-        FilterField("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
+        FilterField("verb", "a command's verb, or what happened without one", lambda row: row.event.verb),
+        FilterField("text", "event text", lambda row: row.event.text or None),
+        FilterField("node", "a node it names", lambda row: " ".join(row.nodes) or None),
         FilterField("step", "step at which it took effect", lambda row: row.event.step, Kinds.COUNT),
         FilterField("severity", "how serious it is", lambda row: (row.event.severity,), states=get_args(m.Severity)),
         FilterField(
-            "outcome", "outcome of a command", lambda row: (row.event.outcome,) if row.event.outcome else None,
+            "outcome", "a command's outcome", lambda row: (row.event.outcome,) if row.event.outcome else None,
             states=get_args(m.CommandState),
         ),
         FilterField("before", "value before it", lambda row: row.event.before),
@@ -182,12 +182,12 @@ RUNS: Table[RunRow] = Table(
     "runs",
     (
         FilterField("name", "name in its run file", lambda row: row.run.name),
-        FilterField("run", "its id", lambda row: row.run.run),
+        FilterField("run", "run id", lambda row: row.run.run),
         FilterField("state", "running, finished, ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
         FilterField("step", "last committed step", lambda row: row.run.step, Kinds.COUNT),
-        FilterField("steps", "number of its steps", lambda row: row.run.steps, Kinds.COUNT),
+        FilterField("steps", "total number of steps", lambda row: row.run.steps, Kinds.COUNT),
         FilterField(
-            "done", "percentage of its steps", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT
+            "done", "percentage of steps done", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT
         ),
         FilterField("loss", "last loss", lambda row: row.run.last_loss, Kinds.COUNT),
         FilterField("age", "time since it started", lambda row: row.age_seconds, Kinds.SECONDS),

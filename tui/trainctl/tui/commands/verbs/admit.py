@@ -28,15 +28,15 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
         return no_node(order, run)
     node, states = clean(mine[0].node), {view.state for view in mine}
     if any(view.state == "failed" and view.pid is None for view in mine):
-        return f"{node} has no trainer to take part"
+        return f"{node} has no running trainer"
     return "" if states & HELD_STATES else _why_not(node, states)
 
 
 def _why_not(node: str, states: Collection[str]) -> str:
     if "rejoining" in states:
-        return f"{node} is coming back and joins by itself"
+        return f"{node} is coming back and rejoins automatically"
     if "lost" in states:
-        return f"{node} is lost; unless it was drained, it joins by itself when it is back"
+        return f"{node} is lost; unless it was drained, it rejoins automatically when it is back"
     return f"{node} is not drained"
 
 
@@ -59,7 +59,7 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
 
 
 def _undo_remark(order: Order) -> str:
-    return "it gets a share by its last rate, which may differ from the one it had"
+    return "its new share follows from its last rate and may differ from the old one"
 
 
 DESCRIPTION = VerbDescription(

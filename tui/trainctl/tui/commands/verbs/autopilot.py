@@ -39,7 +39,7 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
 DESCRIPTION = VerbDescription(
     "autopilot",
     title="set a policy's mode",
-    changes="what the policy does by itself from now on",
+    changes="what the policy does automatically from now on",
     keeps="the curve, and what the policy already did",
     fields=_fields,
     preview=_preview,

@@ -10,11 +10,11 @@ from trainctl.tui.text.glyphs import Glyphs
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    return f"writes step {run.step:,} or the one after; {_last(state)}; curve unchanged"
+    return f"writes step {run.step:,} or the next one; {_last(state)}; curve unchanged"
 
 
 def _last(state: ViewState) -> str:
-    """`the last one: 0.3 GB, loop paid 14 ms`."""
+    """`the last one: 0.3 GB, loop paused 14 ms`."""
     for event in reversed(state.run_events):
         if isinstance(event.data, CheckpointWritten) and event.data.size_bytes is not None:
             return f"the last one: {event_prose.checkpoint_cost(event.data).removeprefix(', ')}"

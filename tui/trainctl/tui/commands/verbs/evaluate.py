@@ -16,7 +16,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 def _last(state: ViewState, run: m.RunView) -> str:
     """`the last one: 1.903 @18,122, took 2.10 s`."""
     if run.eval_loss is None or run.eval_step is None:
-        return "the first one: how long it takes isn't known"
+        return "no earlier evaluation to predict its duration from"
     made = (event.data for event in reversed(state.run_events) if isinstance(event.data, Evaluated))
     seconds = next((data.seconds for data in made if data.seconds is not None), None)
     took = f", took {f.seconds(seconds)}" if seconds is not None else ""

@@ -26,7 +26,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
 DESCRIPTION = VerbDescription(
     "mute",
     title="mute a kind of alert",
-    changes="no bell, no hook and no count for these alerts",
+    changes="these alerts ring no bell, call no hook and aren't counted",
     keeps="they are still watched and recorded",
     acts_on="alerts",
     fields=_fields,

@@ -12,7 +12,7 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    return f"recorded among the events at step {run.step:,}; curve unchanged"
+    return f"recorded in the run's events at step {run.step:,}; curve unchanged"
 
 
 DESCRIPTION = VerbDescription(

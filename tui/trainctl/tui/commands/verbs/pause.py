@@ -11,7 +11,7 @@ _PAUSED = ("pausing", "paused")
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    return f"waits after step {run.step + 1:,}{within(state)}; curve unchanged"
+    return f"pauses after step {run.step + 1:,}{within(state)}; curve unchanged"
 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:

@@ -46,18 +46,18 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
         raise NoInverse("the previous shares aren't known")
     if gone or come:
         who = ", ".join(sorted(gone or come))
-        raise NoInverse(f"{who} {'takes no part now' if gone else 'had no share then'}: rebalance again instead")
+        raise NoInverse(f"{who} {'is not in the group now' if gone else 'had no share then'}: rebalance again instead")
     if sum(before.values()) != run.global_batch:
         raise NoInverse(f"they were shares of {sum(before.values())} samples, but the batch now has {run.global_batch}")
     if before == now:
-        raise NoInverse("the shares are already as before")
+        raise NoInverse("the shares are already restored")
     return Order("rebalance", {"shares": before})
 
 
 DESCRIPTION = VerbDescription(
     "rebalance",
-    title="split of the global batch",
-    changes="how many samples each node takes (speed only)",
+    title="split the global batch",
+    changes="the samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches",
     blocked=_blocked,
     refused=_refused,
@@ -65,5 +65,5 @@ DESCRIPTION = VerbDescription(
     undo=_undo,
     against_plan=True,
     dialog="split",
-    key=VerbKey("s", "split", "samples of each node", 20),
+    key=VerbKey("s", "split", "samples per node", 20),
 )

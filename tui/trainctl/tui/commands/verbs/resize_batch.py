@@ -1,4 +1,4 @@
-"""`resize-batch`: the micro-batch of a node."""
+"""`resize-batch`: a node's micro-batch."""
 
 import math
 from collections.abc import Sequence
@@ -97,13 +97,13 @@ def _resized(
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
     if event.kind != "command":
-        raise NoInverse("the node ran out of memory at that size; choose another with resize-batch")
+        raise NoInverse("the node ran out of memory at that size; choose a different one with resize-batch")
     if not isinstance(event.data, MicroBatchChanged):
         raise NoInverse("the previous size isn't known")
     pairs = event.data.before
     before = dict(pairs)
     if any(size != before[node] for node, size in pairs):
-        raise NoInverse("the node's ranks had different sizes, and one command sets them all the same")
+        raise NoInverse("the node's ranks had different sizes, and one command can only set one size")
     live = [view.node for view in live_ranks(run)]
     if len(before) == 1:
         node, size = next(iter(before.items()))
@@ -119,7 +119,7 @@ def _taking_part(node: str | None, live: Sequence[str]) -> str:
     if node is None:
         raise NoInverse("the record doesn't name its node")
     if node not in live:
-        raise NoInverse(f"{node} takes no part now")
+        raise NoInverse(f"{node} isn't in the group now")
     return node
 
 
@@ -134,5 +134,5 @@ DESCRIPTION = VerbDescription(
     changes_nothing=_changes_nothing,
     undo=_undo,
     against_plan=True,
-    key=VerbKey("b", "batch", "micro-batch of a node", 10),
+    key=VerbKey("b", "batch", "a node's micro-batch", 10),
 )

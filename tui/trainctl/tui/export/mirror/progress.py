@@ -110,7 +110,7 @@ class MirrorProgressFile:
             raise InvalidInputError(str(self.path), f"not a mirror's progress file: {error}") from None
         if (found.run, found.target) != (run, target):
             raise InvalidInputError(
-                str(self.path), f"belongs to run {found.run} in {found.target}; use another --output"
+                str(self.path), f"belongs to run {found.run} in {found.target}; use a different --output"
             )
         return found
 
@@ -135,6 +135,7 @@ class MirrorProgressFile:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InvalidInputError(
-                    "--output", f"{self.path.parent}: another mirror is writing there; stop it, or use another --output"
+                    "--output",
+                    f"{self.path.parent}: another mirror is writing there; stop it, or use a different --output",
                 ) from None
             yield

@@ -40,7 +40,7 @@ class DirectorySource:
             return msgspec.json.decode(text, type=m.RunView) if text is not None else None
         except msgspec.MsgspecError as error:
             raise InvalidInputError(
-                str(self._reader.path), f"it was written by another version of trainctl: {error}"
+                str(self._reader.path), f"it was written by a different version of trainctl: {error}"
             ) from None
 
     def config(self) -> Mapping[str, Any]:
