@@ -169,7 +169,7 @@ def test_a_folder_s_files_and_both_formats_are_read_in_order(opened: Callable[..
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"vocab_size": 300}, r"data.tokenizer: gives ids up to 511, but the model has 300"),
+        ({"vocab_size": 300}, r"data.tokenizer: produces token IDs up to 511, but the model has 300"),
         (None, r"data.tokenizer: cannot read the tokenizer in "),
     ],
 )

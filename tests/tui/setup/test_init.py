@@ -129,7 +129,7 @@ def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
 
 def test_adapters_need_no_optimizer_of_the_whole_model(tmp_path: Path) -> None:
     large = Model(tmp_path, 20 * 10**9, None, True)
-    assert "take 400 GB" in init_files.remarks(large, MAC)[0]
+    assert "need 400 GB" in init_files.remarks(large, MAC)[0]
     assert init_files.remarks(large, MAC, "lora") == []
 
 
