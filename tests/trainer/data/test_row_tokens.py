@@ -145,14 +145,14 @@ def test_rows_above_the_sequence_length_are_cut_dropped_or_refused(opened: Calla
     assert (dropped.samples, dropped.truncated, dropped.left_out) == (2, 0, 2)
     with pytest.raises(
         InvalidInputError,
-        match=r"rows.jsonl: line 2 is \d+ tokens long, above data.sequence_length = 20, as are 1 more; set",
+        match=r"rows.jsonl: line 2 is \d+ tokens long; data.sequence_length = 20 allows 21, and 1 more; set",
     ):
         opened(rows, data__sequence_length=20, data__overlong="refuse")
 
 
 def test_a_prompt_longer_than_the_sequence_is_refused_by_line(opened: Callable[..., Dataset]) -> None:
     rows = [{"prompt": "a", "completion": "b"}, {"prompt": "ab " * 40, "completion": "c"}]
-    with pytest.raises(InvalidInputError, match=r"rows.jsonl: line 2 is without a token to learn within the first 21 "):
+    with pytest.raises(InvalidInputError, match=r"rows.jsonl: line 2 has nothing to learn within its first 21 tokens"):
         opened(rows, data__sequence_length=20)
     assert opened(rows, data__sequence_length=20, data__overlong="drop").samples == 1
 

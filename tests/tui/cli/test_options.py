@@ -21,7 +21,10 @@ FROZEN = {
     "cluster list": "--cluster --help --json -h",
     "cluster remove": "--cluster --help --json -h NODE",
     "config": "--config --help --json -h",
-    "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
+    "data": "--help -h",
+    "data preview": "--help --json --node --samples --set -h -n RUN.toml",
+    "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
+    "--steps -h",
     "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
@@ -80,7 +83,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 
 READING = {
-    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "discover", "doctor", "events", "export",
+    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data preview", "discover", "doctor", "events", "export",
     "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay", "status", "watch",
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
 BYTES_VOCABULARY = 259
+_NAMES = {BYTES_BEGIN: "<begin>", BYTES_END: "<end>", BYTES_PAD: "<pad>"}
 
 
 class ByteTokenizer:
@@ -14,6 +15,12 @@ class ByteTokenizer:
 
     def __call__(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
         return {"input_ids": [[*text.encode()] for text in texts]}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens: bytes, or one that isn't a byte by its name."""
+        if len(tokens) == 1 and tokens[0] in _NAMES:
+            return _NAMES[tokens[0]]
+        return bytes(token for token in tokens if token < BYTES_BEGIN).decode("utf-8", "replace")
 
     def get_vocab(self) -> dict[str, int]:
         """Only the highest id is asked for."""

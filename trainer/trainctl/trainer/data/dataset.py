@@ -43,9 +43,10 @@ class Dataset:
         order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
         self._held_out = usable[np.sort(order[:kept_for_evaluation])]
         training = np.sort(order[kept_for_evaluation:])
+        self._usable, self.training = usable, training
         self._training = usable[training]
         self.samples, self.held_out = len(self._training), len(self._held_out)
-        self.mean_weight = float(weights[training].mean())
+        self.mean_weight, self.counted = float(weights[training].mean()), int(weights.sum())
         how = json.dumps([pack.digest, sequence_length, held_out])
         self.digest = hashlib.sha256(how.encode()).hexdigest()
 
@@ -68,6 +69,31 @@ class Dataset:
             samples.append((tokens, np.ones(len(tokens) - 1, np.bool_)))
             targets += len(tokens) - 1
         return collate(samples)
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
+        if self._pack.offsets is None:
+            return np.full(len(self._usable), self._length + 1, np.int64)
+        return np.diff(self._pack.offsets)[self._usable]
+
+    @property
+    def duplicates(self) -> int:
+        """Usable samples with the tokens of an earlier one."""
+        seen = {hashlib.sha256(self._tokens(int(index)).tobytes()).digest() for index in self._usable}
+        return len(self._usable) - len(seen)
+
+    def sample(self, number: int) -> tuple[Tokens, NDArray[np.bool_]]:
+        """A usable sample's tokens, and which of its targets count."""
+        index = self.index(number)
+        if self._pack.offsets is not None:
+            return self._sample(index)
+        tokens = self._tokens(index)
+        return tokens, np.ones(len(tokens) - 1, np.bool_)
+
+    def index(self, number: int) -> int:
+        """A usable sample's place in the data."""
+        return int(self._usable[number])
 
     def _tokens(self, index: int) -> Tokens:
         if self._pack.offsets is not None:
@@ -142,17 +168,18 @@ def _check_lengths(config: RunFile, pack: Pack, where: str) -> None:
     if not len(wrong) or (not refuse and config.data.kind != "rows"):
         return
     first = int(wrong[0])
-    long = f"{targets[first] + 1} tokens long" if refuse else "without a token to learn within the first"
-    limit = f"{'' if refuse else ' '}{length + 1}"
-    problem = f"{long}, above data.sequence_length = {length}" if refuse else f"{long}{limit} tokens"
-    others = f", as are {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
-    place = _place_of(config, first)
+    if refuse:
+        problem = f"is {targets[first] + 1:,} tokens long; data.sequence_length = {length:,} allows {length + 1:,}"
+    else:
+        problem = f"has nothing to learn within its first {length + 1:,} tokens (data.sequence_length)"
+    others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
     raise InvalidInputError(
-        f"{where}: data.path", f'{place} is {problem}{others}; set data.overlong = "drop" or raise data.sequence_length'
+        f"{where}: data.path",
+        f'{place_of(config, first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
     )
 
 
-def _place_of(config: RunFile, index: int) -> str:
+def place_of(config: RunFile, index: int) -> str:
     """Where a sample is in its file."""
     if config.data.kind != "rows":
         return f"sample {index + 1}"

@@ -55,6 +55,16 @@ class RowTokenizer:
         """The highest id that it gives."""
         return max(int(number) for number in self._tokenizer.get_vocab().values())
 
+    def pieces(self, tokens: Sequence[int], flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
+        """Tokens as text, each with its flag. Tokens that hold parts of a character are put together."""
+        begun: list[int] = []
+        for number, (token, flag) in enumerate(zip(tokens, flags, strict=True)):
+            begun.append(token)
+            text = str(self._tokenizer.decode(begun))
+            if not text.endswith("\ufffd") or number + 1 == len(tokens) or flags[number + 1] != flag:
+                yield text, flag
+                begun = []
+
     def encode(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
         """Each row's tokens and mask. Raises InvalidInputError naming the row's place."""
         remaining = iter(rows)

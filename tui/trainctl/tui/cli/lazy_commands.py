@@ -14,7 +14,7 @@ FILES = {
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
-    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "cluster",
+    "config": "config", "keys": "keys", "init": "init", "data": "data", "doctor": "doctor", "discover": "cluster",
     "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""

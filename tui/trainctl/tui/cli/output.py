@@ -22,6 +22,11 @@ def has_screen() -> bool:
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
+def has_color() -> bool:
+    """Whether standard output is a terminal whose user wants colours (https://no-color.org)."""
+    return sys.stdout.isatty() and os.environ.get("NO_COLOR") is None
+
+
 def emit(value: Any) -> None:
     """Print one JSON value on one line of standard output; NaN and infinities become null."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")

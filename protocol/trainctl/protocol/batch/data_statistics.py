@@ -1,0 +1,48 @@
+"""Statistics of training data: lengths, counted tokens, padding. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILES: Final = (50, 90, 95, 99, 100)
+
+
+class ShownSample(msgspec.Struct, frozen=True):
+    """One sample as a person reads it."""
+
+    place: str  # FILE: line N
+    tokens: tuple[tuple[str, bool], ...]  # text of each token, and whether it counts in the loss
+
+
+class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What `trainctl data preview` reports."""
+
+    samples: int  # for training and evaluation
+    held_out: int
+    tokens: int  # within the sequence length
+    counted: int  # tokens that count in the loss
+    lengths: dict[str, int]  # percentiles of the samples' lengths in tokens, before they are truncated
+    sequence_length: int
+    truncated: int  # samples that lose their end
+    skipped: int  # samples that are not used
+    duplicates: int  # samples equal to an earlier one
+    padding: float  # fraction of a micro-batch's positions that are padding
+    micro_batch: int
+    shown: tuple[ShownSample, ...] = ()
+
+
+def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:
+    """Each of PERCENTILES, rounded up to a length that occurs."""
+    values = np.percentile(lengths, PERCENTILES, method="higher")
+    return {f"p{percent}": int(value) for percent, value in zip(PERCENTILES, values, strict=True)}
+
+
+def padding(lengths: NDArray[np.int64], micro_batch: int) -> float:
+    """The fraction of positions that are padding if samples of these lengths, in this order, are processed
+    `micro_batch` at a time, each padded to the longest beside it."""
+    groups: Sequence[NDArray[np.int64]] = np.split(lengths, range(micro_batch, len(lengths), micro_batch))
+    positions = sum(int(group.max()) * len(group) for group in groups)
+    return 1 - int(lengths.sum()) / positions

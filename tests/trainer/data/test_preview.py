@@ -1,0 +1,61 @@
+"""A preview counts what the run would train on, and shows samples token by token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
+
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.preview import preview
+from trainctl.trainer.data.row_tokens import row_tokenizer
+
+RunFile = Callable[..., Any]
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
+    model = make_chat_model(tmp_path / "model")
+
+    def make(rows: list[Any], **changes: Any) -> Any:
+        path = write_rows(tmp_path / "rows.jsonl", rows)
+        return run_file(
+            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer="model", **changes
+        )
+
+    return make
+
+
+def test_it_counts_what_the_run_trains_on(rows_file: RunFile, tmp_path: Path) -> None:
+    rows = questions(40)
+    config = rows_file([*rows, rows[0], rows[1]], data__sequence_length=60)
+    found, dataset = preview(config, 2, "run.toml"), open_dataset(config, tmp_path / "packs", "run.toml")
+    everything = dataset._batch(dataset._usable)
+    assert (found.samples, found.held_out) == (dataset.samples + dataset.held_out, dataset.held_out) == (42, 2)
+    assert (found.tokens, found.counted) == (everything.tokens, everything.weight)
+    assert found.duplicates == 42 - len({(row["prompt"], row["completion"]) for row in rows})
+    assert found.truncated == dataset.truncated > 0
+    assert found.lengths["p100"] > 61 and 0 < found.padding < 1
+    assert found.shown[1].place.endswith("rows.jsonl: line 2")
+
+
+def test_shown_tokens_are_the_row_s_text_and_its_completion_counts(rows_file: RunFile) -> None:
+    (sample,) = preview(rows_file([{"prompt": "def é(", "completion": "x): ü"}] * 3), 1, "run.toml").shown
+    assert "".join(text for text, _ in sample.tokens) == "def é(x): ü<|im_end|>"
+    assert "".join(text for text, counted in sample.tokens if counted) == "x): ü<|im_end|>"
+
+
+@pytest.mark.parametrize("kind", ["text", "samples"])
+def test_each_kind_of_data_has_one(run_file: RunFile, assets: Path, kind: str) -> None:
+    path = assets / ("text" if kind == "text" else "samples.jsonl")
+    found = preview(run_file(data__path=str(path), data__kind=kind), 1, "run.toml")
+    assert found.samples > 50 and found.tokens >= found.counted > 0 and len(found.shown[0].tokens) > 1
+
+
+def test_bytes_are_put_together_to_characters(tmp_path: Path) -> None:
+    made = row_tokenizer(tmp_path, "bytes", "run.toml")
+    tokens = [*"aé€".encode(), 257]
+    assert list(made.pieces(tokens, [False, *[True] * 6])) == [
+        ("a", False), ("é", True), ("€", True), ("<end>", True),
+    ]  # fmt: skip

@@ -1,0 +1,67 @@
+"""`trainctl data preview` as a person and a script call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
+
+from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
+from trainctl.trainer import demo_assets
+from trainctl.tui.cli.data import sample_text, statistics_lines
+
+ROWS = [{"prompt": "2+2?\n", "completion": "4"}, {"prompt": "3+3?\n", "completion": "6\x1b[31m"}]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    demo_assets.make_model(tmp_path / "model", demo_assets.llama_config(hidden=32, layers=1, heads=2, intermediate=64))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[run]\nname = "a"\nsteps = 9\n[model]\npath = "model"\n[data]\npath = "rows.jsonl"\nkind = "rows"\n'
+        'tokenizer = "bytes"\nheld_out = 0\n[batch]\nglobal = 2\nmicro = 2\n[optimizer]\nlearning_rate = 1e-3\n',
+        "utf-8",
+    )
+    return path
+
+
+def test_a_person_reads_facts_and_samples_without_their_control_characters(run_file: Path) -> None:
+    done = call("data", "preview", run_file)
+    assert done.returncode == 0, done.stderr
+    assert "samples     2, of which 0 are held out" in done.stdout
+    assert "2+2?\n»4<end>«" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_a_script_gets_one_object(run_file: Path) -> None:
+    found = call_json("data", "preview", run_file, "-n", "1", "--set", "data.held_out=0.5")
+    assert (found["samples"], found["held_out"], len(found["shown"])) == (2, 1, 1)
+    assert found["shown"][0]["tokens"][0] == ["2", False]
+
+
+def test_what_is_wrong_is_one_line(run_file: Path) -> None:
+    assert_one_line(call("data", "preview", run_file.with_name("none.toml")), 2, "no such run file")
+    run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
+    assert_one_line(call("data", "preview", run_file), 2, "line 1: completion: is empty")
+
+
+def test_colours_mark_what_counts() -> None:
+    sample = ShownSample("x", (("a", False), ("b", True), ("c", False)))
+    assert sample_text(sample, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
+    assert sample_text(sample, color=False) == "a»b«c"
+
+
+def test_a_person_reads_shares_beside_counts() -> None:
+    lines = statistics_lines(DataStatistics(
+        samples=2000, held_out=20, tokens=400_000, counted=100_000, lengths={"p50": 90, "p100": 4096},
+        sequence_length=512, truncated=50, skipped=3, duplicates=7, padding=0.253, micro_batch=8,
+    ))  # fmt: skip
+    assert lines == [
+        "samples     2,000, of which 20 are held out",
+        "tokens      400,000; 100,000 count in the loss (25.0%)",
+        "lengths     p50 90, longest 4,096 tokens; sequence_length 512",
+        "truncated   50 samples (2.5%)",
+        "not used    3 more samples",
+        "duplicates  7 samples",
+        "padding     25.3% of a micro-batch of 8",
+    ]

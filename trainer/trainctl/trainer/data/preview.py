@@ -1,0 +1,69 @@
+"""`python -m trainctl.trainer.data.preview RUN.toml`: statistics of a run's data and its first samples, as JSON.
+
+Everything is read and tokenized as the run would, in a temporary folder.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
+from trainctl.trainer.data.permutation import samples_at
+from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+
+
+def preview(config: run_file.RunFile, shown: int, where: str) -> DataStatistics:
+    """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
+    with tempfile.TemporaryDirectory(prefix="trainctl-preview-") as folder:
+        dataset = open_dataset(config, Path(folder), where)
+        whole = dataset.lengths
+        used = np.minimum(whole, config.data.sequence_length + 1) - 1  # targets
+        order = samples_at(np.arange(dataset.samples), dataset.samples, config.run.seed)
+        tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
+        return DataStatistics(
+            samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
+            lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
+            skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=config.batch.micro,
+            padding=padding(used[dataset.training][order], config.batch.micro),
+            shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
+        )  # fmt: skip
+
+
+def _shown(config: run_file.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
+    assert tokenizer is not None
+    tokens, counted = dataset.sample(number)
+    flags = [False, *counted.tolist()]  # the first token is no one's target
+    return ShownSample(place_of(config, dataset.index(number)), tuple(tokenizer.pieces(tokens.tolist(), flags)))
+
+
+def main() -> int:
+    """Print one JSON line; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.data.preview", description="A run's data.")
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("--node", default="")
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    given: Any = parser.parse_args()
+    try:
+        overrides = dict(pair.split("=", 1) for pair in given.set)
+        config = run_file.on_node(run_file.read(given.run_file, overrides), given.node)
+        run_file.check_paths(config, str(given.run_file))
+        found = preview(config, given.samples, str(given.run_file))
+    except (TrainctlError, OSError) as error:
+        print(first_line(error), file=sys.stderr)
+        return 2
+    print(msgspec.json.encode(found).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
