@@ -83,8 +83,8 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 
 READING = {
-    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data preview", "discover", "doctor", "events", "export",
-    "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay", "status", "watch",
+    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data preview", "discover", "doctor",
+    "events", "export", "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay", "status", "watch",
 }  # fmt: skip
 
 
