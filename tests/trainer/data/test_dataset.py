@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.batch import collate
+from trainctl.trainer.data.batch import collate, gathered
 from trainctl.trainer.data.byte_tokens import BYTES_END
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.demo_assets import llama_config, make_model
@@ -228,3 +231,22 @@ def test_a_pack_is_made_once_and_again_when_the_text_changes(open_text: Callable
     assert (pack / "tokens.bin").stat().st_mtime_ns == made_at
     assert open_text({"a.txt": b"y" * 51}, 5).digest != first.digest
     assert len([*(tmp_path / "packs").iterdir()]) == 2
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.randoms())
+def test_samples_gathered_at_once_are_those_collated_one_by_one(
+    sizes: list[int], longest: int, chance: random.Random
+) -> None:
+    rows = [([chance.randrange(1, 99) for _ in range(size + 1)], [chance.random() < 0.5 for _ in range(size + 1)])
+            for size in sizes]  # fmt: skip
+    tokens = np.array([token for row, _ in rows for token in row], np.uint16)
+    counted = np.array([flag for _, flags in rows for flag in flags], np.uint8)
+    starts = np.cumsum([0, *(size + 1 for size in sizes[:-1])])
+    lengths = np.minimum(np.array(sizes, np.int64), longest)
+    one = gathered(tokens, counted, starts, lengths)
+    cut = [(np.array(row[: longest + 1], np.int32), np.array(flags[1 : longest + 1])) for row, flags in rows]
+    other = collate(cut)
+    for name in ("inputs", "targets", "counted", "lengths"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs), name
+    assert one.weight == other.weight

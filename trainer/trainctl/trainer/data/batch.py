@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,19 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
         counted[row, : len(flags)] = flags
     lengths = np.array([len(flags) for _, flags in samples], np.int64)
     return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
+
+
+def gathered(
+    tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Batch:
+    """As `collate`: samples that begin at `starts` in flat arrays, each of `lengths` + 1 tokens."""
+    columns = np.arange(int(lengths.max()))
+    holds = columns < lengths[:, None]
+    places = np.where(holds, starts[:, None] + columns, 0)
+    inputs = np.where(holds, tokens[places], 0).astype(np.int32)
+    targets = np.where(holds, tokens[places + 1], 0).astype(np.int32)
+    flags = (holds & (counted[places + 1] > 0)).astype(np.float32)
+    return Batch(inputs, targets, flags, lengths, float(flags.sum(dtype=np.float64)))
 
 
 def from_blocks(blocks: Tokens) -> Batch:

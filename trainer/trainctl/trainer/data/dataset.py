@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import RunFile, data_files
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks
+from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered
 from trainctl.trainer.data.packing import Pack, open_pack
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.rows import read_rows
@@ -128,7 +128,10 @@ class Dataset:
         if self._pack.offsets is None:
             places = chosen[:, None] * self._length + np.arange(self._length + 1)
             return from_blocks(self._pack.tokens[places].astype(np.int32))
-        return collate([self._sample(int(index)) for index in chosen])
+        assert self._pack.counted is not None
+        starts = self._pack.offsets[chosen]
+        lengths = np.minimum(self._pack.offsets[chosen + 1] - starts - 1, self._length)
+        return gathered(self._pack.tokens, self._pack.counted, starts, lengths)
 
     def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
         counted = self._counted(index)
