@@ -54,6 +54,14 @@ class Dataset:
         """Training samples as one micro-batch."""
         return self._batch(self._training[indices])
 
+    def longest_first(self, indices: Indices) -> Indices:
+        """The order of training samples by their length within the sequence length; stable."""
+        if self._pack.offsets is None:
+            return np.arange(len(indices))
+        chosen = self._training[indices]
+        lengths = np.minimum(self._pack.offsets[chosen + 1] - self._pack.offsets[chosen], self._length + 1)
+        return np.argsort(-lengths, kind="stable")
+
     def held_out_batch(self, indices: Indices) -> Batch:
         """Held-out samples as one micro-batch."""
         return self._batch(self._held_out[indices])

@@ -17,7 +17,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
-from trainctl.trainer.data.permutation import samples_at
+from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
 
 
@@ -33,9 +33,15 @@ def preview(config: run_file.RunFile, shown: int, where: str) -> DataStatistics:
             samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
             lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
             skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=config.batch.micro,
-            padding=padding(used[dataset.training][order], config.batch.micro),
+            padding=padding(_by_length(used[dataset.training][order], config.batch.global_), config.batch.micro),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
+
+
+def _by_length(lengths: Indices, global_batch: int) -> Indices:
+    """As one rank processes them: the longest of each global batch first."""
+    batches = np.split(lengths, range(global_batch, len(lengths), global_batch))
+    return np.concatenate([-np.sort(-batch) for batch in batches])
 
 
 def _shown(config: run_file.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:

@@ -75,7 +75,9 @@ class Executor:
         work = self._work(plan)
         batch = self._begin(plan)
         sums = Sums()
-        self._micro_batches.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
+        self._micro_batches.each(
+            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch), self._by_length
+        )
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
             own = Tail(batch.loss_sum, batch.weight, batch.tokens, int(not math.isfinite(batch.loss_sum)))
@@ -130,7 +132,7 @@ class Executor:
             timed.append((len(positions), time.perf_counter() - begun))
             self._backend.forget()
 
-        self._micro_batches.each(plan, work, sums, once)
+        self._micro_batches.each(plan, work, sums, once, self._by_length)
         kept = timed[1:] or timed
         rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
         return msgspec.structs.replace(self._report(plan, sums, watch, 0.0), samples_per_second=rate)
@@ -198,7 +200,15 @@ class Executor:
                 batch.add(positions, loss_sum, data.weight, data.tokens)
 
     def _data(self, positions: Indices) -> Batch:
-        return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))
+        return self._dataset.batch(self._samples(positions))
+
+    def _by_length(self, positions: Indices) -> Indices:
+        """The longest samples first: micro-batches of like lengths have little padding, and a lack of memory shows at
+        once."""
+        return positions[self._dataset.longest_first(self._samples(positions))]
+
+    def _samples(self, positions: Indices) -> Indices:
+        return samples_at(positions, self._dataset.samples, self._settings.seed)
 
     def _update(self, plan: StepPlan, batch: HalfBatch, tail: Tail) -> tuple[float, float, str | None]:
         """Scale, clip and update, or skip. The norm before clipping, what clipping multiplied by, why it was

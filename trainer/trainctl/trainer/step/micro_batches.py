@@ -35,10 +35,14 @@ class MicroBatches:
     def __init__(self) -> None:
         self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
 
-    def each(self, plan: StepPlan, work: RankWork, sums: Sums, run: Callable[[Indices], None]) -> None:
-        """`run` over the work in micro-batches. One that memory didn't suffice for is run again in halves, and the
-        smaller size is kept until another version of the plan. Raises TrainctlError if one sample is too much."""
-        positions = positions_of(work.ranges)
+    def each(
+        self, plan: StepPlan, work: RankWork, sums: Sums, run: Callable[[Indices], None],
+        order: Callable[[Indices], Indices] = lambda positions: positions,
+    ) -> None:  # fmt: skip
+        """`run` over the work in micro-batches, its positions in an `order`. One that memory didn't suffice for is run
+        again in halves, and the smaller size is kept until another version of the plan. Raises TrainctlError if one
+        sample is too much."""
+        positions = order(positions_of(work.ranges))
         size = self._allowed(plan, work)
         done = 0
         while done < len(positions):
