@@ -183,7 +183,7 @@ def test_two_programs_cannot_take_a_hosted_runs_id(live: AgentProcess) -> None:
     with live.client() as client:
         view = client.snapshot(0).run
         assert view is not None
-        with pytest.raises(RefusedError, match="choose another id"):
+        with pytest.raises(RefusedError, match="choose a different id"):
             client.attach_run(view.run, "thief", RANKS)
         assert client.snapshot(0).run.kind == "hosted"  # type: ignore[union-attr]
 

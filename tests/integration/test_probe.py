@@ -24,8 +24,8 @@ CHANGED = """
     BACKEND, WISH = "trainctl.trainer.backends.torch_backend", pathlib.Path(__file__).parent / "wish"
 
     def changed(read):
-        def read_and_change(path, where):
-            model, wish = read(path, where), WISH.read_text()
+        def read_and_change(path, where, dtype):
+            model, wish = read(path, where, dtype), WISH.read_text()
             if wish == "theta":
                 model.model.rotary_emb.inv_freq **= 1.5
             elif wish == "weights":
@@ -87,7 +87,7 @@ def probes_of(cluster: Cluster, run: str) -> list[m.StepPlan]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("wished", "cause"), [("theta", "the RoPE settings"), ("weights", "the weights: a parameter")])
+@pytest.mark.parametrize(("wished", "cause"), [("theta", "the RoPE settings"), ("weights", "the weights (a parameter")])
 def test_a_run_is_refused_where_one_rank_holds_another_model(cluster, run_config, wish, wished, cause):
     wish(wished)
     config = run_config(run__steps=FOREVER, nodes=on(*NODES))

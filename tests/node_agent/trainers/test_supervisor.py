@@ -150,7 +150,7 @@ def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> N
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid
     now[0] = 10.0
-    wait_for(lambda: host.find(paths, 0) is None)
+    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
     assert host.exit_status(paths, 0) == -signal.SIGKILL
 
 
@@ -158,7 +158,7 @@ def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
     host = TrainerSupervisor()
     host.start(paths, 0, ["sleep", "60"])
     assert host.kill(paths, 0)
-    wait_for(lambda: host.find(paths, 0) is None)
+    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
     assert host.exit_status(paths, 0) in (-signal.SIGKILL, -signal.SIGTERM)
     host.start(paths, 0, ["sleep", "60"])  # and the next one is not
     assert alive(host, paths).pid is not None
