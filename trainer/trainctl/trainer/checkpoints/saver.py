@@ -1,6 +1,5 @@
 """One rank's checkpoints: written of the last committed step, and loaded at the start."""
 
-import hashlib
 import time
 from pathlib import Path
 
@@ -61,12 +60,6 @@ class Saver:
         return files.LoopState(
             step=self._progress.last_step, cursor=self._progress.cursor, updates=updates, loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=self._dataset.samples,
-            layout_digest=self._layout_digest, data_digest=self._dataset.digest, base_digest=self._base_digest(),
+            layout_digest=self._layout_digest, data_digest=self._dataset.digest,
+            base_digest=files.base_digest(self._model_digest, self._backend.adapter),
         )  # fmt: skip
-
-    def _base_digest(self) -> str:
-        """Of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
-        lora = self._backend.adapter
-        if lora is None:
-            return ""
-        return hashlib.sha256(f"{self._model_digest} {lora.scale!r}".encode()).hexdigest()

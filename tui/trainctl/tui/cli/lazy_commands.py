@@ -13,7 +13,8 @@ FILES = {
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "watch": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
-    "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
+    "replay": "replay_export", "export": "replay_export", "export-model": "replay_export",
+    "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "cluster",
     "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
@@ -46,6 +47,7 @@ SUMMARIES = {
     "promote": "Make another node the lead.",
     "replay": "Replay a run in the same screens, from its directory alone.",
     "export": "Write a run as a table: CSV, JSON lines or Parquet.",
+    "export-model": "Write a trained model for peft, mlx-lm or transformers.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the effective settings of the full screen.",
     "init": "Write a cluster.toml and a run.toml to start from.",
