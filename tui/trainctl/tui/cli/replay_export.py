@@ -1,6 +1,8 @@
 """The subcommands over a run that has trained: `replay` shows its record in the screens, `export` writes it as a table,
 `export-model` writes its model."""
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,6 +120,7 @@ def export_model(
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
     words += [option for option, on in (("--best", best), ("--verify", verify)) if on]
-    with stage(output.one_line(f"export-model: {to} of {directory.name}")):
+    seen = stage(output.one_line(f"export-model: {to} of {directory.name}")) if sys.stderr.isatty() else nullcontext()
+    with seen:
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
