@@ -1,4 +1,4 @@
-"""The pure parts of exports: which step is best, which file holds a weight, what a card says, when logits agree."""
+"""The pure parts of exports: which file holds a weight, what a card says, when logits agree."""
 
 from pathlib import Path
 
@@ -6,28 +6,14 @@ import numpy as np
 import pytest
 
 from trainctl.protocol.config.run_file import AdapterTable
-from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
 from trainctl.trainer.common.model_files import StoredTensor
 from trainctl.trainer.exports.fused import change_of, shards
 from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines
-from trainctl.trainer.exports.trained_model import best_step
 from trainctl.trainer.exports.verification import compare, probe_tokens
 
 NAN = float("nan")
-
-
-def evaluated(**losses: float) -> list[Evaluation]:
-    return [Evaluation(int(step[1:]), 0.0, loss, 1.0, 1.0) for step, loss in losses.items()]
-
-
-@pytest.mark.parametrize(("losses", "best"), [
-    ({}, None), ({"s3": 1.0}, None), ({"s2": NAN}, None), ({"s1": 2.0, "s2": 1.0, "s3": 0.5}, 2),
-    ({"s1": 1.0, "s2": 1.0, "s4": NAN}, 2),
-])  # fmt: skip
-def test_the_best_is_the_kept_step_with_the_lowest_finite_loss(losses: dict[str, float], best: int | None) -> None:
-    assert best_step([1, 2, 4], evaluated(**losses)) == best
 
 
 def test_weights_go_into_the_files_of_the_base() -> None:

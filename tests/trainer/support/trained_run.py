@@ -32,10 +32,11 @@ class TrainedRun:
     def __init__(
         self, directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], *, steps: int = 4,
         saved: Sequence[int] = (4,), held_out: Mapping[int, float] | None = None,
+        checkpoint: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.paths = RunPaths(directory)
         directory.mkdir(parents=True)
-        config = _config(directory, model, backend, adapter, steps)
+        config = _config(directory, model, backend, adapter, steps, checkpoint or {"keep_last": 4})
         self.paths.run_file.write_text(tomli_w.dumps(run_file.to_dict(config)), "utf-8")
         self._dataset = open_dataset(config, directory / "data", "run.toml")
         self._backend = load(config, config.nodes["here"], "run.toml")
@@ -66,12 +67,14 @@ class TrainedRun:
         record.commit(committed, [records.part(step)], 1000.0 + step)
 
 
-def _config(directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], steps: int) -> run_file.RunFile:
+def _config(
+    directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], steps: int, checkpoint: Mapping[str, Any]
+) -> run_file.RunFile:
     rows = write_rows(directory.with_name("rows.jsonl"), questions(60))
     raw = {
         "run": {"name": "small", "steps": steps, "seed": 3}, "model": {"path": str(model)},
         "data": {"path": str(rows), "kind": "rows", "sequence_length": 64, "held_out": 0.05},
         "batch": {"global": G, "micro": 4}, "optimizer": {"learning_rate": RATE}, "adapter": dict(adapter),
-        "checkpoint": {"keep_last": 4}, "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
+        "checkpoint": dict(checkpoint), "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
     }  # fmt: skip
     return run_file.parse(raw)

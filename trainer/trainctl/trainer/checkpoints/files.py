@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,11 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
             raise InvalidInputError(where, problem)
 
 
-def prune(checkpoints: Path, keep_last: int, written: Path) -> None:
-    """Remove all but the `keep_last` newest, never the one just `written`; each loses its name before its files."""
+def prune(checkpoints: Path, keep_last: int, kept: Collection[Path]) -> None:
+    """Remove all but the `keep_last` newest and those in `kept`; each loses its name before its files."""
     tidy(checkpoints)
     for folder in listed(checkpoints)[keep_last:]:
-        if folder != written:
+        if folder not in kept:
             gone = folder.with_name(f".{folder.name}.gone")
             shutil.rmtree(gone, ignore_errors=True)
             folder.rename(gone)

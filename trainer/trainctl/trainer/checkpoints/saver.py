@@ -9,6 +9,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints.best import best_checkpoint
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.step.progress import Progress
 
@@ -34,7 +35,7 @@ class Saver:
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
     def write(self) -> m.CheckpointInfo:
-        """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
+        """Of the last committed step; older ones beyond keep_last go, but for the best. Raises OSError."""
         begun = time.perf_counter()
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._progress.last_step)
@@ -44,7 +45,8 @@ class Saver:
             folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute,
             lora.peft_config(str(model)) if lora else None,
         )  # fmt: skip
-        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
+        best = best_checkpoint(self._paths) if self._config.checkpoint.keep_best else None
+        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, [folder, *([best] if best else [])])
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)
 

@@ -26,7 +26,7 @@ from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
 from trainctl.trainer.exports.verification import Comparison, Form, verify_export
 
 _DTYPES = ("float32", "bfloat16")
-_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeError, AttributeError, ImportError)
 """What libraries raise on files that they cannot take."""
 
 
@@ -99,9 +99,10 @@ def _verified(trained: TrainedModel, form: Form, work: Path, dtype: str | None) 
     """Raises RefusedError if the export isn't the trained model."""
     found = verify_export(trained, form, work, dtype)
     if not found.agrees:
+        rounding = "; --dtype float32 shows whether that is rounding" if dtype not in (None, "float32") else ""
         raise RefusedError(
             f"verification failed: logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed; "
-            "nothing was written"
+            f"nothing was written{rounding}"
         )
     return found
 

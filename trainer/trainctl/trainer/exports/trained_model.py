@@ -1,6 +1,5 @@
 """What an export is made of: one checkpoint of a run, its adapters, and the base model they belong to."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from trainctl.protocol.record.checkpoints import digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
+from trainctl.trainer.checkpoints.best import best_step
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
 from trainctl.trainer.common.model_files import read_object
 
@@ -56,12 +56,6 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     return found
 
 
-def best_step(steps: Sequence[int], evaluations: Sequence[Evaluation]) -> int | None:
-    """Of the steps, the one whose held-out loss is lowest; the newest of equals; None if none was evaluated."""
-    losses = {one.step: one.loss for one in evaluations if one.step in steps and math.isfinite(one.loss)}
-    return min(losses, key=lambda step: (losses[step], -step), default=None)
-
-
 def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequence[Evaluation]) -> Path:
     complete = dict(_complete(paths.checkpoints))
     if not complete:
@@ -70,7 +64,7 @@ def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequ
         )
     known = ", ".join(map(str, complete))
     if best:
-        step = best_step([*complete], evaluations)
+        step = best_step(complete, evaluations)
         if step is None:
             raise InvalidInputError("--best", f"no kept checkpoint was evaluated at its step ({known}): use --step N")
     if step is not None and step not in complete:
