@@ -14,7 +14,8 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.common.model_files import stored_tensors
 from trainctl.trainer.exports import export_model, tensor_files
-from trainctl.trainer.exports.verification import Logits, mlx_logits, torch_logits
+from trainctl.trainer.exports.trained_model import open_trained
+from trainctl.trainer.exports.verification import Form, Logits, mlx_logits, torch_logits, verify_export
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 RSLORA = {"kind": "rslora", "rank": 4, "alpha": 8.0, "layers": 1, "targets": ["q_proj", "mlp.down_proj"]}
@@ -137,6 +138,25 @@ def test_mlx_in_4_bits_has_the_logits_of_its_own_dequantised_weights(
     assert kept == {"U32"}
     assert difference(by_mlx(tmp_path / "out", run), run) < 1.0
     assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+@pytest.mark.parametrize(("form", "file", "right", "wrong"), [
+    ("peft", "adapter_config.json", '"lora_alpha": 16.0', '"lora_alpha": 16.1'),
+    ("mlx", "adapter_config.json", '"scale": 4.0', '"scale": 4.02'),
+    ("fused", "config.json", '"rope_theta": 10000.0', '"rope_theta": 11000.0'),
+])  # fmt: skip
+def test_verification_fails_for_what_is_slightly_wrong(
+    trained: Callable[[str], TrainedRun], export: Export, form: Form, file: str, right: str, wrong: str, tmp_path: Path
+) -> None:
+    run = trained("torch-lora")
+    export(run.paths, form)
+    path = tmp_path / "out" / file
+    stated = path.read_text("utf-8")
+    assert right in stated
+    path.write_text(stated.replace(right, wrong), "utf-8")
+    found = verify_export(open_trained(run.paths, None, best=False, evaluations=()), form, tmp_path / "out", None)
+    assert not found.agrees
+    assert found.difference > 10 * EXACT
 
 
 # ---------------------------------------------------------------- bases as people have them
