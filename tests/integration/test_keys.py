@@ -132,7 +132,11 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
 
 @pytest.mark.parametrize(
     ("who", "words"),
-    [("keyless", "requires keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "differs from the known one")],
+    [
+        ("keyless", "requires keys"),
+        ("unknown", "trainctl keys authorize"),
+        ("wrong server", "from the known one"),
+    ],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
     """With the product's client, which says why, and by a socket that sends every verb whatever it is told."""

@@ -219,10 +219,10 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
 def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path) -> None:
     for step in (5, 10, 15, 20):
         written = small(step)
-    files.prune(tmp_path / "checkpoints", 2, written)
+    files.prune(tmp_path / "checkpoints", 2, [written])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-15", "step-20"]
-    files.prune(tmp_path / "checkpoints", 1, tmp_path / "checkpoints" / "step-15")
-    assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written"
+    files.prune(tmp_path / "checkpoints", 1, [tmp_path / "checkpoints" / "step-15"])
+    assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written, nor the best"
 
 
 def test_a_step_done_again_replaces_its_checkpoint(small: Callable[[int], Path]) -> None:

@@ -8,7 +8,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
 from trainctl.trainer import demo_assets
-from trainctl.tui.cli.data import sample_text, statistics_lines
+from trainctl.tui.setup.data_preview import sample_text, statistics_lines
 
 ROWS = [{"prompt": "2+2?\n", "completion": "4"}, {"prompt": "3+3?\n", "completion": "6\x1b[31m"}]
 
@@ -47,8 +47,8 @@ def test_what_is_wrong_is_one_line(run_file: Path) -> None:
 
 def test_colours_mark_what_counts() -> None:
     sample = ShownSample("x", (("a", False), ("b", True), ("c", False)))
-    assert sample_text(sample, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
-    assert sample_text(sample, color=False) == "a»b«c"
+    assert sample_text(sample, str, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
+    assert sample_text(sample, str, color=False) == "a»b«c"
 
 
 def test_a_person_reads_shares_beside_counts() -> None:

@@ -29,6 +29,7 @@ FROZEN = {
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
     "export": "--cluster --connect --format --help --output --server-key --what -h RUN",
+    "export-model": "--best --dtype --help --json --output --step --to --verify -h RUN",
     "help": "--help -h [TOPIC]",
     "init": "--adapter --address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
     "keys": "--help -h",
@@ -84,7 +85,8 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 READING = {
     "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data preview", "discover", "doctor",
-    "events", "export", "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay", "status", "watch",
+    "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay",
+    "status", "watch",
 }  # fmt: skip
 
 

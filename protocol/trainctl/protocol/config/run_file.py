@@ -100,6 +100,7 @@ class AdapterTable(_Table, frozen=True):
 class CheckpointTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
     keep_last: PositiveInt = 2
+    keep_best: bool = True  # also the one with the lowest held-out loss, of those evaluated at their own step
     at_end: bool = True
 
 

@@ -35,6 +35,7 @@ class Lora:
 
     table: AdapterTable
     layers: Mapping[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model
+    decoder_layers: int  # that the model has
 
     @property
     def scale(self) -> float:
@@ -87,7 +88,7 @@ def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: s
     chosen = {layer for layer, number in found.items() if number >= first and _is_target(layer, table.targets)}
     _check_targets(table, found, where)
     shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
-    return Lora(table, {layer: (shape[0], shape[1]) for layer, shape in shapes.items()})
+    return Lora(table, {layer: (shape[0], shape[1]) for layer, shape in shapes.items()}, count)
 
 
 def _matrices(stored: Mapping[str, tuple[int, ...]]) -> list[str]:

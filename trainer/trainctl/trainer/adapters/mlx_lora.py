@@ -1,8 +1,11 @@
 """LoRA on MLX, by mlx-lm's layers, which hold the transposes of peft's matrices."""
 
+import re
 from typing import Any, NamedTuple
 
 from trainctl.trainer.adapters.lora import Lora, stored_name
+
+_DECODER_LAYER = re.compile(r"^.*\.layers\.\d+\.")
 
 
 class Place(NamedTuple):
@@ -25,8 +28,23 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
         layer: made.from_base(linear[layer], r=lora.table.rank, dropout=0.0, scale=lora.scale) for layer in lora.layers
     }
     model.update_modules(tree_unflatten([*layers.items()]))
-    places: dict[str, Place] = {}
+    return places(lora)
+
+
+def places(lora: Lora) -> dict[str, Place]:
+    """Where mlx-lm holds each matrix of the adapters, in a model and in its files, by peft's name."""
+    found: dict[str, Place] = {}
     for layer in lora.layers:
-        places[stored_name(layer, "A")] = Place(f"{layer}.lora_a", transposed=True)
-        places[stored_name(layer, "B")] = Place(f"{layer}.lora_b", transposed=True)
-    return places
+        found[stored_name(layer, "A")] = Place(f"{layer}.lora_a", transposed=True)
+        found[stored_name(layer, "B")] = Place(f"{layer}.lora_b", transposed=True)
+    return found
+
+
+def mlx_config(lora: Lora) -> dict[str, Any]:
+    """adapter_config.json, with which mlx-lm opens the adapters. It names layers within a decoder layer, so it may put
+    adapters on more of them; those without values in the file change nothing."""
+    keys = sorted({_DECODER_LAYER.sub("", layer) for layer in lora.layers})
+    return {
+        "fine_tune_type": "lora", "num_layers": lora.table.layers or lora.decoder_layers,
+        "lora_parameters": {"rank": lora.table.rank, "scale": lora.scale, "dropout": 0.0, "keys": keys},
+    }  # fmt: skip

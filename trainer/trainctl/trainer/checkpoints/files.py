@@ -6,10 +6,12 @@ that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float
 states), state.json (the rest of the loop's state) and manifest.json, written last.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,14 @@ from trainctl.protocol.record.checkpoints import (
     read_manifest,
     verify,
 )
+from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 
-_WEIGHTS, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
-_CARRIED_FILES = (
+WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
@@ -85,17 +88,30 @@ def write(
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose files are all as they were written. Raises InvalidInputError naming what isn't."""
     verify(folder)
+    loop = read_loop(folder)
     from safetensors import SafetensorError
 
     try:
-        loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
         optimizer = _load(folder / "optimizer.safetensors")
-        adapted = (folder / _ADAPTER).exists()
-        weights, random = _load(folder / (_ADAPTER if adapted else _WEIGHTS)), _load(folder / "random.safetensors")
+        adapted = (folder / ADAPTER).exists()
+        weights, random = _load(folder / (ADAPTER if adapted else WEIGHTS)), _load(folder / "random.safetensors")
         state = State(weights, _under("first.", optimizer), _under("second.", optimizer), loop.updates, random)
-    except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
     return Checkpoint(loop, state)
+
+
+def read_loop(folder: Path) -> LoopState:
+    """A checkpoint's state.json. Raises InvalidInputError."""
+    try:
+        return msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
+
+
+def base_digest(model_digest: str, lora: Lora | None) -> str:
+    """Of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
+    return hashlib.sha256(f"{model_digest} {lora.scale!r}".encode()).hexdigest() if lora else ""
 
 
 def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
@@ -112,11 +128,11 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
             raise InvalidInputError(where, problem)
 
 
-def prune(checkpoints: Path, keep_last: int, written: Path) -> None:
-    """Remove all but the `keep_last` newest, never the one just `written`; each loses its name before its files."""
+def prune(checkpoints: Path, keep_last: int, kept: Collection[Path]) -> None:
+    """Remove all but the `keep_last` newest and those in `kept`; each loses its name before its files."""
     tidy(checkpoints)
     for folder in listed(checkpoints)[keep_last:]:
-        if folder != written:
+        if folder not in kept:
             gone = folder.with_name(f".{folder.name}.gone")
             shutil.rmtree(gone, ignore_errors=True)
             folder.rename(gone)
@@ -140,7 +156,7 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter
 
     moments = {f"first.{name}": array for name, array in state.first_moments.items()}
     moments |= {f"second.{name}": array for name, array in state.second_moments.items()}
-    save_file(state.weights, work / (_WEIGHTS if adapter is None else _ADAPTER), metadata={"format": "pt"})
+    save_file(state.weights, work / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
     save_file(moments, work / "optimizer.safetensors")
     save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
     config = adapter
@@ -150,7 +166,7 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter
     name = "config.json" if adapter is None else "adapter_config.json"
     (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
     (work / "state.json").write_bytes(msgspec.json.encode(loop))
-    for name in _CARRIED_FILES:
+    for name in CARRIED_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
 

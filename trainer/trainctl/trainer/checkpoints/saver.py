@@ -1,6 +1,5 @@
 """One rank's checkpoints: written of the last committed step, and loaded at the start."""
 
-import hashlib
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints.best import best_checkpoint
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.step.progress import Progress
 
@@ -35,7 +35,7 @@ class Saver:
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
     def write(self) -> m.CheckpointInfo:
-        """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
+        """Of the last committed step; older ones beyond keep_last go, but for the best. Raises OSError."""
         begun = time.perf_counter()
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._progress.last_step)
@@ -45,7 +45,8 @@ class Saver:
             folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute,
             lora.peft_config(str(model)) if lora else None,
         )  # fmt: skip
-        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
+        best = best_checkpoint(self._paths) if self._config.checkpoint.keep_best else None
+        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, [folder, *([best] if best else [])])
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)
 
@@ -61,12 +62,6 @@ class Saver:
         return files.LoopState(
             step=self._progress.last_step, cursor=self._progress.cursor, updates=updates, loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=self._dataset.samples,
-            layout_digest=self._layout_digest, data_digest=self._dataset.digest, base_digest=self._base_digest(),
+            layout_digest=self._layout_digest, data_digest=self._dataset.digest,
+            base_digest=files.base_digest(self._model_digest, self._backend.adapter),
         )  # fmt: skip
-
-    def _base_digest(self) -> str:
-        """Of what a checkpoint of an adapter builds on; "" if it holds the whole model."""
-        lora = self._backend.adapter
-        if lora is None:
-            return ""
-        return hashlib.sha256(f"{self._model_digest} {lora.scale!r}".encode()).hexdigest()

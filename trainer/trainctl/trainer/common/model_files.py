@@ -1,8 +1,8 @@
-"""Facts from a model directory's config.json."""
+"""Facts from a model directory's config.json and the heads of its weight files."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
@@ -16,29 +16,51 @@ def vocabulary_size(model: Path) -> int | None:
 
 
 def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight by its name in the directory's *.safetensors files; no weight is read. Raises
+    """The shape of each weight by its name in the directory's files; no weight is read. Raises InvalidInputError naming
+    the file."""
+    return {name: tensor.shape for name, tensor in stored_tensors(model).items()}
+
+
+class StoredTensor(NamedTuple):
+    """What a safetensors file says of one of its tensors."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str  # such as "F32"
+
+
+def stored_tensors(model: Path) -> dict[str, StoredTensor]:
+    """Those of a directory's model*.safetensors, or of all its *.safetensors if there is none, by name. Raises
     InvalidInputError naming the file."""
     from safetensors import SafetensorError, safe_open
 
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(model.glob("*.safetensors")):
+    found: dict[str, StoredTensor] = {}
+    for path in sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors")):
         try:
             with safe_open(path, "numpy") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    found[name] = StoredTensor(path.name, tuple(part.get_shape()), part.get_dtype())
         except (OSError, SafetensorError) as error:
             raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
-    return shapes
+    return found
 
 
 def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
     path = model / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(str(path), f"cannot read the model configuration: {first_line(error)}") from None
-    if not isinstance(config, dict):
-        raise InvalidInputError(str(path), "not a JSON object")
+    config = read_object(path, "model configuration")
     if "quantization" in config or "quantization_config" in config:
         raise InvalidInputError(str(path), "full training of a quantized model is not supported")
     return config
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file. Raises InvalidInputError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(str(path), f"cannot read the {what}: {first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError(str(path), "not a JSON object")
+    return value

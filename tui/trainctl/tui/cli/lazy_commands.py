@@ -13,8 +13,8 @@ FILES = {
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "watch": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
-    "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
-    "config": "config", "keys": "keys", "init": "init", "data": "data", "doctor": "doctor", "discover": "cluster",
+    "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "mirror": "mirror",
+    "config": "config", "keys": "keys", "init": "init", "data": "run", "doctor": "doctor", "discover": "cluster",
     "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
@@ -47,6 +47,7 @@ SUMMARIES = {
     "promote": "Make another node the lead.",
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",
+    "export-model": "Export a trained model for peft, mlx-lm or transformers.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
     "init": "Create a starter cluster.toml and run.toml.",

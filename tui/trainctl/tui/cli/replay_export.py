@@ -1,19 +1,23 @@
-"""The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table."""
+"""The subcommands over a run that has trained: `replay` shows its record in the screens, `export` writes it as a table,
+`export-model` writes its model."""
 
-import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcommands
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands
 from trainctl.tui.cli.output import has_screen
+from trainctl.tui.demo.stages import stage
 
 app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
+ModelForm = Literal["peft", "mlx", "fused", "mlx-4bit"]
+Dtype = Literal["float32", "bfloat16"]
 What = Literal["steps", "ranks", "metrics", "events", "hosts"]
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
@@ -28,7 +32,7 @@ def replay(
     ] = 8.0,
 ) -> int:
     """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
-    directory = _directory(ctx, run)
+    directory = run_lookup.find_or_ask(ctx, run)
     if not has_screen():
         raise InvalidInputError(
             "terminal",
@@ -37,22 +41,6 @@ def replay(
     from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
 
     return run_replay(directory, speed)
-
-
-def _directory(ctx: typer.Context, run: str) -> Path:
-    """The run directory that is meant: by its path, by the id in this user's folders, or by the id at the agent that
-    was named, if what that has is on this machine."""
-    try:
-        return run_lookup.find(run)
-    except InvalidInputError:
-        named = os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")
-        if "/" in run or not named:
-            raise
-        known = agent_call.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
-        there = next((Path(one.directory) for one in known if one.run == run), None)
-        if there is None or not RunPaths(there).record.is_file():
-            raise
-        return there
 
 
 @app.command()
@@ -104,3 +92,38 @@ async def _through(client: Any, run: str, what: What, writer: Any) -> int:
         writer.write(rows)
         count += len(rows)
     return count
+
+
+@app.command(name="export-model")
+def export_model(
+    ctx: typer.Context,
+    run: RunArgument,
+    to: Annotated[ModelForm, typer.Option("--to", help="peft or mlx: adapters; fused, mlx-4bit: the whole model.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint [newest].", show_default=False)
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Export the checkpoint with the lowest held-out loss.")] = False,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="Folder to make [RUN-step-N-FORM].", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Type of a whole model's weights [the base's].", show_default=False)
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Load the result in its own library and compare logits with the run's.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Write a run's trained model for peft, mlx-lm, transformers or llama.cpp, from its checkpoints on this machine."""
+    from trainctl.tui.export.model_export import description, make
+
+    if step is not None and best:
+        raise InvalidInputError("--best", "and --step exclude each other: give one")
+    directory = run_lookup.find_or_ask(ctx, run)
+    given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
+    words = [f"{option}={value}" for option, value in given.items() if value is not None]
+    words += [option for option, on in (("--best", best), ("--verify", verify)) if on]
+    seen = stage(output.one_line(f"export-model: {to} of {directory.name}")) if sys.stderr.isatty() else nullcontext()
+    with seen:
+        made = make([f"--run-directory={directory}", *words])
+    return output.answer(description(made), json=json, **made)

@@ -1,4 +1,4 @@
-"""The subcommands that take a run file: `run` starts a run or takes one up again, `check` says what would be wrong."""
+"""The subcommands that take a run file: `data preview` shows its data, `run` starts a run or takes one up again, `check` says what would be wrong."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,13 +7,16 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, command_result, output
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import start_agent
+from trainctl.tui.setup import data_preview, start_agent
 
 app = subcommands()
+group = subgroup("Inspect a run's training data.")
+app.add_typer(group, name="data")
 
 
 @app.command()
@@ -99,6 +102,33 @@ def check(
         f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
     )
     return 0
+
+
+@group.command()
+def preview(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    samples: Annotated[int, typer.Option("--samples", "-n", min=0, max=1000, help="Samples to print.")] = 3,
+    node: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Use this node's paths [this machine's].", show_default=False)
+    ] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> int:
+    """Print statistics of a run's data, and its first samples with the tokens that count in the loss."""
+    found = data_preview.read(file, node or node_name(), samples, arguments.pairs(set_ or [], "--set"))
+    if json:
+        output.emit_ok(**msgspec.to_builtins(found))
+        return 0
+    for line in data_preview.statistics_lines(found):
+        output.say(line)
+    for sample in found.shown:
+        output.say(f"\n{output.one_line(sample.place)}")
+        output.say(data_preview.sample_text(sample, _clean, color=output.has_color()))
+    return 0
+
+
+def _clean(text: str) -> str:
+    return output.log_text(text, raw=False)
 
 
 def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:

@@ -1,10 +1,15 @@
 """Run directories on this machine: by their path, or by the run's id in any node's folder."""
 
 import contextlib
+import os
 from pathlib import Path
+
+import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
+from trainctl.tui.cli import agent_call
+from trainctl.tui.cli.options import address_of
 
 
 def find(given: str, root: Path | None = None) -> Path:
@@ -36,6 +41,22 @@ def find_here(given: str) -> Path | None:
     with contextlib.suppress(InvalidInputError):
         return find(given)
     return None
+
+
+def find_or_ask(ctx: typer.Context, run: str) -> Path:
+    """The run directory that is meant: by its path, by the id in this user's folders, or by the id at the agent that
+    was named, if what that has is on this machine."""
+    try:
+        return find(run)
+    except InvalidInputError:
+        named = os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")
+        if "/" in run or not named:
+            raise
+        known = agent_call.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
+        there = next((Path(one.directory) for one in known if one.run == run), None)
+        if there is None or not RunPaths(there).record.is_file():
+            raise
+        return there
 
 
 def _nodes(folder: Path) -> list[Path]:

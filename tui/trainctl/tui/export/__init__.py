@@ -1,1 +1,1 @@
-"""A run's record as CSV, JSON lines or Parquet, and mirrored to TensorBoard or W&B. Imports protocol only."""
+"""A run as a table, in TensorBoard or W&B, and its model for other libraries. Imports protocol only."""

@@ -1,0 +1,50 @@
+"""The best checkpoint by held-out loss, and that it is kept beside the newest ones."""
+
+from pathlib import Path
+
+import pytest
+from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.trained_run import TrainedRun
+
+from trainctl.protocol.record.checkpoints import listed
+from trainctl.protocol.record.rollups import Evaluation
+from trainctl.trainer.checkpoints.best import best_checkpoint, best_step
+
+NAN = float("nan")
+
+
+def evaluated(**losses: float) -> list[Evaluation]:
+    return [Evaluation(int(step[1:]), 0.0, loss, 1.0, 1.0) for step, loss in losses.items()]
+
+
+@pytest.mark.parametrize(("losses", "best"), [
+    ({}, None), ({"s3": 1.0}, None), ({"s2": NAN}, None), ({"s1": 2.0, "s2": 1.0, "s3": 0.5}, 2),
+    ({"s1": 1.0, "s2": 1.0, "s4": NAN}, 2),
+])  # fmt: skip
+def test_the_best_is_the_kept_step_with_the_lowest_finite_loss(losses: dict[str, float], best: int | None) -> None:
+    assert best_step([1, 2, 4], evaluated(**losses)) == best
+
+
+@pytest.mark.parametrize(("keep_best", "steps"), [(True, [6, 5, 2]), (False, [6, 5])])
+def test_the_best_is_kept_beside_the_last(tmp_path: Path, keep_best: bool, steps: list[int]) -> None:
+    """Step 2 is best until the end; step 1 was until step 2, and step 4's lower loss has no checkpoint."""
+    model = make_chat_model(tmp_path / "model")
+    losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 0.5, 5: 2.5}
+    run = TrainedRun(
+        tmp_path / "runs" / "run-1", model, "torch", {"kind": "lora", "rank": 2}, steps=6, saved=(1, 2, 3, 5, 6),
+        held_out=losses, checkpoint={"keep_last": 2, "keep_best": keep_best},
+    )  # fmt: skip
+    assert [int(folder.name.removeprefix("step-")) for folder in listed(run.paths.checkpoints)] == steps
+    best = best_checkpoint(run.paths)
+    assert best is not None
+    assert best.name == ("step-2" if keep_best else "step-5")
+
+
+def test_without_a_record_there_is_no_best(tmp_path: Path) -> None:
+    run = TrainedRun(
+        tmp_path / "runs" / "run-1", make_chat_model(tmp_path / "model"), "torch", {"kind": "lora", "rank": 2}, steps=1,
+        saved=(1,), held_out={1: 1.0},
+    )  # fmt: skip
+    assert best_checkpoint(run.paths) == run.paths.checkpoint(1)
+    run.paths.record.unlink()
+    assert best_checkpoint(run.paths) is None

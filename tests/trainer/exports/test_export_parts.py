@@ -1,0 +1,78 @@
+"""The pure parts of exports: which file holds a weight, what a card says, when logits agree."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainctl.protocol.config.run_file import AdapterTable
+from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.adapters.mlx_lora import mlx_config
+from trainctl.trainer.common.model_files import StoredTensor
+from trainctl.trainer.exports.fused import change_of, shards
+from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines
+from trainctl.trainer.exports.verification import compare, probe_tokens
+
+NAN = float("nan")
+
+
+def test_weights_go_into_the_files_of_the_base() -> None:
+    base = {"a": StoredTensor("2.safetensors", (1,), "F32"), "b": StoredTensor("1.safetensors", (1,), "F32")}
+    assert shards(["a", "b", "new"], base) == {"2.safetensors": ["a"], "1.safetensors": ["b", "new"]}
+    assert shards(["a"], {}) == {"model.safetensors": ["a"]}
+
+
+def test_an_adapter_adds_its_scaled_product() -> None:
+    lora = Lora(AdapterTable(kind="rslora", rank=4, alpha=8.0), {"m.layers.0.q": (2, 3)}, 1)
+    down, up = np.arange(12, dtype=np.float32).reshape(4, 3), np.ones((2, 4), np.float32)
+    stored = {
+        "base_model.model.m.layers.0.q.lora_A.weight": down, "base_model.model.m.layers.0.q.lora_B.weight": up,
+    }  # fmt: skip
+    change = change_of("m.layers.0.q.weight", lora, stored)
+    assert change is not None
+    assert np.array_equal(change, 4.0 * (up @ down))
+    assert change_of("m.layers.0.q.bias", lora, stored) is None
+    assert change_of("m.layers.1.q.weight", lora, stored) is None
+    assert change_of("m.layers.0.q.weight", None, {}) is None
+
+
+def test_mlx_lm_is_given_layers_within_a_decoder_layer() -> None:
+    layers = {
+        f"model.layers.{layer}.{name}": (2, 2) for layer in (6, 7) for name in ("mlp.up_proj", "self_attn.q_proj")
+    }
+    lora = Lora(AdapterTable(kind="lora", rank=4, alpha=32.0, layers=2), layers, 8)
+    assert mlx_config(lora) == {
+        "fine_tune_type": "lora", "num_layers": 2,
+        "lora_parameters": {"rank": 4, "scale": 8.0, "dropout": 0.0, "keys": ["mlp.up_proj", "self_attn.q_proj"]},
+    }  # fmt: skip
+    assert mlx_config(Lora(AdapterTable(kind="lora"), layers, 8))["num_layers"] == 8
+
+
+@pytest.mark.parametrize(("path", "name"), [
+    ("/models/Qwen3-0.6B", "Qwen3-0.6B"),
+    ("/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2", "Qwen/Qwen3-0.6B"),
+])  # fmt: skip
+def test_a_base_in_the_cache_has_its_name_on_the_hub(path: str, name: str) -> None:
+    assert base_name(Path(path)) == name
+
+
+def test_commands_can_be_pasted() -> None:
+    convert, quantise = llama_cpp_lines(Path("/my models/a b"))
+    assert convert == "python convert_hf_to_gguf.py '/my models/a b' --outfile 'a b.gguf'"
+    assert quantise == "llama-quantize 'a b.gguf' 'a b-Q4_K_M.gguf' Q4_K_M"
+
+
+def test_logits_agree_within_a_tolerance_that_grows_with_them() -> None:
+    logits = np.full((1, 2, 3), 0.5, np.float32)
+    assert compare(logits, logits + np.float32(8e-6), 1e-5).agrees
+    assert not compare(logits, logits + np.float32(3e-5), 1e-5).agrees
+    assert compare(logits * 40, logits * 40 + np.float32(1e-4), 1e-5).agrees
+    assert not compare(logits, logits * np.float32(NAN), 1e-5).agrees
+
+
+def test_the_probe_spreads_over_the_vocabulary() -> None:
+    tokens = probe_tokens(1000)
+    assert tokens.shape == (4, 64)
+    assert 0 <= tokens.min() < 50
+    assert 950 < tokens.max() < 1000
+    assert len(np.unique(tokens)) > 200

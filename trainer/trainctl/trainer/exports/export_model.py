@@ -1,0 +1,141 @@
+"""`python -m trainctl.trainer.exports.export_model`: a checkpoint of a run as other libraries open it.
+
+One JSON line on standard output says what was made, or what is wrong, with the exit status that fits. The folder
+appears under its name only when whole, and verified if that was asked for.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.trainer.common.atomic_folder import make_folder, part_of
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.exports.adapter_files import mlx_reads_rope, write_mlx, write_peft
+from trainctl.trainer.exports.fused import write_fused
+from trainctl.trainer.exports.history import read_history
+from trainctl.trainer.exports.model_card import llama_cpp_lines, loading_lines, model_card
+from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
+from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
+from trainctl.trainer.exports.verification import Comparison, Form, verify_export
+
+_DTYPES = ("float32", "bfloat16")
+_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+"""What libraries raise on files that they cannot take."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Export once; returns the exit status."""
+    wanted = _parser().parse_args(argv)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # libraries print what they do
+            made = export_model(wanted)
+    except InvalidInputError as error:
+        return _say({"where": error.where, "problem": error.problem}, error.exit_code)
+    except TrainctlError as error:
+        return _say({"problem": str(error)}, error.exit_code)
+    except _FAILURES as error:
+        return _say({"problem": f"{wanted.form}: {first_line(error)}"}, 1)
+    return _say(made, 0)
+
+
+def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
+    """Make the folder; returns what it is. Raises TrainctlError and what libraries raise; then there is none."""
+    paths, form, dtype = RunPaths(wanted.run_directory), wanted.form, wanted.dtype
+    with RecordReader(paths) as record:
+        trained = open_trained(paths, wanted.step, wanted.best, record.evaluations())
+        run, history = record.run, read_history(record, trained.loop.step)
+    _check(trained, form, dtype)
+    folder: Path = (wanted.output or Path(f"{run}-step-{trained.loop.step}-{form}")).absolute()
+    if folder.exists():
+        raise InvalidInputError(str(folder), "is there already: remove it, or give another --output")
+    made: dict[str, Any] = {"run": run, "step": trained.loop.step, "form": form, "folder": str(folder)}
+
+    def write(work: Path) -> None:
+        kept = _write(trained, form, dtype, work)
+        card = model_card(run, trained.config, trained.loop, history, form)
+        (work / "README.md").write_text(card, encoding="utf-8")
+        compared = _verified(trained, form, work, kept) if wanted.verify else None
+        made["bytes"] = sum(path.stat().st_size for path in work.iterdir())
+        made["dtype"] = kept
+        made["difference"] = compared.difference if compared else None
+        made["tolerance"] = compared.tolerance if compared else None
+
+    make_folder(folder, write)
+    return made | _advice(trained.config, form, folder)
+
+
+def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
+    """Whether the form can hold what was trained. Raises InvalidInputError."""
+    if form == "peft" and trained.lora is None:
+        raise InvalidInputError("--to", "peft holds adapters, and this run trained all weights: use --to fused")
+    if dtype is not None and form in ("peft", "mlx") and trained.lora is not None:
+        raise InvalidInputError("--dtype", f"{form} holds adapters alone, in float32: leave it out, or use --to fused")
+    if form == "mlx-4bit":
+        check_mlx_installed("--to", form)
+
+
+def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> str | None:
+    """Fill the folder; returns the type of most weights, None for adapters alone."""
+    if form == "mlx-4bit":
+        with part_of(work.with_name(f"{work.name}-fused")) as fused:
+            kept = write_fused(trained, fused, dtype)
+            write_quantized(fused, work)
+        return kept
+    if trained.lora is None or form == "fused":
+        return write_fused(trained, work, dtype)
+    write = write_peft if form == "peft" else write_mlx
+    write(trained, trained.lora, work)
+    return None
+
+
+def _verified(trained: TrainedModel, form: Form, work: Path, dtype: str | None) -> Comparison:
+    """Raises RefusedError if the export isn't the trained model."""
+    found = verify_export(trained, form, work, dtype)
+    if not found.agrees:
+        rounding = "; --dtype float32 shows whether that is rounding" if dtype not in (None, "float32") else ""
+        raise RefusedError(
+            f"verification failed: logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed; "
+            f"nothing was written{rounding}"
+        )
+    return found
+
+
+def _advice(config: RunFile, form: Form, folder: Path) -> dict[str, Any]:
+    """What to do with the folder next."""
+    next_lines = llama_cpp_lines(folder) if form == "fused" else ()
+    unread = form == "mlx" and config.adapter.kind != "full" and not mlx_reads_rope(Path(config.model.path))
+    problem = "mlx-lm may misread the base, whose config.json has rope_parameters alone: use --verify, or --to fused"
+    return {
+        "load": loading_lines(form, folder, config), "llama_cpp": next_lines, "warning": problem if unread else None,
+    }  # fmt: skip
+
+
+def _say(value: dict[str, Any], status: int) -> int:
+    sys.stdout.write(json.dumps(value) + "\n")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainctl.trainer.exports.export_model", description="A checkpoint in another library's form."
+    )
+    parser.add_argument("--run-directory", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--to", dest="form", choices=get_args(Form), required=True)
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--step", type=int, metavar="N")
+    chosen.add_argument("--best", action="store_true")
+    parser.add_argument("--output", type=Path, metavar="FOLDER")
+    parser.add_argument("--dtype", choices=_DTYPES)
+    parser.add_argument("--verify", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The trained model as one Hugging Face directory: adapters added to the base's weights in float32, then cast."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.trainer.adapters.lora import Lora, stored_name
+from trainctl.trainer.backends import rope_config
+from trainctl.trainer.common.model_files import StoredTensor, stored_tensors
+from trainctl.trainer.exports.result_files import copy_carried, float32_file, write_json
+from trainctl.trainer.exports.tensor_files import tensor_files
+from trainctl.trainer.exports.trained_model import TrainedModel
+
+_ONLY_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Names in safetensors files, and elsewhere."""
+
+
+def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
+    """The model, its tokenizer and template in `folder`, in files as the base's, its weights in `dtype` or as the base
+    stores them. Returns the type of most weights. Raises InvalidInputError and OSError."""
+    files, base = tensor_files(), stored_tensors(trained.base) if trained.base is not None else {}
+    whole = files.read(trained.weights) if trained.lora is None else {}
+    adapters = float32_file(trained.weights) if trained.lora is not None else {}
+    types, size, placed = Counter[str](), 0, shards([*whole] or [*base], base)
+    for file, names in placed.items():
+        source = whole or files.read(trained.model / file)
+        made: dict[str, Any] = {}
+        for name in names:
+            change = change_of(name, trained.lora, adapters)
+            tensor = source[name] if change is None else files.fused(source[name], change)
+            kept = _DTYPES.get(base[name].dtype, "float32") if name in base else "float32"
+            made[name] = files.cast(tensor, dtype or kept)
+            types[dtype or kept] += int(np.prod(tensor.shape))
+        size += files.write(folder / file, made)
+    if len(placed) > 1:
+        write_json(folder / _INDEX, {"metadata": {"total_size": size}, "weight_map": _by_name(placed)})
+    most = types.most_common(1)[0][0]
+    config = rope_config.read(trained.model) | {"dtype": most}
+    config.pop("torch_dtype", None)
+    write_json(folder / "config.json", config)
+    copy_carried(trained.checkpoint, folder)
+    return most
+
+
+def shards(names: Sequence[str], base: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
+    """The weights of each file: those of the base's, and in its first one what it doesn't have."""
+    first = min((tensor.file for tensor in base.values()), default=_ONLY_FILE)
+    placed: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        placed[base[name].file if name in base else first].append(name)
+    return dict(placed)
+
+
+def change_of(name: str, lora: Lora | None, adapters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32] | None:
+    """What the adapters add to a weight; None: nothing."""
+    layer = name.removesuffix(".weight")
+    if lora is None or name == layer or layer not in lora.layers:
+        return None
+    down, up = (adapters[stored_name(layer, matrix)] for matrix in ("A", "B"))
+    change: NDArray[np.float32] = np.float32(lora.scale) * (up @ down)
+    return change
+
+
+def _by_name(placed: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {name: file for file, names in placed.items() for name in names}

@@ -1,0 +1,82 @@
+"""README.md of an export, pure: what was trained from what, how it went, and how to load it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from trainctl.protocol.config.run_file import AdapterTable, RunFile
+from trainctl.trainer.checkpoints.files import LoopState
+from trainctl.trainer.exports.history import History
+from trainctl.trainer.exports.verification import Form
+
+_CACHED = re.compile(r"^models--(?P<owner>.+?)--(?P<name>.+)$")
+"""Folder of a model in the Hugging Face cache."""
+_LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
+
+
+def model_card(run: str, config: RunFile, loop: LoopState, history: History, form: Form) -> str:
+    """The card of the export of one checkpoint."""
+    rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
+    curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
+    head = ["---", f"library_name: {_LIBRARY[form]}", "pipeline_tag: text-generation", "tags:", "- trainctl"]
+    if "/" in (name := base_name(Path(config.model.path))):
+        head.append(f"base_model: {name}")
+    lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
+    if curve:
+        lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
+    usage = [f"    {line}" for line in loading_lines(form, Path(), config)]
+    return "\n".join([*lines, "", "To load it, in this folder:", "", *usage, ""])
+
+
+def loading_lines(form: Form, folder: Path, config: RunFile) -> tuple[str, ...]:
+    """How to load an export, as code or commands."""
+    base, full, place = config.model.path, config.adapter.kind == "full", json.dumps(str(folder))
+    if form == "peft":
+        return ("from peft import AutoPeftModelForCausalLM", f"AutoPeftModelForCausalLM.from_pretrained({place})")
+    if form == "fused":
+        return ("from transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({place})")
+    options = (
+        ("--model", str(folder)) if full or form == "mlx-4bit" else ("--model", base, "--adapter-path", str(folder))
+    )
+    return (f"mlx_lm.generate {shlex.join(options)} --prompt TEXT",)
+
+
+def llama_cpp_lines(folder: Path) -> tuple[str, str]:
+    """How llama.cpp's own programs convert a fused model, and quantise it."""
+    whole, small = f"{folder.name}.gguf", f"{folder.name}-Q4_K_M.gguf"
+    return (
+        f"python convert_hf_to_gguf.py {shlex.join((str(folder), '--outfile', whole))}",
+        f"llama-quantize {shlex.join((whole, small))} Q4_K_M",
+    )
+
+
+def base_name(model: Path) -> str:
+    """The hub's name of a model in the Hugging Face cache, else the name of its folder."""
+    found = (_CACHED.match(part) for part in reversed(model.parts))
+    match = next((one for one in found if one), None)
+    return f"{match['owner']}/{match['name']}" if match else model.name
+
+
+def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str, str]]:
+    optimizer, held_out = config.optimizer, history.held_out
+    return [
+        ("base", base_name(Path(config.model.path))),
+        ("trained", _recipe(config.adapter)),
+        ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} samples each"),
+        ("optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
+        ("data", f"{config.data.kind}, {loop.samples:,} samples of up to {config.data.sequence_length:,} tokens"),
+        ("data digest", loop.data_digest),
+        ("computed in", config.model.dtype),
+        ("loss", f"{history.loss:.4f} nats per token" if history.loss is not None else ""),
+        ("held-out loss", f"{held_out.loss:.4f} at step {held_out.step:,}" if held_out is not None else ""),
+    ]
+
+
+def _recipe(adapter: AdapterTable) -> str:
+    if adapter.kind == "full":
+        return "all weights"
+    name = {"lora": "LoRA", "rslora": "rsLoRA"}[adapter.kind]
+    where = "all linear layers" if adapter.targets == "linear" else ", ".join(adapter.targets)
+    layers = f" of the last {adapter.layers} decoder layers" if adapter.layers else ""
+    return f"{name}, rank {adapter.rank}, alpha {adapter.alpha:g}, on {where}{layers}"

@@ -1,0 +1,107 @@
+"""What an export is made of: one checkpoint of a run, its adapters, and the base model they belong to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.checkpoints import digest_of, listed, verify
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rollups import Evaluation
+from trainctl.trainer.adapters.lora import Lora, read_lora
+from trainctl.trainer.checkpoints.best import best_step
+from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
+from trainctl.trainer.common.model_files import read_object
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One checkpoint, whose files are as they were written."""
+
+    config: RunFile  # its model.path is `base`, where that was found
+    checkpoint: Path
+    loop: LoopState
+    lora: Lora | None  # None: all weights were trained
+    base: Path | None  # model that training began with; None: gone, which only adapters need
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face directory that has the model's configuration: the base of adapters, or the checkpoint."""
+        return self.base if self.lora is not None and self.base is not None else self.checkpoint
+
+    @property
+    def weights(self) -> Path:
+        """The file of the trained values, in float32."""
+        return self.checkpoint / (WEIGHTS if self.lora is None else ADAPTER)
+
+
+def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Sequence[Evaluation]) -> TrainedModel:
+    """The checkpoint of `step`, or that with the lowest held-out loss (`best`), or the newest. Raises InvalidInputError
+    if there is none, its files were altered, or the base of its adapters isn't here any more."""
+    folder = _checkpoint(paths, step, best, evaluations)
+    loop = read_loop(folder)
+    config = run_file.read(paths.run_file)
+    base, lora = _base(config, loop, folder, str(paths.run_file))
+    if base is not None:
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(base)))
+    found = TrainedModel(config, folder, loop, lora, base)
+    if digest_of(found.weights) != verify(folder, hashes=False).files[found.weights.name].sha256:
+        raise InvalidInputError(str(found.weights), "altered: it does not match its SHA-256; use another --step")
+    return found
+
+
+def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequence[Evaluation]) -> Path:
+    complete = dict(_complete(paths.checkpoints))
+    if not complete:
+        raise InvalidInputError(
+            str(paths.checkpoints), "no complete checkpoint on this machine: export on the node that wrote it"
+        )
+    known = ", ".join(map(str, complete))
+    if best:
+        step = best_step(complete, evaluations)
+        if step is None:
+            raise InvalidInputError("--best", f"no kept checkpoint was evaluated at its step ({known}): use --step N")
+    if step is not None and step not in complete:
+        raise InvalidInputError("--step", f"no complete checkpoint of step {step}; there is one of {known}")
+    return complete[step] if step is not None else next(iter(complete.values()))
+
+
+def _complete(checkpoints: Path) -> Iterator[tuple[int, Path]]:
+    """Step and folder of the checkpoints with all files, newest first."""
+    for folder in listed(checkpoints):
+        try:
+            yield verify(folder, hashes=False).step, folder
+        except InvalidInputError:
+            continue
+
+
+def _base(config: RunFile, loop: LoopState, checkpoint: Path, where: str) -> tuple[Path | None, Lora | None]:
+    """The base that the adapters were trained on, which may be at another path here than on the node that wrote the
+    checkpoint; and the adapters."""
+    here = [path for path in _base_paths(config, checkpoint) if (path / "config.json").is_file()]
+    if config.adapter.kind == "full":
+        return next(iter(here), None), None
+    for path in here:
+        there = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(path)))
+        lora = read_lora(there, where)
+        if base_digest(model_digests(path).whole, lora) == loop.base_digest:
+            return path, lora
+    if here:
+        raise InvalidInputError(str(here[0]), "not the model that the adapters were trained on: its files differ")
+    raise InvalidInputError(config.model.path, "the base model of the adapters is gone: put it back there")
+
+
+def _base_paths(config: RunFile, checkpoint: Path) -> list[Path]:
+    """Where the base may be, likely places first."""
+    stated: dict[str, Any] = {}
+    if config.adapter.kind != "full":
+        stated = read_object(checkpoint / "adapter_config.json", "adapter configuration")
+    paths = [stated.get("base_model_name_or_path"), config.model.path]
+    paths += [node.model_path for node in config.nodes.values()]
+    return [*dict.fromkeys(Path(path) for path in paths if path)]

@@ -1,0 +1,173 @@
+"""Whether an export is the trained model: its logits in the library it is for, beside those of our own backend.
+
+Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. The
+tolerance is relative to the largest logit where that is above 1.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.adapters import mlx_lora
+from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.data.permutation import mix
+from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized
+from trainctl.trainer.exports.result_files import float32_file
+from trainctl.trainer.exports.trained_model import TrainedModel
+
+Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
+Logits = NDArray[np.float32]
+_TOLERANCE = 1e-5
+_ROUNDED_TOLERANCE = 1e-2
+"""For weights that were rounded to 16 bits."""
+_ROWS, _LENGTH = 4, 64
+"""Of the tokens that both are given."""
+_WHERE = "--verify"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two models' logits."""
+
+    difference: float  # largest
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def verify_export(trained: TrainedModel, form: Form, folder: Path, dtype: str | None) -> Comparison:
+    """Load the export in `folder`, whose weights are of `dtype` (None: adapters), and compare. Raises InvalidInputError
+    if a library is missing, or cannot load it."""
+    tokens = probe_tokens(vocabulary_size(trained.model) or 2)
+    by_mlx = form.startswith("mlx")
+    if by_mlx:
+        check_mlx_installed(_WHERE, f"a comparison of {form}")
+    else:
+        _check_torch_installed(form)
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "peft": (lambda: _torch_model(trained), lambda: _by_peft(folder)),
+        "fused": (lambda: _torch_model(trained), lambda: _by_transformers(folder)),
+        "mlx": (lambda: _mlx_model(trained), lambda: _by_mlx(folder, trained)),
+        "mlx-4bit": (lambda: _dequantized_model(trained, folder), lambda: _by_mlx(folder, None)),
+    }
+    logits = mlx_logits if by_mlx else torch_logits
+    expected, found = (logits(load(), tokens) for load in pairs[form])  # one after another: never both in memory
+    rounded = dtype in ("bfloat16", "float16") and form != "mlx-4bit"
+    return compare(expected, found, _ROUNDED_TOLERANCE if rounded else _TOLERANCE)
+
+
+def compare(expected: Logits, found: Logits, tolerance: float) -> Comparison:
+    """The largest difference; not a number counts as infinite."""
+    difference = float(np.max(np.abs(expected - found)))
+    scale = max(1.0, float(np.max(np.abs(expected))))
+    return Comparison(difference if np.isfinite(difference) else float("inf"), tolerance * scale)
+
+
+def probe_tokens(vocabulary: int) -> NDArray[np.int64]:
+    """The same tokens for the same vocabulary."""
+    numbers = mix(np.arange(1, _ROWS * _LENGTH + 1, dtype=np.uint64)) % np.uint64(vocabulary)
+    return numbers.astype(np.int64).reshape(_ROWS, _LENGTH)
+
+
+def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+    """Of a model of torch, without dropout."""
+    import torch
+
+    with torch.inference_mode():
+        found: Logits = model.eval()(input_ids=torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
+    return found
+
+
+def mlx_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
+    """Of a model of mlx-lm, in float32 on the CPU."""
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu):
+        model.set_dtype(mx.float32)
+        model.eval()
+        return np.array(model(mx.array(tokens)).astype(mx.float32))
+
+
+# ---------------------------------------------------------------- by our own backend
+
+
+def _torch_model(trained: TrainedModel) -> Any:
+    import torch
+
+    from trainctl.trainer.adapters import torch_lora
+    from trainctl.trainer.backends.torch_backend import read_model
+
+    model = read_model(trained.model, _WHERE)
+    if trained.lora is None:
+        return model
+    model, values = torch_lora.attach(model, trained.lora), float32_file(trained.weights)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.from_numpy(values[torch_lora.stored_name(name)]))
+    return model
+
+
+def _mlx_model(trained: TrainedModel) -> Any:
+    import mlx.core as mx
+
+    from trainctl.trainer.backends.mlx_backend import read_model
+
+    model = read_model(trained.model, _WHERE, _LENGTH)
+    if trained.lora is not None:
+        found, values = mlx_lora.attach(model, trained.lora), float32_file(trained.weights)
+        turned = ((place, values[name].T if place.transposed else values[name]) for name, place in found.items())
+        model.load_weights([(place.name, mx.array(array)) for place, array in turned], strict=False)
+    return model
+
+
+def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
+    from trainctl.trainer.backends.mlx_backend import read_model
+
+    model = read_model(trained.model, _WHERE, _LENGTH)
+    model.load_weights([*dequantized(folder).items()])
+    return model
+
+
+# ---------------------------------------------------------------- by the library that an export is for
+
+
+def _by_peft(folder: Path) -> Any:
+    import torch
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+
+
+def _by_transformers(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+
+
+def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
+    """The model in `folder`; with `trained`, if that has adapters, they are in `folder` and its base beside them."""
+    from mlx_lm import utils
+
+    lora: Lora | None = trained.lora if trained is not None else None
+    model, _ = utils.load_model(folder if trained is None or lora is None else trained.model)
+    return model if lora is None else utils.load_adapters(model, str(folder))
+
+
+def _check_torch_installed(form: Form) -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    needed = ("torch", "transformers", *(("peft",) if form == "peft" else ()))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidInputError(_WHERE, f"a comparison of {form} needs {missing[0]}; {installing('torch')}")

@@ -1,0 +1,45 @@
+"""A run's trained model for other libraries, made by the trainer in a process of its own, for torch and MLX."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+
+_MODULE = "trainctl.trainer.exports.export_model"
+
+
+def make(words: list[str]) -> dict[str, Any]:
+    """What the trainer made. Raises TrainctlError with what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", _MODULE, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    if not lines:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise TrainctlError(
+            f"the export ended with status {done.returncode}: {said[-1] if said else 'no reason given'}"
+        )
+    told: dict[str, Any] = json.loads(lines[-1])
+    if done.returncode == InvalidInputError.exit_code:
+        raise InvalidInputError(told["where"], told["problem"])
+    if done.returncode == RefusedError.exit_code:
+        raise RefusedError(told["problem"])
+    if done.returncode:
+        raise TrainctlError(told["problem"])
+    return told
+
+
+def description(made: dict[str, Any]) -> str:
+    """What was made, and how to use it, as lines."""
+    weights = f", {made['dtype']}" if made["dtype"] and made["form"] != "mlx-4bit" else ""
+    lines = [f"{made['folder']}: {made['form']} of step {made['step']:,}{weights}, {made['bytes']:,} bytes"]
+    if made["difference"] is not None:
+        lines.append(f"verified: logits differ by at most {made['difference']:.1e} (allowed: {made['tolerance']:.1e})")
+    if made["warning"]:
+        lines.append(f"warning: {made['warning']}")
+    lines += ["to load it:", *(f"    {line}" for line in made["load"])]
+    if made["llama_cpp"]:
+        lines += ["for llama.cpp, by its own programs:", *(f"    {line}" for line in made["llama_cpp"])]
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""A run's data for a person to read: statistics, and samples with the tokens that count in the loss."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
+from trainctl.protocol.errors import InvalidInputError
+
+_COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> DataStatistics:
+    """Of the data of a run file as a node has it, with its first `samples`, read by a trainer process. Raises
+    InvalidInputError with what that found wrong."""
+    changed = [f"--set={key}={value}" for key, value in overrides.items()]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "trainctl.trainer.data.preview", str(file), "--node", node, "--samples", str(samples),
+            *changed,
+        ], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        place, _, problem = (lines[-1] if lines else f"preview: exit status {done.returncode}").partition(": ")
+        raise InvalidInputError(place, problem)
+    return msgspec.json.decode(done.stdout, type=DataStatistics)
+
+
+def statistics_lines(found: DataStatistics) -> list[str]:
+    """One fact per line."""
+    whole = ", ".join(f"{'longest' if name == 'p100' else name} {value:,}" for name, value in found.lengths.items())
+    return [
+        f"samples     {found.samples:,}, of which {found.held_out:,} are held out",
+        f"tokens      {found.tokens:,}; {found.counted:,} count in the loss ({found.counted / found.tokens:.1%})",
+        f"lengths     {whole} tokens; sequence_length {found.sequence_length:,}",
+        f"truncated   {found.truncated:,} samples ({found.truncated / found.samples:.1%})",
+        f"not used    {found.skipped:,} more samples",
+        f"duplicates  {found.duplicates:,} samples",
+        f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}",
+    ]
+
+
+def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:
+    """The sample's text, each token made `clean`. What counts is green, or without colours between » and «."""
+    begin, end = (_COUNTED, _PLAIN + _CONTEXT) if color else ("»", "«")
+    text, before = _CONTEXT if color else "", False
+    for piece, counted in sample.tokens:
+        text += (begin if counted else end) if counted != before else ""
+        text += clean(piece)
+        before = counted
+    return text + (end if before else "") + (_PLAIN if color else "")
