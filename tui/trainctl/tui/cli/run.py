@@ -1,4 +1,4 @@
-"""The subcommands that take a run file: `data preview` shows its data, `run` starts a run or takes one up again, `check` says what would be wrong."""
+"""The subcommands that take a run file: `run` starts or resumes a run, `check` finds problems, `data preview` shows data."""
 
 from pathlib import Path
 from typing import Annotated, Any
