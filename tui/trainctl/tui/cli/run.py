@@ -1,4 +1,4 @@
-"""The subcommands that take a run file: `run` starts or resumes a run, `check` finds problems, `data preview` shows data."""
+"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data preview` look at it first."""
 
 from pathlib import Path
 from typing import Annotated, Any
