@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trl
 from tests.trainer.support.chat_model import CHATML, make_chat_model, questions, tokenizer, write_rows
@@ -120,8 +121,9 @@ def opened(tmp_path: Path, run_file: Callable[..., Any]) -> Callable[..., Datase
     return make
 
 
-def test_masks_are_trl_s(opened: Callable[..., Dataset], tmp_path: Path) -> None:
-    """The rows of TRL's own preparation, in its columns."""
+@pytest.mark.parametrize("shift", [0, 1, -1])
+def test_masks_are_trl_s(opened: Callable[..., Dataset], tmp_path: Path, shift: int) -> None:
+    """The rows of TRL's own preparation, in its columns. A mask that is shifted by one token would be seen."""
     import datasets
 
     rows = questions(40)
@@ -131,10 +133,15 @@ def test_masks_are_trl_s(opened: Callable[..., Dataset], tmp_path: Path) -> None
         str(tmp_path / "model"), config, train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer(),
     )  # fmt: skip
+    same = []
     for index, theirs in enumerate(made.train_dataset):
         tokens, flags = ours._sample(index)
         assert [*tokens] == theirs["input_ids"]
-        assert [token if flag else -100 for token, flag in zip(tokens[1:], flags, strict=True)] == theirs["labels"][1:]
+        shifted = np.roll(flags, shift)
+        same.append(
+            [token if flag else -100 for token, flag in zip(tokens[1:], shifted, strict=True)] == theirs["labels"][1:]
+        )
+    assert all(same) == (shift == 0)
 
 
 def test_rows_above_the_sequence_length_are_cut_dropped_or_refused(opened: Callable[..., Dataset]) -> None:
