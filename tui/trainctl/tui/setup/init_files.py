@@ -47,6 +47,7 @@ class Answers(NamedTuple):
     batch: int = BATCH  # samples per step
     kind: DataKind = "text"
     adapter: AdapterKind = "full"
+    sequence_length: int = SEQUENCE
 
     @property
     def learning_rate(self) -> float:
@@ -74,7 +75,7 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
         "model": {"path": str(answers.model)},
         "data": {
             "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
-            "sequence_length": min(SEQUENCE, model.positions or SEQUENCE),
+            "sequence_length": min(answers.sequence_length, model.positions or answers.sequence_length),
         },
         "batch": {"global": answers.batch, "micro": min(micro(model.parameters), answers.batch)},
         "optimizer": {"learning_rate": answers.learning_rate, "warmup_steps": answers.steps // 20},

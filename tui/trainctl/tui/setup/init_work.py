@@ -1,5 +1,6 @@
 """The steps of `trainctl init`: ask for what isn't given, look at the machine, draft both files, check, keep them."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -10,13 +11,17 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
 from trainctl.tui.commands import targets
-from trainctl.tui.setup import init_files, init_probe, new_files
+from trainctl.tui.setup import data_preview, init_files, init_probe, new_files
 from trainctl.tui.setup.init_files import AdapterKind, Answers
-from trainctl.tui.setup.init_probe import ThisMachine
+from trainctl.tui.setup.init_probe import Model, ThisMachine
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
 T = TypeVar("T")
+LENGTH_STEP = 64
+"""Tokens to whose multiple a sequence length is rounded up."""
+MOST_TOKENS = 32_768
+"""Longest row that is measured where the model states no limit."""
 
 
 class Given(NamedTuple):
@@ -48,6 +53,8 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     model = init_probe.model(answers.model)
+    if answers.kind == "rows" and machine.backends:
+        answers = answers._replace(sequence_length=_sequence_length(answers, model, machine))
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
     key = _own_key(answers.address)
     if kept is None:
@@ -60,6 +67,16 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     if kept is not None:
         remarks.append(f"{kept} already exists and is kept")
     return Done(tuple(texts), kept, tuple(remarks))
+
+
+def _sequence_length(answers: Answers, model: Model, machine: ThisMachine) -> int:
+    """The data's 95th percentile, rounded up. Raises InvalidInputError for data that cannot be trained on."""
+    with tempfile.TemporaryDirectory(prefix="trainctl-init-") as folder:
+        draft = Path(folder) / "run.toml"
+        draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
+        whole = {"data.overlong": "drop", "data.sequence_length": str(model.positions or MOST_TOKENS)}
+        lengths = data_preview.read(draft, machine.node, 0, whole).lengths
+    return -(-lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
 
 
 def _own_key(address: str) -> str | None:
