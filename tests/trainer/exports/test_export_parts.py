@@ -72,7 +72,7 @@ def test_logits_agree_within_a_tolerance_that_grows_with_them() -> None:
 
 def test_the_probe_spreads_over_the_vocabulary() -> None:
     tokens = probe_tokens(1000)
-    assert tokens.shape == (4, 64)
+    assert tokens.shape == (2, 32)
     assert 0 <= tokens.min() < 50
     assert 950 < tokens.max() < 1000
-    assert len(np.unique(tokens)) > 200
+    assert len(np.unique(tokens)) > 50

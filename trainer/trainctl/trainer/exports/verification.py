@@ -28,7 +28,7 @@ Logits = NDArray[np.float32]
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 1e-2
 """For weights that were rounded to 16 bits."""
-_ROWS, _LENGTH = 4, 64
+_ROWS, _LENGTH = 2, 32
 """Of the tokens that both are given."""
 _WHERE = "--verify"
 
