@@ -22,7 +22,7 @@ def test_the_keys_of_its_headings_and_tables_are_bound() -> None:
     named = {
         key for cell in re.findall(r"^\| ((?:`[^`]`\s*)+)\|", PAGE, re.MULTILINE) for key in re.findall("`(.)`", cell)
     }
-    named |= set(re.findall(r"^(?:### |## .*, key )(\w)\b", PAGE, re.MULTILINE))
+    named |= set(re.findall(r"^###? .* \(`(.)`\)$", PAGE, re.MULTILINE))
     bindings = (binding for table in keymap.tables().values() for binding in table)
     bound = {keymap.spoken(key.strip()) for binding in bindings for key in binding.key.split(",")} | {":"}
     assert {"0", "1", "2", "3", "4", "5", "a", "b", "s", "l", ":"} <= named

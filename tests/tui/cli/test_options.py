@@ -21,7 +21,8 @@ FROZEN = {
     "cluster list": "--cluster --help --json -h",
     "cluster remove": "--cluster --help --json -h NODE",
     "config": "--config --help --json -h",
-    "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
+    "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
+    "--steps -h",
     "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",

@@ -91,7 +91,7 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
-    with pytest.raises(InvalidInputError, match=r"mlx not installed; in a checkout .*pip install '\.\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"mlx not installed; in a trainctl checkout.* pip install '\.\[mlx\]'"):
         demo.ranks_of(demo.DemoOptions(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):

@@ -47,7 +47,9 @@ HOST_SPECS = (
     Spec("trainctl_host_memory_size_bytes", "gauge", HOST, "Total memory."),
     Spec("trainctl_host_disk_free_bytes", "gauge", HOST, "Free space on the disk that holds the runs."),
     Spec("trainctl_host_disk_size_bytes", "gauge", HOST, "Size of the disk that holds the runs."),
-    Spec("trainctl_host_energy_joules", "gauge", HOST, "Energy drawn by the machine's devices since its run began."),
+    Spec(
+        "trainctl_host_energy_joules", "gauge", HOST, "Energy used by the machine's devices since the run began on it."
+    ),
     Spec("trainctl_host_load1", "gauge", HOST, "Load average over a minute."),
     Spec("trainctl_host_temperature_celsius", "gauge", HOST, "Temperature of the hottest sensor."),
     Spec("trainctl_gpu_utilization_ratio", "gauge", GPU, "Fraction of time that the device was busy."),
@@ -58,7 +60,8 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Total device memory."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run; several values where ranks differ."),
+    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run, as labels. If ranks differ, a "
+    "label lists all their values."),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the run's state; other states are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),

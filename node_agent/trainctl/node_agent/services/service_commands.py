@@ -73,7 +73,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     found = _guess(machine, said) if dry_run else machine.look()
     steps = machine.install_steps(service, found)
     if dry_run:
-        text = output.plan_text(steps) or "no change: already installed like this and running"
+        text = output.plan_text(steps) or "no change: already installed with these settings and running"
         _say(text, said, json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
         return
     failed = _begin(machine, service, steps)
@@ -83,7 +83,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     fields = output.status_fields(machine, found)
     if not fields["running"]:
         raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
-    head = "installed" if done else "no change: already installed like this and running"
+    head = "installed" if done else "no change: already installed with these settings and running"
     _say(f"{head}\n{output.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
 
 

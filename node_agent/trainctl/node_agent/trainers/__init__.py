@@ -1,1 +1,1 @@
-"""Trainer processes: started under a shim, supervised, adopted by a restarted agent, and why they died."""
+"""Trainer processes: started under a shim, supervised, adopted by a restarted agent, and the reasons why they ended."""
