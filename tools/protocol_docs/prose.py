@@ -156,7 +156,7 @@ To receive every message of an agent:
 1. Request a [Snapshot](#snapshot) with `columns` 0. Connect a SUB socket to its `node.live_address` and subscribe to
    everything.
 
-2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display it.
+2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display the snapshot.
 
 3. Compare the `boot` and `seq` of each live message with the stored values. If the `boot` differs, the agent was
    restarted: start again at step 1. If the `seq` isn't larger than yours, drop the message. If it is the next number,

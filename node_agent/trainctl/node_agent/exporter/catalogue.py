@@ -34,7 +34,7 @@ AGENT_SPECS = (
     Spec("trainctl_agent_event_loop_lag_seconds", "gauge", HOST, "How late the event loop ran its last timer."),
     Spec("trainctl_agent_snapshot_age_seconds", "gauge", HOST, "Age of these values; grows if the agent hangs."),
     Spec("trainctl_agent_process_memory_bytes", "gauge", PROCESS, "Resident memory of trainctl's processes."),
-    Spec("trainctl_agent_process_cpu_ratio", "gauge", PROCESS, "Processors in use by trainctl's processes."),
+    Spec("trainctl_agent_process_cpu_ratio", "gauge", PROCESS, "CPU use of trainctl's processes, in processors."),
     Spec("trainctl_peer_connected", "gauge", ("node", "peer"), "1 if the peer is reachable; absent before contact."),
     Spec("trainctl_active_runs", "gauge", HOST, "Active runs that this agent leads or follows."),
     Spec("trainctl_events_total", "counter", ("node", "kind", "severity"), "Events that this agent has recorded."),
@@ -80,7 +80,7 @@ RUN_SPECS = (
     Spec("trainctl_skipped_steps_total", "counter", RUN, "Committed steps that skipped the parameter update."),
     Spec("trainctl_tokens_total", "counter", RUN, "Tokens processed in committed steps, including tokens without a "
     "loss."),
-    Spec("trainctl_weight_total", "counter", RUN, "Weight that divides the committed steps' losses, in `weight_unit`."),
+    Spec("trainctl_weight_total", "counter", RUN, "Total loss weight of committed steps, in `weight_unit`."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples in committed steps."),
     Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from commit to commit, pauses excluded."),
 )  # fmt: skip

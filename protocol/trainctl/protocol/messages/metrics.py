@@ -171,7 +171,7 @@ _RANK = (
     ),
     Metric(
         "sum_bytes", "B", "rank", "sum MB",
-        "Size of the float32 gradients that the rank adds to the sum. The network traffic differs.", "megabytes",
+        "Size of the float32 gradients that the rank adds to the sum (not the network traffic).", "megabytes",
         fold="max", short="sum",
     ),
     Metric(
