@@ -35,7 +35,7 @@ export class Client {
     };
     const broken = ({ error }) => {
       if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // a single failure may be an agent that is stopping
-      refused(keys ? "the agent's key differs from the known one" : "the agent requires keys: give --server-key");
+      refused(keys ? "the agent's key differs from the one that this client expects" : "the agent requires keys: give --server-key");
     };
     const { events } = this.#socket;
     events.on("handshake:error:auth", () => refused("the agent has not authorised this key; run trainctl keys authorize on its machine"));

@@ -138,7 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
     parser.add_argument("--run", default=f"bigrams-{time.strftime('%Y%m%d-%H%M%S')}", help="run ID")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=64, help="byte pairs per step")
+    parser.add_argument("--batch", type=int, default=64, help="number of byte pairs in each step")
     parser.add_argument("--learning-rate", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

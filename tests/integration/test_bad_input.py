@@ -232,10 +232,10 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
     assert (listed.returncode, "old" in listed.stdout) == (0, True), listed.stderr
     told = call("status", *at)
     assert told.returncode == 0, told.stderr
-    assert record in told.stdout and "restore it from a copy" in told.stdout
+    assert record in told.stdout and "restore the record from a copy" in told.stdout
     asked = call("events", *at)
     assert asked.returncode == 3
-    assert record in asked.stderr and "restore it from a copy" in asked.stderr
+    assert record in asked.stderr and "restore the record from a copy" in asked.stderr
     found = call("replay", "old", TRAINCTL_CONNECT=damaged.address, TRAINCTL_STATE=str(damaged.state / "other"))
     assert found.returncode == 2 and "needs a terminal" in found.stderr  # the agent's folder is looked in too
     assert "no such run" in call("replay", "old", TRAINCTL_STATE=str(damaged.state / "other")).stderr

@@ -163,7 +163,7 @@ def test_a_refusal_is_its_reason_and_exit_code_3_and_wrong_words_are_2(studio: S
     ("case", "words", "says"),
     [
         ("no keys", (), "the agent requires keys"),
-        ("a stranger's", ("--own-agent",), "the agent's key differs from the known one"),
+        ("a stranger's", ("--own-agent",), "the agent's key differs from the one that this client expects"),
         ("unknown here", ("--server-key", "lead"), "the agent has not authorised this key"),
         ("another's", ("--server-key", "lead"), "viewer"),
     ],

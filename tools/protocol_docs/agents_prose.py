@@ -42,16 +42,15 @@ claim the same term: sort the names of the cluster's n nodes; the first node cla
 claims terms with a remainder of 1, and so on.
 
 A lead that receives a PeerHello with a newer term of its run becomes a follower. A lead that handed its run over waits
-10 s for the claimant's PeerHello. After that, it claims the run again in a newer term.
+10 s for the claimant's PeerHello. If none arrives, it claims the run again in a newer term.
 
 ### Resume
 
-`start-run` with `resume` goes to the run's last lead (a `not-lead` refusal has its address). If that node is
+`start-run` with `resume` goes to the run's last lead (a `not-lead` refusal gives the lead's address). If that node is
 unreachable, or if the command names a different `node`, that different node claims the run in the same way, with
 `resume` set. Its claim in term 0 finds nodes that still take part in an active run, before any node has consented. If
 the old lead is unreachable, the new lead leaves out its rank. All other nodes of the run must be reachable, and so must
-the newest checkpoint. With `old_lead_is_off`, an older checkpoint is enough.
-"""
+the newest checkpoint. With `old_lead_is_off`, an older checkpoint is enough. """
 
 BYTES = "These are complete frames in hexadecimal, as written by this implementation."
 

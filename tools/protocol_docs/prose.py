@@ -23,7 +23,7 @@ SOCKETS = """
   `tcp://127.0.0.1:7474`. The DEALER must not set an identity if the agent uses keys. Each message is one frame of
   msgpack.
 - **Live messages**: the client connects a SUB socket to the agent's PUB and subscribes to the empty prefix. The PUB
-  uses the next port; a snapshot's `node.live_address` has its address. Each message has two frames: a topic, and one
+  uses the next port; a snapshot's `node.live_address` gives its address. Each message has two frames: a topic, and one
   message as msgpack.
 
 The topic is a short name for the second frame's `type`. Subscribe to all topics. If you subscribe to only some, the
@@ -59,7 +59,8 @@ on its DEALER and its SUB before it connects. Each is a key in Z85 (40 character
 | CURVE_SECRETKEY | the client's secret key |
 
 To find an agent's public key, run `trainctl keys list` on its machine or look in the cluster file (`[nodes.NAME] key`).
-A snapshot's `peers` has the keys of the cluster's other agents. A `not-lead` refusal has the lead's key as `lead_key`.
+A snapshot's `peers` has the keys of the cluster's other agents. A `not-lead` refusal gives the lead's key as
+`lead_key`.
 
 The client's own key pair is in `user.toml` (the agent's pair is in `agent.toml`). These files are in `$TRAINCTL_KEYS`,
 or in `trainctl/keys` in the user's configuration folder. Each is a TOML file with the lines `name = "..."`,
@@ -118,7 +119,7 @@ is empty if the request's `rid` was unreadable.
 | `version` | the agent uses a different protocol version |
 | `malformed`, `unknown-type` | the frame is not a valid message; the text names the wrong field |
 | `unknown-run`, `unknown-rank` | this node has no such run, or the run has no such rank |
-| `busy` | the agent can't reply now, for example because its disk is full; try again |
+| `busy` | the agent can't carry out the request now, for example because its disk is full; try again later |
 | `not-lead` | send the same request to the lead: `lead` is its address, `lead_key` its key |
 | `not-authorised` | the key isn't authorised, or its role doesn't allow this |
 
@@ -141,11 +142,11 @@ reply, send the same command again with the same `rid`. A different client may a
 With `if_plan`, the agent rejects the command if the plan version has changed. Arguments are absolute values, never
 differences.
 
-Send `promote` to the agent of the new lead. `start-run` with `resume` resumes an ended run. Send it to the agent of the
-run's last lead; a `not-lead` refusal has its address. Alternatively, send it to any node that has a copy of the run's
-record, with that node as the command's `node`. [protocol-agents.md](protocol-agents.md#leads-and-followers) describes
-what the agents do in both cases.
-"""
+Send `promote` to the agent of the new lead. To resume an ended run, send `start-run` with `resume` to the agent of the
+run's last lead. If you send it to a different agent, the `not-lead` refusal gives the lead's address. You can also send
+it to any node that has a copy of the run's record, if you name that node as the command's `node`.
+[protocol-agents.md](protocol-agents.md#leads-and-followers) describes what the agents do for a promotion and for a
+resume. """
 
 ATTACHING = """
 ## Attaching
@@ -155,7 +156,7 @@ To receive every message of an agent:
 1. Request a [Snapshot](#snapshot) with `columns` 0. Connect a SUB socket to its `node.live_address` and subscribe to
    everything.
 
-2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display it.
+2. Request a second snapshot with the resolution that you need. Store its `boot` and `seq`, and display the snapshot.
 
 3. Compare the `boot` and `seq` of each live message with the stored values. If the `boot` differs, the agent was
    restarted: start again at step 1. If the `seq` isn't larger than yours, drop the message. If it is the next number,

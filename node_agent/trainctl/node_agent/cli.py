@@ -55,7 +55,9 @@ def run(
             f"tcp://127.0.0.1:{DEFAULT_PORT}."
         ),
     ] = None,
-    live: Annotated[str | None, typer.Option(help="Address for live messages; default: the next port.")] = None,
+    live: Annotated[
+        str | None, typer.Option(help="Address for live messages. Default: the port after --listen's.")
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
     alert_command: Annotated[
         str, typer.Option(help="Program and arguments to run on each alert; overrides the cluster file.")
@@ -64,10 +66,11 @@ def run(
         str, typer.Option(help="HTTP address to post alerts to; overrides the cluster file.")
     ] = "",
     metrics: Annotated[
-        str, typer.Option(help=f"Serve Prometheus at HOST:PORT, such as {EXAMPLE}; overrides the cluster file.")
+        str, typer.Option(help=f"Serve Prometheus metrics at HOST:PORT, such as {EXAMPLE}; overrides the cluster file.")
     ] = "",
     metrics_for_anyone: Annotated[
-        bool, typer.Option("--metrics-for-anyone", help="Allow --metrics outside loopback and trusted networks.")
+        bool,
+        typer.Option("--metrics-for-anyone", help="Allow --metrics to listen outside loopback and trusted networks."),
     ] = False,
     advertise: Annotated[
         bool, typer.Option("--advertise", help="Announce this agent on the local network (multicast DNS).")
@@ -185,15 +188,17 @@ def play(
         ),
     ] = None,
     begin: Annotated[int, typer.Option(min=0, help="Steps already recorded at the start.")] = 0,
-    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings per second of each machine.")] = 1.0,
+    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings per second, per machine.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed for the differences between repeated ranks.")] = 0,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Play the scripted faults.")] = True,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Run directory (default: a temporary one). One with a record is continued."),
+        typer.Option(help="Run directory (default: a temporary one). If it has a record, its run is continued."),
     ] = None,
     listen: Annotated[str, typer.Option(help="Address for requests to the first node.")] = "tcp://127.0.0.1:0",
-    metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT on loopback.")] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Serve the first node's Prometheus metrics at HOST:PORT on loopback.")
+    ] = "",
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")
     ] = False,

@@ -259,7 +259,7 @@ def test_what_ran_out_of_memory_stays_small_whatever_the_share_becomes():
     at = next(index for index, report in enumerate(said) if isinstance(report, m.Report) and report.kind == "train")
     said[at] = msgspec.structs.replace(said[at], replays=1, micro_batch=1)
     simulation.run(60)
-    assert any("micro-batch: b 3 → 1 (out of memory" in text for text in texts(simulation))
+    assert any("micro-batch: b 3 → 1 (the rank ran out of memory" in text for text in texts(simulation))
     more = simulation.command("rebalance", shares={"a": 4, "b": 4, "c": 4})
     simulation.run()
     assert micros(simulation, simulation.ends[more].step) == {0: 4, 1: 1, 2: 4}

@@ -479,7 +479,7 @@ def test_a_drained_trainer_may_end_and_is_started_again_when_it_is_admitted():
     assert "c is drained; its trainer was ended by signal 9" in texts(simulation)
     assert views.rank_view(simulation.conductor, 2, None, "", None, 0.0).state == "lost"
     admit = simulation.command("admit", node="c")
-    assert simulation.ends[admit].after == "restarted; it joins once it has loaded"
+    assert simulation.ends[admit].after == "restarted; it will rejoin when its model is loaded"
     assert simulation.run().ended.state == "finished"
 
 

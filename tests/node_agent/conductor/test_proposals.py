@@ -108,7 +108,7 @@ def test_a_size_that_is_run_again_each_step_is_advised_once_for_a_plan(mode: str
         at = next(n for n, each in enumerate(said_up) if isinstance(each, m.Report) and each.kind == "train")
         said_up[at] = msgspec.structs.replace(said_up[at], replays=1, micro_batch=1)
     simulation.run(100)
-    why = "out of memory, the micro-batch was repeated in smaller pieces"
+    why = "the rank ran out of memory and repeated a micro-batch in smaller pieces"
     advice = f"policy replays: advises resize-batch micro=1 --node b ({why})"
     assert said(simulation, "replays") == ([advice] if mode == "advise" else [])
     assert simulation.conductor.durable.settings.ranks[1].micro_batch == 4

@@ -106,7 +106,7 @@ def test_a_step_that_only_the_lost_had_made_is_retracted_and_made_again():
     assert any(not rank.gone for rank in simulation.ranks.values())
     assert go_on(simulation).ended.state == "finished"
     assert [step.step for step in simulation.retracted] == [7]
-    assert "step 7 retracted: only lost ranks had completed it; it is repeated" in texts(simulation)
+    assert "step 7 retracted and repeated: only ranks that were lost had completed it" in texts(simulation)
     again = next(commit for commit in simulation.commits if commit.step == 7)
     assert again.generation > made.generation
     assert (again.cursor, again.tokens_total, again.tokens) == (made.cursor, made.tokens_total, 2)
@@ -256,7 +256,7 @@ def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
         simulation.kill(simulation.ranks[2])
     assert state(simulation, 2) == "failed"
     admit = simulation.command("admit", node="c")
-    assert simulation.ends[admit].after == "restarted; it joins once it has loaded"
+    assert simulation.ends[admit].after == "restarted; it will rejoin when its model is loaded"
     simulation.tick(0.1)
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert go_on(simulation).ended.state == "finished"

@@ -146,9 +146,9 @@ def test_what_a_person_reads(managers: Managers, typed: Typed) -> None:
         "installed\nservice   trainctl-agent.service (systemd, user)\nnode      studio\n"
     )
     # Lingering is an administrator's to allow: it is said what that means, and the service is there all the same.
-    assert "note: it ends at logout unless an administrator runs: loginctl enable-linger " in out
+    assert "note: the service ends at logout unless an administrator runs: loginctl enable-linger " in out
     code, out, _ = typed("install", "--name", "studio")
-    assert code == 0 and out.startswith("no change: already installed like this and running\n")
+    assert code == 0 and out.startswith("no change: already installed with these settings and running\n")
     code, out, _ = typed("install", "--name", "studio", "--dry-run")
     assert code == 0 and "would write" not in out
     code, out, _ = typed("status")

@@ -137,7 +137,7 @@ def test_a_users_service_lingers_or_says_that_it_ends_at_logout() -> None:
     (step,) = systemd.install_steps(wanted, FILE, same, RUNS, lingering=False)
     assert step == Call(
         ("loginctl", "enable-linger", "ada"),
-        "it ends at logout unless an administrator runs: loginctl enable-linger ada",
+        "the service ends at logout unless an administrator runs: loginctl enable-linger ada",
     )
     assert systemd.install_steps(wanted, FILE, same, RUNS, lingering=True) == ()
     assert (

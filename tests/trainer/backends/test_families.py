@@ -239,7 +239,7 @@ def test_a_model_whose_layouts_contradict_each_other_is_refused(
     with pytest.raises(InvalidInputError) as refusal:
         load_model(model, backend)
     assert str(refusal.value) == (
-        f"{model / 'config.json'}: rope_parameters has rope_theta = 500000.0, the older keys have 10000.0; "
+        f"{model / 'config.json'}: rope_parameters has rope_theta = 500000.0, but the older keys have 10000.0; "
         "keep the value that the model was trained with and remove the other"
     )
 

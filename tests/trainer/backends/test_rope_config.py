@@ -129,13 +129,13 @@ def test_a_scaling_without_its_original_length_gets_what_transformers_takes() ->
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("theta", {"rope_theta": 1e4}, "rope_theta = 500000.0, the older keys have 10000.0"),
-        ("llama3", {"rope_scaling": {**LLAMA3, "factor": 32.0}}, "factor = 8.0, the older keys have 32.0"),
+        ("theta", {"rope_theta": 1e4}, "rope_theta = 500000.0, but the older keys have 10000.0"),
+        ("llama3", {"rope_scaling": {**LLAMA3, "factor": 32.0}}, "factor = 8.0, but the older keys have 32.0"),
         ("llama3", {"rope_scaling": LINEAR}, "factor|rope_type"),
-        ("theta", {"rope_scaling": LINEAR}, "rope_type = default, the older keys have linear"),
+        ("theta", {"rope_scaling": LINEAR}, "rope_type = default, but the older keys have linear"),
         ("partial rotary", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.75, .* have 0.5"),
-        ("gemma 3", {"rope_local_base_freq": 2e4}, "rope_theta = 10000.0, the older keys have 20000.0"),
-        ("gpt-neox", {"rotary_pct": 1.0}, "partial_rotary_factor = 0.25, the older keys have 1.0"),
+        ("gemma 3", {"rope_local_base_freq": 2e4}, "rope_theta = 10000.0, but the older keys have 20000.0"),
+        ("gpt-neox", {"rotary_pct": 1.0}, "partial_rotary_factor = 0.25, but the older keys have 1.0"),
         ("theta", {"rope_parameters": [5e5]}, r"rope_parameters is '\[500000.0\]', not a table"),
     ],
 )

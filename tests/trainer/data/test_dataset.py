@@ -134,7 +134,7 @@ def test_data_that_leave_nothing_to_train_on_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=r"run\.toml: data\.path: the text has 4 tokens; one block needs 21"):
         open_text({"a.txt": b"abc"}, 20)
-    with pytest.raises(InvalidInputError, match="none of 1 samples has a counted target"):
+    with pytest.raises(InvalidInputError, match="none of 1 samples has a token to learn"):
         open_samples([{"tokens": [1, 2], "mask": [1, 0]}])
 
 

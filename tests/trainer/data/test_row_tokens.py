@@ -73,7 +73,9 @@ def test_a_template_that_does_not_nest_is_refused() -> None:
     backwards = CHATML.replace(
         "{% for message in messages %}", "{{ messages | length }}{% for message in messages | reverse %}"
     )
-    with pytest.raises(InvalidInputError, match=r"x: the chat template of model doesn't nest: turn \d"):
+    with pytest.raises(
+        InvalidInputError, match=r"x: no rule finds the assistant's turns in model's chat template: turn \d"
+    ):
         counted(with_template(backwards), Conversation("x", TALK))
 
 

@@ -32,12 +32,12 @@ def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
         ({"prompt": "a", "completion": ""}, "line 1: completion: is empty, so the row has nothing to learn"),
         ({"prompt": "a", "completion": [ASSISTANT]}, "must both be text or both be lists of messages"),
         ({"messages": []}, "line 1: messages: must be a list of messages"),
-        ({"messages": [USER]}, "line 1: no turn of the assistant, so the row has nothing to learn"),
-        ({"prompt": [USER, ASSISTANT], "completion": [USER]}, "no turn of the assistant"),
+        ({"messages": [USER]}, "line 1: no assistant turn, so the row has nothing to learn"),
+        ({"prompt": [USER, ASSISTANT], "completion": [USER]}, "no assistant turn"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[1]: the assistant's content is empty"),
         ({"messages": [USER, {"role": "assistant"}]}, 'messages[1]: a message needs a "content" of text'),
         ({"messages": [{"content": "a"}]}, 'messages[0]: a message needs a "role"'),
-        ({"text": "\ud800"}, "line 1: text: holds half of a surrogate pair, which is not text"),
+        ({"text": "\ud800"}, "line 1: text: contains half of a surrogate pair, which is not valid text"),
     ],
 )
 def test_a_row_that_teaches_nothing_is_refused_by_line_and_field(row: Any, says: str) -> None:

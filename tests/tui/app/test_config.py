@@ -60,7 +60,7 @@ def test_what_a_file_says_counts() -> None:
         ('[keys]\ndetach = "flurb"', "detach: unknown key 'flurb'"),
         ('[keys]\ndetach = ""', "detach: '' is not a key"),
         ('[keys]\ndetach = ",,"', "detach: ',,' is not a key"),
-        ("[keys]\ndetach = 5", "detach: keys must be text"),
+        ("[keys]\ndetach = 5", "detach: must be a string"),
         ('[keys]\nhelp = "b"', "help: b is already used by resize-batch"),
         ('[keys]\ntheme = "f2"\npicture = "f2"', "picture: f2 is already used by theme"),
         ('[keys]\ntable-filter = "c"', "table-filter: c is already used by checkpoint on"),

@@ -25,7 +25,7 @@ def test_a_topic_prints_its_page() -> None:
 
 
 def test_an_unknown_topic_is_one_line() -> None:
-    assert_one_line(call("help", "rnus"), 2, "no topic 'rnus'; the topics are runs, operating")
+    assert_one_line(call("help", "rnus"), 2, "no topic 'rnus'; the topics are runs, training")
 
 
 def test_a_wheel_has_the_pages() -> None:

@@ -55,7 +55,7 @@ ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("accepted", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),
     ("applied", (b"\xc1garbage",), 5, "protocol", None, "not a msgpack message"),
     ("applied", (SNAPSHOT,), 5, "protocol", None, "expected CommandReply, received Snapshot"),
-    ("applied", (), 5, "unreachable", None, f"within 0.5 s; send it again with ID {ID} to learn its outcome"),
+    ("applied", (), 5, "unreachable", None, f"within 0.5 s; to get the command's outcome, send it again with ID {ID}"),
     ("accepted", (ACCEPTED, APPLIED), 0, "", "accepted", f"resize-batch accepted, id {ID}"),
     ("accepted", (APPLIED,), 0, "", "applied", "resize-batch applied at step 121"),
     ("accepted", (REJECTED,), 3, "rejected", "rejected", "resize-batch rejected: micro: 9 is over studio's share"),

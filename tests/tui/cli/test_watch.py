@@ -153,4 +153,4 @@ def test_to_a_person_a_restart_is_told_beside_the_lines(watched: tuple[Run, Scri
         agent.publish(run.commit(122))
         assert "step 122" in process.stdout.readline()
         agent.restart()
-        assert process.stderr.readline() == "agent restarted; the lines it recorded in the meantime follow\n"
+        assert process.stderr.readline() == "agent restarted; the lines that it recorded in the meantime follow\n"

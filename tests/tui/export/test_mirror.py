@@ -248,7 +248,7 @@ TRAIN = {
 }
 """Of `train/`, a value a step."""
 NODES = {
-    "samples": "Its share of the batch; only from a run directory.",
+    "samples": "The node's share of the batch; only if the mirror reads a run directory.",
     **{said: m.METRICS[name].help for name, said in RANK_METRICS.items()},
 }
 """Of `nodes/NAME/`, a value a step."""

@@ -223,7 +223,7 @@ def load_trainer(
     run_file.check_paths(config, where)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
-        log.warning("skipped %s samples without a counted target within data.sequence_length", dataset.left_out)
+        log.warning("skipped %s samples that have no token to learn within data.sequence_length", dataset.left_out)
     if dataset.truncated:
         log.warning("truncated %s samples to data.sequence_length + 1 tokens", dataset.truncated)
     backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)

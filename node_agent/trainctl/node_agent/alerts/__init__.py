@@ -1,1 +1,1 @@
-"""Alerts: what is watched in a run and its machines, when it is reported, kept and called about."""
+"""Alerts: the conditions on runs and machines, the open alerts, mutes, and calls of hooks."""

@@ -54,7 +54,7 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     percent = 100 * free / total if total else None
     of = f" ({percent:.1f} % of {gigabytes(total)})" if total and percent is not None else ""
     text = f"{gigabytes(free)}{of} left on the disk that holds its runs"
-    facts = ("once the disk is full, the run continues but can't write its record or checkpoints",)
+    facts = ("when the disk is full, the run continues but can't write its record or checkpoints",)
     bad = free < table.disk_free_gb * 1e9 or (percent is not None and percent < table.disk_free_percent)
     good = free > table.disk_clear_gb * 1e9 and (percent is None or percent > table.disk_clear_percent)
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
@@ -127,6 +127,6 @@ class StallWatch:
 def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Finding:
     """A follower's view of its lead."""
     text = f"no message from {lead}, the run's lead; this node's rank waits"
-    facts = ("the run continues when the lead's agent is back; use promote to make this node the lead",)
+    facts = ("the run continues when the lead's agent is back; to make this node the lead instead, use promote",)
     bad = silent_seconds > table.silent_seconds
     return Finding("lead-silent", bad, not bad, lambda: Said(text, facts), node)

@@ -92,9 +92,10 @@ def _departure(window: deque[_Loss]) -> _Departure:
 
 def _say(found: _Departure) -> Said:
     percent = f" ({100 * found.by / abs(found.middle):+.0f} %)" if found.middle else ""
+    spread = f"standard deviation {number(found.scatter)}"
     text = f"own loss {number(found.own)}, ranks' median {number(found.middle)}"
     return Said(text, (
-        f"differs by {number(found.by)}{percent} over the last {WINDOW_STEPS} steps, scatter {number(found.scatter)}",
-        "check its data: trainctl doctor compares the nodes' files",
-        "if the files match, suspect a numerical fault in its precision, backend or device",
+        f"differs by {number(found.by)}{percent} over the last {WINDOW_STEPS} steps ({spread})",
+        "check the node's data: trainctl doctor compares the nodes' files",
+        "if the files match, suspect a numerical fault in the rank's precision, backend or device",
     ))  # fmt: skip

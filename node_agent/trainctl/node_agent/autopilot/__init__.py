@@ -1,1 +1,1 @@
-"""Policies, which decide by themselves: pure functions of facts to proposals, a module for each in policies/."""
+"""Policies that act automatically: pure functions from facts to proposals, one module each in policies/."""

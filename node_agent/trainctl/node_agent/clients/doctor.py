@@ -63,7 +63,7 @@ def _files(request: m.DigestsRequest, path: Path) -> list[Path]:
     found = data_files(path, request.kind)
     if not found:
         suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[request.kind])
-        raise FileNotFoundError(2, f"holds no {suffixes} file", str(path))
+        raise FileNotFoundError(2, f"contains no {suffixes} file", str(path))
     return found
 
 

@@ -39,7 +39,7 @@ async def view(known: m.RunView, source: RunsSource) -> m.RunView:
             told = None
         if told is not None:
             return msgspec.structs.replace(told, directory=known.directory)
-    reason = f"its lead {lead} is unreachable; its state is unknown here"
+    reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 

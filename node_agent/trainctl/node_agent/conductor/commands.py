@@ -75,7 +75,7 @@ class Commands:
     def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
         step, config = self._pipeline.planned_step + 1, self._state.config
         if self._state.durable.mode == "stopping" or step > config.run.steps:
-            self.refuse(command, "run", "no step is left to apply it at")
+            self.refuse(command, "run", "no step is left at which the command could take effect")
             return
         try:
             edits.apply(settings, command.args, command.node, step, config, self._pipeline.facts(now))

@@ -11,7 +11,7 @@ from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
-EXPIRED = "no step could apply it in time"
+EXPIRED = "no step could apply the command in time"
 SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "checkpoint")
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""

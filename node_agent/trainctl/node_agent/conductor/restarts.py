@@ -114,7 +114,7 @@ class Restarts:
             self._starts.pop(rank, None)
             self._due[rank] = now
             state.persist(settings=share_edits.expect(state.settings, rank))
-        return "restarted; it joins once it has loaded" if given_up else ""
+        return "restarted; it will rejoin when its model is loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
         """Whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""

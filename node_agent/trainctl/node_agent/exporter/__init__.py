@@ -1,1 +1,1 @@
-"""What Prometheus reads from an agent: its metrics, and the endpoint that serves them."""
+"""The Prometheus endpoint and its metrics."""

@@ -34,7 +34,7 @@ AGENT_SPECS = (
     Spec("trainctl_agent_event_loop_lag_seconds", "gauge", HOST, "How late the event loop ran its last timer."),
     Spec("trainctl_agent_snapshot_age_seconds", "gauge", HOST, "Age of these values; grows if the agent hangs."),
     Spec("trainctl_agent_process_memory_bytes", "gauge", PROCESS, "Resident memory of trainctl's processes."),
-    Spec("trainctl_agent_process_cpu_ratio", "gauge", PROCESS, "Processors in use by trainctl's processes."),
+    Spec("trainctl_agent_process_cpu_ratio", "gauge", PROCESS, "CPU use of trainctl's processes, in processors."),
     Spec("trainctl_peer_connected", "gauge", ("node", "peer"), "1 if the peer is reachable; absent before contact."),
     Spec("trainctl_active_runs", "gauge", HOST, "Active runs that this agent leads or follows."),
     Spec("trainctl_events_total", "counter", ("node", "kind", "severity"), "Events that this agent has recorded."),
@@ -47,7 +47,9 @@ HOST_SPECS = (
     Spec("trainctl_host_memory_size_bytes", "gauge", HOST, "Total memory."),
     Spec("trainctl_host_disk_free_bytes", "gauge", HOST, "Free space on the disk that holds the runs."),
     Spec("trainctl_host_disk_size_bytes", "gauge", HOST, "Size of the disk that holds the runs."),
-    Spec("trainctl_host_energy_joules", "gauge", HOST, "Energy drawn by the machine's devices since its run began."),
+    Spec(
+        "trainctl_host_energy_joules", "gauge", HOST, "Energy used by the machine's devices since the run began on it."
+    ),
     Spec("trainctl_host_load1", "gauge", HOST, "Load average over a minute."),
     Spec("trainctl_host_temperature_celsius", "gauge", HOST, "Temperature of the hottest sensor."),
     Spec("trainctl_gpu_utilization_ratio", "gauge", GPU, "Fraction of time that the device was busy."),
@@ -58,7 +60,8 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Total device memory."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run; several values where ranks differ."),
+    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run, as labels. If ranks differ, a "
+    "label lists all their values."),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the run's state; other states are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),
@@ -77,7 +80,7 @@ RUN_SPECS = (
     Spec("trainctl_skipped_steps_total", "counter", RUN, "Committed steps that skipped the parameter update."),
     Spec("trainctl_tokens_total", "counter", RUN, "Tokens processed in committed steps, including tokens without a "
     "loss."),
-    Spec("trainctl_weight_total", "counter", RUN, "Weight that divides the committed steps' losses, in `weight_unit`."),
+    Spec("trainctl_weight_total", "counter", RUN, "Total loss weight of committed steps, in `weight_unit`."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples in committed steps."),
     Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from commit to commit, pauses excluded."),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Runs that other programs train: they attach themselves, and the agent records and shows them."""
+"""Runs that other programs train and attach; the agent records and shows them."""

@@ -72,7 +72,7 @@ def check(steps: Sequence[m.GuestStep]) -> None:
         for values in (step.values, *(part.values for part in step.parts)):
             for name in values.keys() & m.METRICS.keys():
                 if not (m.is_by_name(name) or name in m.RANK_COLUMNS or (name == EVAL_LOSS and values is step.values)):
-                    problem = f"{name} at step {step.step} has a field of its own, or is computed from one"
+                    problem = f"{name} at step {step.step} has a field of its own, or is computed from other fields"
                     raise InvalidInputError("values", f"{problem}: leave it out of `values`")
 
 

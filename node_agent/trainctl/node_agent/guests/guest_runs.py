@@ -58,7 +58,7 @@ class GuestRun:
             shown = guest_rows.going_on(msgspec.structs.replace(view, step=self.step), known)
         if shown is None:
             self.recorder.close()
-            raise InvalidInputError("run", f"{paths.record} does not say which run it belongs to: attach the run again")
+            raise InvalidInputError("run", f"{paths.record} does not name its run: attach the run again")
         seen = (self.recorder.highest_generation(), known.generation if known is not None else None)
         generation = max((one for one in seen if one is not None), default=shown.generation)
         self.view = msgspec.structs.replace(shown, generation=generation)

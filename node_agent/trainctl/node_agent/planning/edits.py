@@ -112,5 +112,6 @@ def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:
     peak = rule.number * (config.optimizer.learning_rate if rule.kind == "schedule" else 1.0)
     if not math.isfinite(peak) or peak > MAX_LEARNING_RATE:
         raise InvalidInputError(
-            field, f"the schedule's peak would be {peak:.4g}, over {MAX_LEARNING_RATE:g}; use schedule=set"
+            field,
+            f"the schedule's peak would be {peak:.4g}, above the limit of {MAX_LEARNING_RATE:g}; use schedule=set",
         )

@@ -14,7 +14,7 @@ def first_shares(total: int, wanted: Mapping[int, int | None]) -> dict[int, int]
     free = [rank for rank, share in wanted.items() if share is None]
     left = total - sum(fixed.values())
     if left < len(free) or (left and not free):
-        wanted_sum = f"shares sum to {total - left} and {len(free)} more ranks need at least one each"
+        wanted_sum = f"shares sum to {total - left} and {len(free)} more ranks need at least one sample each"
         raise InvalidInputError("nodes", f"{wanted_sum}; batch.global is {total}")
     if not free:
         return dict(sorted(fixed.items()))

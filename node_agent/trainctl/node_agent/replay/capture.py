@@ -92,7 +92,7 @@ def _part(part: m.RankStep) -> r.Part:
 def _given(value: T | None) -> T:
     """A value that only hosted runs are sure to have."""
     if value is None:
-        raise InvalidInputError("run", "another program trained it: only a hosted run can be recorded")
+        raise InvalidInputError("run", "another program trained this run: only a hosted run can be recorded")
     return value
 
 
@@ -106,7 +106,7 @@ def _machines(paths: RunPaths) -> tuple[r.RecordedMachine, ...]:
         bodies = connection.execute("SELECT body FROM host ORDER BY at LIMIT 500").fetchall()
         found = [codec.decode_live(body) for (body,) in bodies]
     except ProtocolError as error:
-        raise InvalidInputError(str(paths.record), f"holds an invalid reading: {error}") from None
+        raise InvalidInputError(str(paths.record), f"contains an invalid reading: {error}") from None
     finally:
         connection.close()
     return tuple(

@@ -97,7 +97,7 @@ class ScriptedFaults:
         back = self.away[1] + 1
         found = [
             RecordedEvent(back, "warning", self._nodes[0], e.Notice("scripted: the lead's agent was away; steps "
-                     f"{self.away[0]:,} to {self.away[1]:,} of the recording were not kept", "agent")),
+                     f"{self.away[0]:,} to {self.away[1]:,} of the recording were not recorded", "agent")),
         ]  # fmt: skip
         if self.lost_rank is not None and self.hot_rank is not None:
             lost, hot = self._nodes[self.lost_rank], self._nodes[self.hot_rank]

@@ -1,1 +1,1 @@
-"""What this agent is for a run, as one pure state (role), and how leadership moves (election, votes, transfer)."""
+"""The agent's role in a run, as one pure state, and changes of lead (election, votes, transfer)."""

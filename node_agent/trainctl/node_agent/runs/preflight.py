@@ -45,7 +45,7 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
     here = run_file.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
         if not Path(path).is_absolute():
-            problem = f"{path!r} must be absolute: the agent runs in another folder"
+            problem = f"{path!r} must be an absolute path: the agent runs in a different folder"
             raise InvalidInputError(f"{where}: {field}.path", problem)
     run_file.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:

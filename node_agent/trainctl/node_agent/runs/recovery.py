@@ -96,7 +96,7 @@ class Recovery:
         except (InvalidInputError, RefusedError) as error:
             due, why = self._backoff.again(), str(error)
         if due is None:
-            self._end(run, "failed", f"{self.reason}; it cannot go back: {why}")
+            self._end(run, "failed", f"{self.reason}; the run cannot go back to a checkpoint: {why}")
         return due
 
     def _paths(self, run: str) -> RunPaths | None:

@@ -1,1 +1,1 @@
-"""The agent as a service: what launchd or systemd gets, and what the agent does for whoever supervises it."""
+"""The agent as a service: its launchd or systemd file, and what the agent does for its supervisor."""

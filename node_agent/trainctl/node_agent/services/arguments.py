@@ -64,7 +64,7 @@ def _check(node: str, values: dict[str, Any]) -> None:
             "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
         )
     if values["parent_watch"]:
-        raise InvalidInputError("--leash", "a service has no standard input to watch; leave it out")
+        raise InvalidInputError("--leash", "a service has no standard input to watch; leave this option out")
     for name in ("listen", "live"):
         if values[name] is not None:
             addresses.check_bind(values[name])

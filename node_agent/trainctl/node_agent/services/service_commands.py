@@ -23,7 +23,7 @@ CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
 """Variables that name places: the service gets those that this shell has."""
 _CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
 
-User = Annotated[bool, typer.Option("--user", help="This user's service instead of the machine's; needs no root.")]
+User = Annotated[bool, typer.Option("--user", help="Use this user's service instead of the machine's. Needs no root.")]
 Named = Annotated[
     str, typer.Option("--manager", metavar="systemd|launchd", help="Service manager to use; default: this machine's.")
 ]
@@ -54,7 +54,7 @@ def install(
 ) -> None:
     """Install the agent as a service and start it. Takes every option of `run`, such as --name and --listen.
 
-    Exit codes: 0 running (or already was), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
+    Exit codes: 0 running (or already was), 1 the service manager or the agent failed, 2 usage error, 6 root required,
     7 no service manager.
     """
     with _told(json):
@@ -73,7 +73,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     found = _guess(machine, said) if dry_run else machine.look()
     steps = machine.install_steps(service, found)
     if dry_run:
-        text = output.plan_text(steps) or "no change: already installed like this and running"
+        text = output.plan_text(steps) or "no change: already installed with these settings and running"
         _say(text, said, json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
         return
     failed = _begin(machine, service, steps)
@@ -83,7 +83,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     fields = output.status_fields(machine, found)
     if not fields["running"]:
         raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
-    head = "installed" if done else "no change: already installed like this and running"
+    head = "installed" if done else "no change: already installed with these settings and running"
     _say(f"{head}\n{output.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
 
 
@@ -110,7 +110,7 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
     """Stop the service and remove it. Trainers keep running for a while, as during an agent restart. Runs and keys
     stay.
 
-    Exit codes: 0 removed (or was not installed), 1 the service manager failed, 6 root is needed, 7 no service manager.
+    Exit codes: 0 removed (or was not installed), 1 the service manager failed, 6 root required, 7 no service manager.
     """
     with _told(json):
         machine = _machine(user, manager)

@@ -103,7 +103,7 @@ def install_steps(
         steps.append(model.Call(systemctl(scope, "restart" if changed and now.loaded else "start", NAME)))
     if scope == "user" and not lingering:
         words = ("loginctl", "enable-linger", service.user)
-        steps.append(model.Call(words, f"it ends at logout unless an administrator runs: {' '.join(words)}"))
+        steps.append(model.Call(words, f"the service ends at logout unless an administrator runs: {' '.join(words)}"))
     return tuple(steps)
 
 

@@ -1,1 +1,2 @@
-"""Trainer processes: started under a shim, supervised, adopted by a restarted agent, and why they died."""
+"""Trainer processes: starting them under a shim, supervising them, adopting them after an agent restart, and finding
+why they ended."""

@@ -218,7 +218,9 @@ class Client(AttachedRuns):
             try:
                 reply = await self._next(replies, seconds)
             except UnreachableError as error:
-                raise UnreachableError(f"{error}; send it again with ID {command.id} to learn its outcome") from None
+                raise UnreachableError(
+                    f"{error}; to get the command's outcome, send it again with ID {command.id}"
+                ) from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:

@@ -1,1 +1,2 @@
-"""The TOML files that people write, the names and addresses in them, their validation errors. Imports only errors."""
+"""The TOML files that people write, the names and addresses in them, and their validation errors. Imports only
+errors."""

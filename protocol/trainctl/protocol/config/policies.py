@@ -25,7 +25,7 @@ class PolicyEntry:
 POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
     "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
-    "first-shares": PolicyEntry("on", "a short measurement sets a new run's unset shares", ("rebalance",)),
+    "first-shares": PolicyEntry("on", "a short measurement sets the shares that the run file doesn't", ("rebalance",)),
 }
 """Every policy. Only those that don't affect the loss curve are on by default."""
 

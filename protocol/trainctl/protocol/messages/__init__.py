@@ -1,4 +1,4 @@
-"""The closed union of everything that crosses a socket, with the unit or meaning of each field beside it.
+"""All messages, as one closed union, with each field's unit or meaning.
 
 Three conversations share it: a client and an agent (requests, replies, live messages), an agent and a trainer (orders
 down, answers up), and the lead's agent and a follower's (the same, relayed). Times named `*_at` are Unix seconds; every

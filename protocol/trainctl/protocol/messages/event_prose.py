@@ -74,7 +74,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.StepSkipped(reason=reason):
             return f"step {data.step} skipped its update: {reason}"
         case e.StepRetracted(step=step):
-            return f"step {step} retracted: only lost ranks had completed it; it is repeated"
+            return f"step {step} retracted and repeated: only ranks that were lost had completed it"
         case e.StepsStopped(lacking=lacking):
             return f"training is waiting: {lacking}" if lacking else "enough nodes are reachable: training continues"
         case e.StateShared():

@@ -58,7 +58,7 @@ class KeptDrifts(Message, tag="kept-drifts", frozen=True):
 
 
 class KeptRetraction(Message, tag="kept-retraction", frozen=True):
-    """Retracts later steps and events because a different lead or only lost ranks made them."""
+    """Retracts later steps and events: a different lead recorded them, or only lost ranks had completed them."""
 
     after_step: Count
     after_event: Count | None = None  # last event that remains; None: all remain

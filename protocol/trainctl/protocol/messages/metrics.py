@@ -101,7 +101,7 @@ _RUN = (
     ),
     Metric(
         "weight_per_second", "weight/s", "run", "weight/s",
-        "Loss weight processed per second, in the run's unit.", "rate",
+        "Loss weight processed per second, in the run's weight unit.", "rate",
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
@@ -132,11 +132,12 @@ _RANK = (
         "seconds", "step_seconds", "r.step_seconds", "max", "step",
     ),
     Metric(
-        "busy_seconds", "s", "rank", "busy seconds", "Time of the data, forward and backward phases.", "seconds",
+        "busy_seconds", "s", "rank", "busy seconds", "Time spent in the data, forward and backward phases.", "seconds",
         "phases.busy", _BUSY, "max", "busy",
     ),
     Metric(
-        "own_tokens_per_second", "tokens/s", "rank", "own tok/s", "Tokens per second that the rank would reach alone.",
+        "own_tokens_per_second", "tokens/s", "rank", "own tok/s",
+        "Tokens per second that the rank would reach on its own.",
         "rate", "own_tokens_per_second", f"CASE WHEN {_BUSY} > 0 AND r.tokens > 0 THEN r.tokens / ({_BUSY}) END", "sum",
         "own",
     ),
@@ -160,7 +161,8 @@ _RANK = (
         sql="r.memory_cap_bytes", fold="sum", short="cap",
     ),
     Metric(
-        "memory_use", "of the cap", "rank", "memory use", "Mean peak memory of the last 10 steps, divided by the cap.",
+        "memory_use", "of the cap", "rank", "memory use",
+        "Mean peak memory over the last 10 steps, divided by the memory cap.",
         "ratio", fold="max", short="use",
     ),
     Metric(
@@ -169,7 +171,7 @@ _RANK = (
     ),
     Metric(
         "sum_bytes", "B", "rank", "sum MB",
-        "Size of the rank's gradients that are summed, in fp32; not network traffic.", "megabytes",
+        "Size of the float32 gradients that the rank adds to the sum (not the network traffic).", "megabytes",
         fold="max", short="sum",
     ),
     Metric(
@@ -178,14 +180,15 @@ _RANK = (
         "megabytes_per_second", fold="max", short="sum",
     ),
     Metric(
-        "drift", "relative", "rank", "drift", "Relative difference from the source's parameters at a sync.",
+        "drift", "relative", "rank", "drift",
+        "Relative difference between the rank's parameters and those it receives at a sync.",
         "scientific",
     ),
 )  # fmt: skip
 
 _HOST = (
     Metric(
-        "cpu_percent", "%", "host", "CPU use", "Percentage of the machine's processors in use.", "percent",
+        "cpu_percent", "%", "host", "CPU use", "CPU utilisation of the machine, in percent.", "percent",
         "host.cpu_percent", short="cpu",
     ),
     Metric(
@@ -226,7 +229,8 @@ _HOST = (
     ),
     Metric(
         "round_trip_seconds", "s", "host", "round trip",
-        "Round-trip time of the last ping from the lead's agent to the node's agent. The lead has none.", "seconds",
+        "Round-trip time of the last ping from the lead's agent to the node's agent. The lead itself has no value.",
+        "seconds",
         short="ping", heading="PING",
     ),
 )  # fmt: skip

@@ -86,7 +86,7 @@ class PeerClaim(Message, tag="peer-claim", frozen=True):
     """The sender asks for consent to lead the run in this term. The answer is PeerConsent.
 
     The lead hands the run over; any other agent consents to one claimant per term. A claim in term 0 is only a query:
-    the answer is always a refusal with what that agent knows.
+    the answer is always a refusal that contains what that agent knows.
     """
 
     link: Name

@@ -106,7 +106,7 @@ class History(Reply, tag="history", frozen=True):
 
     series: tuple[Series, ...]
     own_metrics: tuple[str, ...] = ()  # names of the metrics that the run defined
-    values_from: Count = 0  # first step with single values of metrics by name; older steps have only buckets
+    values_from: Count = 0  # first step with individual values of metrics by name; older steps have only buckets
 
 
 class GapFill(Reply, tag="gap-fill", frozen=True):

@@ -64,7 +64,7 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
 
 
 class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
-    """Requests a page of machine readings, oldest first. The lead has those of all nodes, a follower only its own."""
+    """Requests a page of machine readings, oldest first. The lead has all nodes' readings, a follower only its own."""
 
     run: str | None = None
     after_row: Count = 0  # `last_row` of the previous page
@@ -144,7 +144,7 @@ class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True
     """Sends steps of an attached run, in order. Steps that are already recorded have no effect."""
 
     run: GuestId
-    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: only a sign of life
+    steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: only shows that the program is alive
 
 
 class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):

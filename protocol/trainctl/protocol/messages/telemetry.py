@@ -84,7 +84,9 @@ class RunView(Message, tag="run-view", frozen=True):
     mixed: bool = False  # whether its live ranks use different backends
     recording: bool = False  # whether this is a played recording, which refuses commands
     kind: RunKind = "hosted"  # hosted: trained by this program; guest: attached itself; exec: a watched command
-    verbs: tuple[tuple[Name, str], ...] = ()  # pairs (verb, refusal reason or empty); only hosted runs take other verbs
+    verbs: tuple[
+        tuple[Name, str], ...
+    ] = ()  # pairs (verb, refusal reason or empty); only hosted runs accept other verbs
     policies: tuple[PolicyView, ...] = ()  # policies; empty: unknown, for example on a follower
     weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"

@@ -46,7 +46,7 @@ def _about(meaning: str, unit: str = "", typed: str | None = None, **bounds: Any
     return Meta(description=meaning, extra={"unit": unit, "typed": typed}, extra_json_schema=in_schema, **bounds)
 
 
-_LEAD_IS_OFF = "the old lead is known to be powered off; skip the vote"
+_LEAD_IS_OFF = "skip the vote, because the old lead is known to be powered off"
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ def _share(node: str, text: str) -> int | str:
 class SetGlobalBatch(Args, frozen=True):
     value: Annotated[int, _about("samples per step, across all ranks", "samples", ge=1, le=MAX_SAMPLES)]
     schedule: Annotated[
-        Literal["set", "scale"], _about("scale: scale the learning rate by the same factor; set: keep it")
+        Literal["set", "scale"], _about("scale: scale the learning rate by the same factor; set: leave it unchanged")
     ] = "set"
 
 
@@ -238,24 +238,29 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb("start-run", StartRun, "start or resume a run", "nothing", None,
              "config=@run.toml", takes_node=True, to_node=True, for_any_run=True),
-        Verb("resize-batch", ResizeBatch, "set a node's micro-batch: changes speed and memory, never the loss", "speed",
+        Verb("resize-batch", ResizeBatch, "set a node's micro-batch (this changes speed and memory, never the loss)",
+        "speed",
              "resize-batch", "micro=4 --node studio", frozenset({"micro-batch"}), takes_node=True),
-        Verb("rebalance", Rebalance, "set each node's share: changes speed, never the loss", "speed", "rebalance",
+        Verb("rebalance", Rebalance, "set each node's share (this changes speed, never the loss)", "speed", "rebalance",
              "studio=16 mbp=8", _SHARES),
-        Verb("set-global-batch", SetGlobalBatch, "set the samples per step: changes the loss curve", "optimisation",
+        Verb("set-global-batch", SetGlobalBatch, "set the samples per step (this changes the loss curve)",
+        "optimisation",
              "set-global-batch", "value=48 schedule=scale", frozenset({"global batch", "shares", "learning rate"})),
-        Verb("set-lr", SetLr, "set the learning rate: changes the loss curve", "optimisation", "set-lr", "value=1e-4",
+        Verb("set-lr", SetLr, "set the learning rate (this changes the loss curve)",
+        "optimisation", "set-lr", "value=1e-4",
              frozenset({"learning rate"})),
         Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary", "nothing", None),
         Verb("evaluate", Evaluate, "measure the held-out loss at the next step boundary, even while paused",
              "nothing", None),
-        Verb("drain", Drain, "remove a node from the group at the next step; its trainer waits", "speed", "admit",
+        Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
+        "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),
         Verb("admit", Admit, "return a drained node to the group and bring it up to date", "speed", "drain",
              "--node studio", _SHARES, takes_node=True, needs_node=True),
         Verb("promote", Promote, "make another node the lead", "nothing", "promote",
              "--node mbp", takes_node=True, needs_node=True, to_node=True),
-        Verb("pause", Pause, "stop after the step in progress; commands then apply at once", "nothing", "resume"),
+        Verb("pause", Pause, "pause after the step in progress; commands then take effect at once",
+        "nothing", "resume"),
         Verb("resume", Resume, "continue a paused run", "nothing", "pause"),
         Verb("stop", Stop, "write a checkpoint and end the run", "nothing", "start-run", "checkpoint=false"),
         Verb("note", Note, "add a note to the run's events", "nothing", None, "text='new data from here'",

@@ -67,7 +67,7 @@ _RANKS = """
 """  # a seek per rank, where DISTINCT would read every row
 
 
-DAMAGED = "restore it from a copy, or move its run directory away"
+DAMAGED = "restore the record from a copy, or move the run directory elsewhere"
 """What to do about a record that cannot be read."""
 
 

@@ -57,7 +57,7 @@ class Keyring:
         if is_near:
             return None
         raise InvalidInputError(
-            address, "the agent's key is unknown; find it with trainctl keys list on that machine, then "
+            address, "the agent's key is unknown; find it with trainctl keys list on the agent's machine, then "
             "put it into the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
         )  # fmt: skip
 

@@ -69,7 +69,7 @@ class Handshakes:
     def _wrong_server(self) -> str:
         assert self._credentials is not None
         known = self._credentials.server
-        return f"{self._address}: the agent's key differs from the known one ({known})"
+        return f"{self._address}: the agent's key differs from the one that this client expects ({known})"
 
 
 class HandshakeWatch:

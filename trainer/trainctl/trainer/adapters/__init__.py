@@ -1,1 +1,1 @@
-"""Adapters, trained beside frozen weights: LoRA's layers and first values, one module a library that attaches it."""
+"""Adapters, trained alongside frozen weights: LoRA layers and their initial values, one module per library."""

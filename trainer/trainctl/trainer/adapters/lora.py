@@ -80,7 +80,9 @@ def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: s
     blaming a field of `where`, for a layer that isn't there."""
     found = {match["layer"]: int(match["number"]) for name in _matrices(stored) if (match := _LINEAR.match(name))}
     if not found:
-        raise InvalidInputError(f"{where}: adapter.kind", "the model has no linear layers that an adapter fits")
+        raise InvalidInputError(
+            f"{where}: adapter.kind", "the model has no linear layers to which an adapter can be attached"
+        )
     count = max(found.values()) + 1
     if table.layers > count:
         raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")

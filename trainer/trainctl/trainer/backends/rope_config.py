@@ -137,7 +137,7 @@ def _merged(new: Config, old: Config, where: str) -> Config:
         if new[key] != old[key]:
             raise InvalidInputError(
                 where,
-                f"rope_parameters has {key} = {new[key]}, the older keys have {old[key]}; "
+                f"rope_parameters has {key} = {new[key]}, but the older keys have {old[key]}; "
                 "keep the value that the model was trained with and remove the other",
             )
     return old | new

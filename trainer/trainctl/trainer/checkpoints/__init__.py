@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, and read back."""
+"""Checkpoints: written atomically, and read back."""

@@ -1,1 +1,1 @@
-"""The thread that talks to the agent, and what passes between it and the main thread."""
+"""The thread that talks to the agent, and its queues to and from the main thread."""

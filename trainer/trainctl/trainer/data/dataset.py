@@ -128,7 +128,7 @@ class Dataset:
         self.truncated = int(np.count_nonzero(targets[usable] > self._length))
         if not len(usable):
             raise InvalidInputError(
-                where, f"none of {len(counts)} samples has a counted target within data.sequence_length"
+                where, f"none of {len(counts)} samples has a token to learn within data.sequence_length"
             )
         return usable, counts[usable]
 

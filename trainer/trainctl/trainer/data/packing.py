@@ -120,7 +120,7 @@ def _model_encoder(model: Path, where: str) -> tuple[Callable[[Path], NDArray[An
         from tokenizers import Tokenizer
     except ImportError:
         raise InvalidInputError(
-            f"{where}: data.tokenizer", "needs the tokenizers package; pip install tokenizers"
+            f"{where}: data.tokenizer", "needs the tokenizers package: run pip install tokenizers"
         ) from None
     try:
         tokenizer: Any = Tokenizer.from_buffer(path.read_bytes())

@@ -138,8 +138,8 @@ class RowTokenizer:
             return assistant_spans(row.messages, render, row.first)
         except NotNestedError as error:
             raise InvalidInputError(
-                row.place, f"the chat template of {self._model} doesn't nest: {error}; use prompt and completion, or a "
-                "template that marks the assistant's turns with {% generation %}"
+                row.place, f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "
+                "use prompt and completion, or a template that marks the assistant's turns with {% generation %}"
             ) from None  # fmt: skip
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:

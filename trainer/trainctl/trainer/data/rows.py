@@ -81,7 +81,7 @@ def _prompted(prompt: Any, completion: Any, place: str) -> Row:
 
 def _conversation(place: str, messages: list[Message], first: int) -> Conversation:
     if not any(message["role"] == "assistant" for message in messages[first:]):
-        raise InvalidInputError(place, "no turn of the assistant, so the row has nothing to learn")
+        raise InvalidInputError(place, "no assistant turn, so the row has nothing to learn")
     return Conversation(place, messages, first)
 
 
@@ -104,7 +104,7 @@ def _checked(text: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidInputError(where, "holds half of a surrogate pair, which is not text") from None
+        raise InvalidInputError(where, "contains half of a surrogate pair, which is not valid text") from None
     return text
 
 

@@ -113,7 +113,7 @@ def _keys(raw: Any, check: Check, complain: Callable[[tuple[str, str], str], Non
         if isinstance(value, str):
             texts[name] = value
         else:
-            complain(("keys", name), f'{name}: keys must be text, such as "f5" or "a,b"')
+            complain(("keys", name), f'{name}: must be a string that names one or more keys, such as "f5" or "a,b"')
     good, bad = check(texts)
     for name, words in bad.items():
         complain(("keys", name), f"{name}: {words}")

@@ -1,1 +1,2 @@
-"""The command line: one file a subcommand, and what they share. May import every other folder; nothing imports it."""
+"""The command line: one file per subcommand, and code that they share. May import every other folder; nothing imports
+it."""

@@ -100,7 +100,7 @@ def _fields(found: Any) -> dict[str, Any]:
 
 @group.command(name="list")
 def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
-    """List the cluster's nodes with their agent address, key fingerprint and file."""
+    """List the cluster's nodes with agent address, key fingerprint and file."""
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.protocol.machine.discovery import fingerprint
 
@@ -123,7 +123,7 @@ def remove(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Remove a node added with `cluster add`. Deletes its file in cluster.d; the other machine isn't changed."""
+    """Remove a node added with `cluster add`. Deletes its file in cluster.d; nothing changes on the node itself."""
     from trainctl.protocol.config import cluster_file as clusters
 
     file = cluster or clusters.default_path()
@@ -138,7 +138,7 @@ def remove(
     else:
         output.say(f"removed {added}")
         output.tell(
-            f"running agents accept its key until they restart; to reject it now, run trainctl keys revoke {name}"
+            f"running agents still accept its key until they restart; to reject it now, run trainctl keys revoke {name}"
         )
     return 0
 

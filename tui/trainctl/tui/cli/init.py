@@ -40,7 +40,7 @@ def init(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Create a starter cluster.toml and run.toml. On a terminal, it asks for what isn't given. It never overwrites a
+    """Create a starter cluster.toml and run.toml. On a terminal, it asks for missing options. It never overwrites a
     file. The run file passes `trainctl check`.
     """
     from trainctl.tui.setup import init_work as work

@@ -56,7 +56,7 @@ def authorize(
 
 @group.command()
 def revoke(name: KeyName, json: Json = False) -> int:
-    """Revoke a key, open connections included."""
+    """Revoke a key, also for open connections."""
     from trainctl.protocol.config import cluster_file  # ZeroMQ: not for `--help`
 
     named = cluster_file.read_default().nodes.get(name)

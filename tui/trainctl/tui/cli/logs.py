@@ -115,7 +115,7 @@ async def _name_of(client: "Client", run: str | None, rank: int) -> str:
 
 
 def show_log(part: m.LogPart, *, json: bool) -> None:
-    """Print one part of a log; control characters are kept in a file and removed on a terminal."""
+    """Print one part of a log; control characters are removed if standard output is a terminal."""
     if json:
         output.emit(part)
         return
@@ -127,7 +127,7 @@ def show_log(part: m.LogPart, *, json: bool) -> None:
 
 
 def query_of(grep: str | None) -> lq.Query:
-    """The line filter that `--grep` gives. Raises InvalidInputError for an invalid pattern."""
+    """The line filter for the value of `--grep`. Raises InvalidInputError for an invalid pattern."""
     query = lq.parse(grep or "")
     if query.problem:
         raise InvalidInputError("--grep", query.problem)

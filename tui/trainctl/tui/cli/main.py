@@ -75,7 +75,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Watch and steer the training of one model. Without a command, it opens the full screen.",
-    epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
+    epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage error, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or a different version, 6 not authorised, 130 interrupted.",
 )
 

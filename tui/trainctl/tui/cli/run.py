@@ -84,8 +84,8 @@ def check(
 
     It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
     reads the weights' headers, the first lines of the samples and the size of text files. It can't see files on other
-    machines: their agents check them when the run starts. A loopback address may lead to another machine through a
-    forwarded port. Nothing is loaded or started.
+    machines: their agents check them when the run starts. A node with a loopback address may also
+    be on a different machine, behind a forwarded port. Nothing is loaded or started.
     """
     found = targets.cluster_file(cluster)
     config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)

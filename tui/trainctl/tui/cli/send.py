@@ -41,7 +41,9 @@ def send(
     id_: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="UUID", help="Id of an earlier command: get its outcome. It is never applied twice."
+            "--id",
+            metavar="UUID",
+            help="Id of an earlier command, to get its outcome. A command is never applied twice.",
         ),
     ] = None,
     if_plan: Annotated[

@@ -225,4 +225,4 @@ def _show_connection(item: "Connection | Restarted", *, json: bool) -> None:
     elif item.state == "silent":
         output.tell(f"agent silent: {item.why}; waiting for it")
     elif item.state == "restarted":
-        output.tell("agent restarted; the lines it recorded in the meantime follow")
+        output.tell("agent restarted; the lines that it recorded in the meantime follow")

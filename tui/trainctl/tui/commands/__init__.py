@@ -1,2 +1,3 @@
-"""What people type and choose: forms, the `:` line, previews, undo and dispatch; pure but for dispatch, `command.py`
-(sends one) and `targets.py`. Imports state and text. `context` is what screens and dialogs know of the program."""
+"""User input as commands: forms, the `:` line, previews, undo and dispatch. Pure except for dispatch, `command.py`
+(sends a command) and `targets.py`. Imports state and text. `context` is the part of the program that screens and
+dialogs can use."""

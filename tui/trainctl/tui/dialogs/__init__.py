@@ -1,1 +1,2 @@
-"""Dialogs over a screen: command forms, the split editor, help, details. Imports widgets, charts and what is below."""
+"""Dialogs over a screen: command forms, the split editor, help, details. Imports widgets, charts and the layers below
+them."""

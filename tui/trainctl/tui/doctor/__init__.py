@@ -1,1 +1,1 @@
-"""`trainctl doctor`: what is wrong with the machines of a cluster, and what to do about it. Imports protocol only."""
+"""`trainctl doctor`: finds problems of a cluster's machines and suggests fixes. Imports protocol only."""

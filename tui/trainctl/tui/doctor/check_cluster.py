@@ -63,7 +63,7 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
         case "silent":
             return (
                 f"something listens, but no agent answers ({trouble.text})",
-                "compare trainctl keys list on both machines; if the keys match, run trainctl-agent status on that one",
+                "compare trainctl keys list on both machines; if the keys match, run trainctl-agent status on the node",
             )
         case "not-authorised":
             return (
@@ -93,7 +93,7 @@ def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
                 else "sums may differ slightly"
             )
             yield Finding(level, "", "version", f"{name} differs: {said}: {means}",
-                          f"pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
+                          f"run pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
 
 
 def _parts(version: str) -> tuple[tuple[int, str], ...]:

@@ -33,7 +33,7 @@ MEANINGS: dict[str, Meaning] = {
     "MLX_METAL_FAST_SYNCH": Meaning("warn", "speeds up waiting for Metal, but is documented to hang some GPUs",
                                     "unset it if a rank hangs"),
     "MLX_METAL_PREALLOCATE": Meaning("warn", "has no effect: MLX has no such variable",
-                                     "unset it; memory_limit_gb in [nodes.X] sets a rank's memory"),
+                                     "unset it; to limit a rank's memory, use memory_limit_gb in [nodes.X]"),
     "MLX_DISABLE_COMPILE": Meaning("warn", "turns off MLX's compiler, so steps are slower: for debugging only", _UNSET),
     "MLX_HOSTFILE": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),
     "MLX_RANK": Meaning("warn", "this value is never used: trainctl sets its own for each group", _UNSET),

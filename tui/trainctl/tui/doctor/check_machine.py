@@ -70,7 +70,7 @@ def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if free < LOW_FREE_BYTES:
         level: Level = "fail" if free < LEAST_FREE_BYTES else "warn"
         yield Finding(level, look.name, "disk", f"{text}: checkpoints will fill it",
-                      "remove old run directories, or set TRAINCTL_STATE to a larger disk")  # fmt: skip
+                      "remove old run directories, or set TRAINCTL_STATE to a folder on a larger disk")  # fmt: skip
     else:
         yield Finding("ok", look.name, "disk", text)
 
@@ -91,7 +91,7 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if limit is not None and limit < LOW_FILES:
         level: Level = "fail" if limit < LEAST_FILES else "warn"
         yield Finding(level, look.name, "files", f"at most {limit:,} open files: too few for many clients",
-                      "ulimit -n 65536 before starting the agent, or install it as a service")  # fmt: skip
+                      "run ulimit -n 65536 before you start the agent, or install it as a service")  # fmt: skip
     else:
         yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "unlimited open files")
 

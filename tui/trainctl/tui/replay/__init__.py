@@ -1,1 +1,1 @@
-"""A run directory in the same screens, with a place in time that moves. Imports app and what is below."""
+"""Plays a run directory in the same screens, at any point in time. Imports app and the layers below it."""

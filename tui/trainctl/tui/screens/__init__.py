@@ -1,2 +1,2 @@
-"""The screens, one a file beside the pure file that makes its lines. Imports dialogs, widgets, charts and what is
-below; only app and replay import it."""
+"""The screens: one file each, next to a pure file that makes its lines. Imports dialogs, widgets, charts and the layers
+below them; only app and replay import it."""

@@ -198,5 +198,5 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
             )
     third = [name for name in pair.known.nodes if name not in (pair.here, pair.there)]
     if third and changed:
-        said.append(f"{', '.join(third)} don't know it yet: run trainctl cluster add again for each of them")
+        said.append(f"{', '.join(third)} don't know the new node yet: run trainctl cluster add again for each of them")
     return said

@@ -1,2 +1,2 @@
-"""What is known, as immutable values with pure reducers, and the feeds that keep it up to date; no widgets. Imports
-text and protocol."""
+"""The program's state: immutable values with pure reducers, and the feeds that update them; no widgets. Imports text
+and protocol."""

@@ -78,11 +78,11 @@ def covered(rates: s.Window, step: int) -> bool:
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
     if not plan_changes.changes_speed(event):
-        return "not measured: it doesn't change the speed, and no single command explains a change in loss"
+        return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
     if effect is None:
         return "not measured: the individual steps aren't available"
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
-        return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} it and has {steps}"
+        return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} the change, and there are only {steps}"
     values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"

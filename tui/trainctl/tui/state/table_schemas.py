@@ -101,47 +101,48 @@ FLEET: Table[Row] = Table(
     (
         FilterField("node", "machine name", lambda row: row.view.node),
         FilterField(
-            "state", "slow: others wait for it, stale: its figures are old, out: not in the group", _states,
+            "state", "slow: other ranks wait for it; stale: its values are old; out: not in the group", _states,
             states=_RANK_STATES,
         ),
         FilterField("rank", "rank number in the run", lambda row: row.view.rank, Kinds.COUNT),
         FilterField("device", "such as cpu or cuda:0", lambda row: row.view.device),
         FilterField("backend", "torch or mlx", lambda row: row.view.backend),
-        FilterField("share", "its samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
+        FilterField("share", "samples in the global batch", lambda row: row.view.share, Kinds.COUNT),
         FilterField(
             "share%", "share as a percentage", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT,
         ),
         FilterField("micro", "micro-batch in samples", lambda row: row.view.micro_batch, Kinds.COUNT),
         FilterField("tok/s", "own rate, tokens per second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
-        FilterField("step", "duration of its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
+        FilterField("step", "duration of the last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
         FilterField(
-            "busy", "data, forward and backward of that step", _of_step(lambda step: step.phases.busy), Kinds.SECONDS,
+            "busy", "time of data, forward and backward in the last step",
+            _of_step(lambda step: step.phases.busy), Kinds.SECONDS,
         ),
         FilterField("wait", "wait for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
-        FilterField("phase", "phase that makes it slow", lambda row: row.slow_phase or None),
+        FilterField("phase", "phase that makes the rank slow", lambda row: row.slow_phase or None),
         FilterField(
-            "mem", "peak memory on its device in its last step", _of_step(lambda step: step.peak_or_held_bytes),
+            "mem", "peak device memory in the last step", _of_step(lambda step: step.peak_or_held_bytes),
             Kinds.BYTES, aliases=("peak",),
         ),
         FilterField(
-            "mem%", "peak memory as a percentage of its limit",
+            "mem%", "peak memory as a percentage of the memory cap",
             _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
         ),
         FilterField(
-            "held", "memory held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
+            "held", "device memory held after the last step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
         ),
         FilterField("gpu", "GPU use", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
-        FilterField("cpu", "its machine's CPU use", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
+        FilterField("cpu", "the machine's CPU use", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
         FilterField(
             "clock", "GPU clock rate",
             _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None), Kinds.HERTZ,
         ),
         FilterField("power", "GPU power", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
         FilterField("temp", "GPU temperature, or CPU temperature if unknown", _celsius, Kinds.CELSIUS),
-        FilterField("disk", "free disk space on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
-        FilterField("age", "time since its last report, or since it left", lambda row: row.age, Kinds.SECONDS),
+        FilterField("disk", "the machine's free disk space", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
+        FilterField("age", "time since the last report, or since the rank left", lambda row: row.age, Kinds.SECONDS),
         FilterField(
-            "link", "connection to its node's agent", lambda row: (row.link,) if row.link else None,
+            "link", "connection to the node's agent", lambda row: (row.link,) if row.link else None,
             states=_LINK_STATES,
         ),
         *_OF_METRICS,
@@ -153,27 +154,27 @@ FLEET: Table[Row] = Table(
 EVENTS: Table[EventRow] = Table(
     "events",
     (
-        FilterField("by", "who caused it", lambda row: row.event.by or None),
+        FilterField("by", "user, node or policy that caused the event", lambda row: row.event.by or None),
         FilterField(
             "kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind
         ),
-        FilterField("verb", "a command's verb, or what happened without one", lambda row: row.event.verb),
+        FilterField("verb", "verb of the command, or of an equivalent command", lambda row: row.event.verb),
         FilterField("text", "event text", lambda row: row.event.text or None),
-        FilterField("node", "a node it names", lambda row: " ".join(row.nodes) or None),
-        FilterField("step", "step at which it took effect", lambda row: row.event.step, Kinds.COUNT),
-        FilterField("severity", "how serious it is", lambda row: (row.event.severity,), states=get_args(m.Severity)),
+        FilterField("node", "node that the event names", lambda row: " ".join(row.nodes) or None),
+        FilterField("step", "step at which the change took effect", lambda row: row.event.step, Kinds.COUNT),
+        FilterField("severity", "severity level", lambda row: (row.event.severity,), states=get_args(m.Severity)),
         FilterField(
-            "outcome", "a command's outcome", lambda row: (row.event.outcome,) if row.event.outcome else None,
+            "outcome", "outcome of the command", lambda row: (row.event.outcome,) if row.event.outcome else None,
             states=get_args(m.CommandState),
         ),
-        FilterField("before", "value before it", lambda row: row.event.before),
-        FilterField("after", "value after it", lambda row: row.event.after),
+        FilterField("before", "value before the change", lambda row: row.event.before),
+        FilterField("after", "value after the change", lambda row: row.event.after),
         FilterField(
             "effect", "measured change of tokens per second, in percent",
             lambda row: 100 * row.effect if row.effect is not None else None, Kinds.PERCENT,
         ),
-        FilterField("age", "time since it happened", lambda row: row.age_seconds, Kinds.SECONDS),
-        FilterField("is", "undone: by a later command", lambda row: ("undone",) * row.undone, states=("undone",)),
+        FilterField("age", "time since the event", lambda row: row.age_seconds, Kinds.SECONDS),
+        FilterField("is", "undone: a later command undid it", lambda row: ("undone",) * row.undone, states=("undone",)),
     ),
     lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {event_text.words(row.event)}",
 )  # fmt: skip
@@ -181,7 +182,7 @@ EVENTS: Table[EventRow] = Table(
 RUNS: Table[RunRow] = Table(
     "runs",
     (
-        FilterField("name", "name in its run file", lambda row: row.run.name),
+        FilterField("name", "name in the run file", lambda row: row.run.name),
         FilterField("run", "run id", lambda row: row.run.run),
         FilterField("state", "running, finished, ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
         FilterField("step", "last committed step", lambda row: row.run.step, Kinds.COUNT),
@@ -190,10 +191,10 @@ RUNS: Table[RunRow] = Table(
             "done", "percentage of steps done", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT
         ),
         FilterField("loss", "last loss", lambda row: row.run.last_loss, Kinds.COUNT),
-        FilterField("age", "time since it started", lambda row: row.age_seconds, Kinds.SECONDS),
-        FilterField("duration", "time from its start to its end", lambda row: row.duration_seconds, Kinds.SECONDS),
-        FilterField("lead", "node that leads it", lambda row: row.run.lead or None),
-        FilterField("node", "its nodes", lambda row: " ".join(row.run.nodes) or None),
+        FilterField("age", "time since the run started", lambda row: row.age_seconds, Kinds.SECONDS),
+        FilterField("duration", "time from start to end", lambda row: row.duration_seconds, Kinds.SECONDS),
+        FilterField("lead", "node that leads the run", lambda row: row.run.lead or None),
+        FilterField("node", "nodes of the run", lambda row: " ".join(row.run.nodes) or None),
     ),
     lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
 )

@@ -1,1 +1,1 @@
-"""Textual's private parts behind one guard (driver, updates, frame batching), and when to repaint."""
+"""Access to Textual's private parts behind one guard (driver, updates, frame batching), and repaint timing."""

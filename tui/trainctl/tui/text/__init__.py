@@ -1,2 +1,2 @@
-"""Text for a terminal, pure: figures and times in words, styled lines, characters by alphabet. Imports no other folder
-of this room."""
+"""Text for a terminal: formatted numbers and times, styled lines, and ASCII or Unicode characters. Pure; imports no
+other folder of this package."""

@@ -1,1 +1,1 @@
-"""One module for each policy, with its only instance as POLICY."""
+"""One module per policy; its only instance is POLICY."""

@@ -24,7 +24,7 @@ class Replays(Policy):
         planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
         change = e.MicroBatchChanged(((setting.node, planned),), ((setting.node, fitted),))
         edit = Edit(settings.edited(ranks={**settings.ranks, report.rank: smaller}), change)
-        reason = "out of memory, the micro-batch was repeated in smaller pieces"
+        reason = "the rank ran out of memory and repeated a micro-batch in smaller pieces"
         return Proposal("resize-batch", verbs.ResizeBatch(micro=fitted), reason, setting.node, edit, "warning")
 
 

@@ -1,2 +1,1 @@
-"""One file a verb, with its description for people: dialog, preview, precheck, undo and key. Pure; a file that is added
-here is found by itself."""
+"""One file per verb, with its dialog, preview, precheck, undo and key. Pure; new files are found automatically."""

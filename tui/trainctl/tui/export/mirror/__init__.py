@@ -1,1 +1,1 @@
-"""Copies of a run for other programs' viewers, made from its record by a process of their own."""
+"""Copies of a run for other programs' viewers, made from its record by a separate process."""
