@@ -287,7 +287,7 @@ def test_without_checkpoints_or_evaluations_a_line_says_so(own: RunPaths, export
         shutil.rmtree(own.checkpoint(step))
     refused = export(own, "peft", "--best")
     assert (refused["status"], refused["where"]) == (2, "--best")
-    assert "no kept checkpoint was evaluated at its step (4)" in refused["problem"]
+    assert "none was evaluated at its own step (4)" in refused["problem"]
     (own.checkpoint(4) / "state.json").unlink()
     refused = export(own, "peft")
     assert refused["status"] == 2

@@ -79,7 +79,7 @@ _RUN = (
         "learning_rate", short="lr",
     ),
     Metric(
-        "step_seconds", "s", "run", "step seconds", "Time from commit to commit, excluding pauses.", "seconds",
+        "step_seconds", "s", "run", "step seconds", "Time from one step's commit to the next, excluding pauses.", "seconds",
         "step_seconds", "step_seconds", short="step",
     ),
     Metric(
@@ -113,11 +113,11 @@ _RUN = (
         sql=_NOT_FINITE.format("grad_norm"),
     ),
     Metric(
-        "tokens_total", "tokens, minimum at a bucket's first step, maximum at its last", "run", "",
+        "tokens_total", "tokens; a bucket's minimum is its first step's, its maximum its last step's", "run", "",
         "Tokens processed since the run began.", field="tokens_total", drawn=False,
     ),
     Metric(
-        "committed_at", "Unix seconds, minimum at a bucket's first step, maximum at its last", "run", "",
+        "committed_at", "Unix seconds; a bucket's minimum is its first step's, its maximum its last step's", "run", "",
         "Commit time of the step.", field="committed_at", drawn=False,
     ),
 )  # fmt: skip

@@ -101,7 +101,7 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
     """Sent once per second. The answer is PeerBeat."""
 
     link: Name
-    seq: Count  # last number sent, to reveal lost messages
+    seq: Count  # sequence number of the last message sent, so that the receiver detects lost ones
     sent_monotonic: float = 0.0  # sender's monotonic clock; the answer repeats it
     round_trip_seconds: float | None = None  # round trip of the last answered ping
 
@@ -171,7 +171,7 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     """Answer to PeerPing."""
 
     link: Name
-    seq: Count  # last number sent, to reveal lost messages
+    seq: Count  # sequence number of the last message sent, so that the receiver detects lost ones
     ranks: tuple[HostedRank, ...] = ()
     loop_lag_seconds: float = 0.0
     host: HostReading | None = None  # newest reading of its machine

@@ -81,7 +81,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_step_at: float | None = None  # commit time of the last step, in Unix seconds
     stale: bool = False  # whether the data is outdated because its lead is unreachable
     kind: RunKind = "hosted"
-    rates: RunRates | None = None  # speed and remaining time, based on its last step
+    rates: RunRates | None = None  # speed and remaining time as of the run's last step
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

@@ -66,7 +66,10 @@ def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequ
     if best:
         step = best_step(complete, evaluations)
         if step is None:
-            raise InvalidInputError("--best", f"no kept checkpoint was evaluated at its step ({known}): use --step N")
+            raise InvalidInputError(
+                "--best",
+                f"there is no best checkpoint: none was evaluated at its own step ({known}); choose one with --step N",
+            )
     if step is not None and step not in complete:
         raise InvalidInputError("--step", f"no complete checkpoint of step {step}; there is one of {known}")
     return complete[step] if step is not None else next(iter(complete.values()))

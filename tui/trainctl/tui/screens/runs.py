@@ -145,7 +145,7 @@ class RunsScreen(RowsScreen[RunRow]):
         chosen = self.chosen
         wanted = self.marked | ({chosen.run} if chosen is not None else set())
         if len(wanted) < 2:
-            self.app.notify("mark another run with space first", severity="warning")
+            self.app.notify("first press space to mark another run", severity="warning")
             return
         runs = tuple(item.run.run for item in self.rows if item.run.run in wanted)
         self.run_worker(self._compare(runs), group="open", exclusive=True)

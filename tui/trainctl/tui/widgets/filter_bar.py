@@ -45,9 +45,7 @@ class FilterBar(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="filter-note", grow=True)
-        yield InputField(
-            id="filter", placeholder="a word, or field<value with a field from the line above", compact=True
-        )
+        yield InputField(id="filter", placeholder="a word, or field<value (fields are listed above)", compact=True)
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
