@@ -85,7 +85,7 @@ SHARED: dict[str, str] = {
     "RunRates.seconds_per_epoch": "seconds per epoch, at the last step's rate",
     "RunSummary.name": "run name from the run file",
     "RunSummary.state": "state of the run",
-    "RunSummary.kind": "hosted: agents host its trainers; guest: a separate training loop that attached itself; exec: a watched command",
+    "RunSummary.kind": "hosted: agents host its trainers; guest: a separate training loop; exec: a watched command",
     "RunSummary.last_loss": "loss of the last step, in nats per unit of weight",
     "Series.metric": "metric name, from the metrics table or defined by the run",
     "Series.bucket_steps": "number of steps in each bucket",

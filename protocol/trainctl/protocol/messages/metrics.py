@@ -79,8 +79,9 @@ _RUN = (
         "learning_rate", short="lr",
     ),
     Metric(
-        "step_seconds", "s", "run", "step seconds", "Time from one step's commit to the next, excluding pauses.", "seconds",
-        "step_seconds", "step_seconds", short="step",
+        "step_seconds", "s", "run", "step seconds",
+        "Time from one step's commit to the next, without pauses.", "seconds", "step_seconds", "step_seconds",
+        short="step",
     ),
     Metric(
         "tokens_per_second", "tokens/s", "run", "tokens/s", "Tokens processed per second during the step.", "rate",
