@@ -82,7 +82,7 @@ RUN_SPECS = (
     "loss."),
     Spec("trainctl_weight_total", "counter", RUN, "Total loss weight of committed steps, in `weight_unit`."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples in committed steps."),
-    Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from one step's commit to the next, without pauses."),
+    Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from a step's commit to the next, without pauses."),
 )  # fmt: skip
 RANK_SPECS = (
     Spec("trainctl_rank_state", "gauge", (*RANK, "state"), "1 for the rank's state; other states are absent."),

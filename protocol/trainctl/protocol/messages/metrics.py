@@ -80,7 +80,7 @@ _RUN = (
     ),
     Metric(
         "step_seconds", "s", "run", "step seconds",
-        "Time from one step's commit to the next, without pauses.", "seconds", "step_seconds", "step_seconds",
+        "Time from a step's commit to the next, without pauses.", "seconds", "step_seconds", "step_seconds",
         short="step",
     ),
     Metric(
