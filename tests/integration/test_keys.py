@@ -135,7 +135,7 @@ def ring_of(guarded: Guarded, who: str) -> Keyring:
     [
         ("keyless", "requires keys"),
         ("unknown", "trainctl keys authorize"),
-        ("wrong server", "from the known one"),
+        ("wrong server", "differs from the one"),
     ],
 )
 def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:

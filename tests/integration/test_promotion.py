@@ -227,7 +227,7 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
         until(lambda: {"silent"} <= {peer.state for peer in client.snapshot(0).peers}, 20, "the silence")
         (row,) = [row for row in client.runs().runs if row.run == begun.run]
         assert (row.lead, row.stale) == ("beta", True)
-        assert "its lead beta is unreachable" in client.snapshot(0).run.reason
+        assert "lead beta is unreachable" in client.snapshot(0).run.reason
         cluster.start("beta")
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
         assert client.send("stop", {"checkpoint": False}).state == "applied"

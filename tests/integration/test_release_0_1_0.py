@@ -145,6 +145,7 @@ REWORDED = {
     "rank: first shares by": {"text": r"\(first shares by measured samples per second"},
     "rank: halved": {"text": r"\(out of memory, it had last reported "},
     "rank: micro-batch run again": {"text": r"the micro-batch was run again\)$"},
+    "run: step retracted": {"text": r"^step \d+ retracted and repeated: "},
     "agent: silent": {"text": r"^\w+'s agent is silent: "},
     "record written again": {"text": r"^recording works again$"},
     "alert cleared": {"text": r" cleared after "},
