@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.curves import G, losses, worst
+from tests.trainer.support.curves import losses, plain_losses, worst
 
 from trainctl.protocol.config.run_file import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import lora_of
 from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.common.model_files import stored_shapes
-from trainctl.trainer.data.permutation import samples_at
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 64.0}
 STEPS = 20
@@ -50,22 +49,7 @@ def test_the_curve_is_that_of_peft_and_a_plain_torch_loop(new_rig: Rigs) -> None
     for name, parameter in named.items():
         parameter.data.copy_(torch.from_numpy(first[name]))
     optimizer = torch.optim.AdamW(named.values(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    plain = []
-    for step in range(1, STEPS + 1):
-        batch = rig.dataset.batch(
-            samples_at(np.arange((step - 1) * G, step * G), rig.dataset.samples, rig.config.run.seed)
-        )
-        logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
-        targets = torch.tensor(batch.targets, dtype=torch.int64)
-        picked = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
-        loss = (picked * torch.tensor(batch.counted)).sum() / batch.weight
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(named.values(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, step / 5)
-        optimizer.step()
-        plain.append(loss.item())
+    plain = plain_losses(rig, model, optimizer, STEPS)
     assert worst(losses(rig, True, STEPS), plain) < 1e-5
 
 

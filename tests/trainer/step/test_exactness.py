@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.curves import G, losses, worst
+from tests.trainer.support.curves import G, losses, plain_losses, worst
 
 from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.data.permutation import samples_at
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "losses.json"
 Curve = Callable[..., list[float]]
@@ -41,7 +40,6 @@ def test_resizing_micro_batches_never_bends_the_curve(curve: Curve, backend: str
 
 
 def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable[..., Any]) -> None:
-    """None of our arithmetic: the mean loss over the batch, clip_grad_norm_ and torch.optim.AdamW."""
     import torch
 
     rig = new_rig("torch", samples=True)
@@ -50,23 +48,7 @@ def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    plain = []
-    for step in range(1, 16):
-        indices = samples_at(np.arange((step - 1) * G, step * G), rig.dataset.samples, rig.config.run.seed)
-        batch = rig.dataset.batch(indices)
-        logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
-        log_probabilities = torch.log_softmax(logits, -1)
-        targets = torch.tensor(batch.targets, dtype=torch.int64)
-        picked = -log_probabilities.gather(-1, targets[..., None])[..., 0]
-        counted = torch.tensor(batch.counted)
-        loss = (picked * counted).sum() / counted.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, step / 5)
-        optimizer.step()
-        plain.append(loss.item())
+    plain = plain_losses(rig, model, optimizer, 15)
     assert worst(curve("torch", samples=True, resized=True)[:15], plain) < 1e-5
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from trainctl.trainer.data.permutation import samples_at
+
 STEPS = 40
 G = 12
 SIZES = (12, 1, 5, 7, 2, 12, 3, 11)
@@ -20,3 +22,28 @@ def losses(rig: Any, resized: bool, steps: int = STEPS) -> list[float]:
 def worst(one: Sequence[float], other: Sequence[float]) -> float:
     """The largest relative difference."""
     return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
+
+
+def plain_losses(rig: Any, model: Any, optimizer: Any, steps: int) -> list[float]:
+    """Of a plain torch loop over the rig's batches, with none of our arithmetic: the mean loss over the batch,
+    clip_grad_norm_ and the optimizer."""
+    import torch
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = []
+    for step in range(1, steps + 1):
+        positions = np.arange((step - 1) * G, step * G)
+        batch = rig.dataset.batch(samples_at(positions, rig.dataset.samples, rig.config.run.seed))
+        logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
+        targets = torch.tensor(batch.targets, dtype=torch.int64)
+        picked = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
+        counted = torch.tensor(batch.counted)
+        loss = (picked * counted).sum() / counted.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1.0, step / 5)
+        optimizer.step()
+        found.append(loss.item())
+    return found
