@@ -27,7 +27,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
 from trainctl.trainer.data.row_tokens import TokenRow, row_tokenizer
-from trainctl.trainer.data.rows import read_rows
+from trainctl.trainer.data.rows import numbered_lines, read_rows
 
 _FORMAT = 2
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -173,16 +173,12 @@ def _check_vocabulary(highest: int, model: Path, where: str) -> None:
 def _read_samples(source: Path, vocabulary: int | None) -> Iterator[tuple[list[int], list[bool]]]:
     decoder = msgspec.json.Decoder(_Sample)
     highest = (vocabulary or 2**32) - 1
-    with source.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{source}: line {number}"
-            try:
-                sample = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise InvalidInputError(where, f"not a sample {{tokens, mask}}: {first_line(error)}") from None
-            yield sample.tokens, _checked_mask(sample, highest, where)
+    for where, line in numbered_lines(source):
+        try:
+            sample = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInputError(where, f"not a sample {{tokens, mask}}: {first_line(error)}") from None
+        yield sample.tokens, _checked_mask(sample, highest, where)
 
 
 def _checked_mask(sample: _Sample, highest: int, where: str) -> list[bool]:

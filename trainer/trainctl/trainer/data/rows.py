@@ -108,16 +108,20 @@ def _checked(text: str, where: str) -> str:
     return text
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file that aren't blank, each with its place."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"{path}: line {number}"
-            try:
-                yield place, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
+            if line.strip():
+                yield f"{path}: line {number}", line
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for place, line in numbered_lines(path):
+        try:
+            yield place, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
