@@ -205,7 +205,7 @@ class Agent:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Answer, lead and publish until told to stop; an error in one of these ends the agent and is raised."""
+        """Answer, lead and publish until asked to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]

@@ -66,7 +66,7 @@ class Collected:
             self._found += error.each
 
     def raise_any(self) -> None:
-        """Raises the InvalidInputError that was kept, or one for all of them, each told once."""
+        """Raises the InvalidInputError that was kept, or one for all of them, each reported once."""
         found = list({str(error): error for error in self._found}.values())
         if found:
             raise found[0] if len(found) == 1 else SeveralInvalidError(found)

@@ -69,7 +69,7 @@ def test_only_the_turns_of_the_completion_count() -> None:
 
 
 def test_a_template_that_does_not_nest_is_refused() -> None:
-    """The prompt says how many messages follow, so no turn can be told from what is before it."""
+    """The prompt says how many messages follow, so no turn can be separated from what is before it."""
     backwards = CHATML.replace(
         "{% for message in messages %}", "{{ messages | length }}{% for message in messages | reverse %}"
     )

@@ -83,7 +83,7 @@ class Trainer:
         return ready
 
     def serve(self) -> None:
-        """Act on orders until told to leave, or until the agent has been away for too long."""
+        """Act on orders until one says to leave, or until the agent has been away for too long."""
         started = time.perf_counter()
         self._status.show("idle", self._progress.last_step)
         try:
@@ -157,7 +157,7 @@ class Trainer:
         self._status.show("idle", self._progress.last_step, (generation.term, generation.n))
 
     def _stand_by(self) -> None:
-        """A process that cannot be started now is tried again when it is needed, and its want told then."""
+        """A process that cannot be started now is tried again when it is needed, and the error is reported then."""
         try:
             self._membership.stand_by()
         except GroupError as error:

@@ -71,7 +71,7 @@ class AlertService:
             self._evaluator.heard(message, time.monotonic())
 
     def read(self, reading: m.HostReading) -> None:
-        """Another node's reading, which its agent has told; kept in the record too."""
+        """Another node's reading, which its agent has reported; kept in the record too."""
         if self._session is not None and not self._is_idle:
             self._session.read(reading)
             self._evaluator.heard(reading, time.monotonic())

@@ -39,7 +39,7 @@ class _Connection:
 
 
 class Callers:
-    """Pure; belongs to one socket. Connections are told apart by their descriptors, which the system uses again."""
+    """Pure; belongs to one socket. Connections are distinguished by their descriptors, which the system uses again."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Connection] = {}  # by descriptor

@@ -45,7 +45,7 @@ class RankSilent:
     rank: int
     why: str
     seconds: float = 0.0  # for how long, as far as it was listened for
-    in_touch: bool = True  # whether its node can be told to end it
+    in_touch: bool = True  # whether its node can be asked to end it
     alone: bool = False  # no other rank's node is reachable either
 
 

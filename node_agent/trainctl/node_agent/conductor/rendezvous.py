@@ -254,7 +254,7 @@ class Rendezvous:
             self._tell_form(now)
 
     def _tell_form(self, now: float) -> None:
-        """Drained ranks are told too: they find themselves not in it, and idle."""
+        """The message goes to drained ranks too: they find themselves not in it, and idle."""
         durable, progress = self._state.durable, self._state.progress
         level_seconds = estimates.level_seconds(self.any_ready().parameters)
         deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)

@@ -96,7 +96,7 @@ class Shutdown:
     def _end_unasked(self, ended: d.RankEnded) -> None:
         durable, label = self._state.durable, self._state.settings.label(ended.rank)
         if ended.clean and self._adopts and self._state.progress.step >= self._state.config.run.steps:
-            self.leave("finished")  # as our predecessor had told it to
+            self.leave("finished")  # as our predecessor had ordered
         elif ended.clean and self._adopts and durable.mode == "stopping":
             self.leave("stopped")
         elif durable.settings.ranks[ended.rank].out:

@@ -134,7 +134,7 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
 
 def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
     """What a node's record has and another one's, which is about to lead the run, has not: its lead was gone before
-    it had told both alike. Raises RefusedError if that is much, for then this node is the one to lead."""
+    it had sent both the same. Raises RefusedError if that is much, for then this node is the one to lead."""
     if not is_beyond(own, other):
         return []
     items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]

@@ -132,7 +132,7 @@ class Player:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Play, and answer until told to stop; an error in one of these ends it and is raised."""
+        """Play, and answer until asked to stop; an error in one of these ends it and is raised."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         work: list[Any] = [agent.serve() for agent in self.agents]

@@ -88,7 +88,7 @@ class FollowedRank:
         self.known = dataclasses.replace(self.known, lead=lead, address=address)
 
     async def end(self, state: m.RunState, reason: str) -> None:
-        """Have the trainer end. `state` is the run's: "stopping" if its last one is still to be told, "starting" if it
+        """Have the trainer end. `state` is the run's: "stopping" if the last one is not reported yet, "starting" if it
         never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
         never_began = state == "starting"
         if never_began and self._plan is not None:
@@ -138,13 +138,13 @@ class FollowedRank:
     # ------------------------------------------------------------ up
 
     def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
-        """Whether what its lead told it before this answer may have been lost."""
+        """Whether what its lead sent it before this answer may have been lost."""
         self._ready = self._ready or isinstance(answer, m.Ready) or (isinstance(answer, m.Alive) and bool(answer.ready))
         returned, self._missed = returned or self._missed, False
         return returned
 
     def missed(self) -> None:
-        """Its lead could not be told that the trainer is back; it is told with the next answer."""
+        """The return of the trainer could not be reported to its lead; the next answer reports it."""
         self._missed = True
 
     def watch(self) -> None:

@@ -253,7 +253,7 @@ class Lead:
         return True
 
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None:
-        """What a trainer of the run that is led said; `returned`: what it was told before may be lost."""
+        """What a trainer of the run that is led said; `returned`: earlier messages to it may be lost."""
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         await session.feed(answer)

@@ -78,7 +78,7 @@ class CommandJournal:
         self._reasons.pop(command.id, None)
 
     async def take(self, identity: bytes, command: m.Command) -> None:
-        """One command from one client; of a policy's, whose identity is empty, no one is told how it ended. The same
+        """One command from one client; of a policy's, whose identity is empty, no one receives how it ended. The same
         id again gets the outcome that the first one had or will have."""
         if identity and command.by.startswith("auto"):  # only the program itself goes by that
             command = msgspec.structs.replace(command, by=f"user {command.by}")
@@ -242,9 +242,9 @@ class CommandJournal:
     # ------------------------------------------------------------ of a run that another node's agent leads
 
     async def settle(self, kept: m.KeptCommand) -> None:
-        """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
+        """Keep a command as the run's lead has it; whoever had asked this agent before gets its outcome."""
         if self._db.problem is not None:
-            return  # it is told again when its lead greets this agent the next time
+            return  # it arrives again when its lead greets this agent the next time
         self._db.keep_command(kept)
         if kept.state in m.FINAL_COMMAND_STATES:
             await self._tell(kept.id)

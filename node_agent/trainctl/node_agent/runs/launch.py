@@ -30,7 +30,7 @@ class Launch:
     """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
 
     def __init__(self, context: AgentContext, peers: Peers, name: Callable[[str], None]) -> None:
-        """`name` is told the id of the run before other nodes are asked to host its ranks."""
+        """`name` receives the id of the run before other nodes are asked to host its ranks."""
         self._context, self._db, self._peers, self._name = context, context.db, peers, name
         self.early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
 

@@ -43,7 +43,7 @@ class Session:
         saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
         on_proposal: Callable[[d.Proposed], object] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used,
+        """`lead` is this node, `ports` leads to every rank, `saw` receives each generation before it is used,
         `on_command_end` each command's outcome, `on_proposal` what policies send and `on_end` that the run has ended;
         `copies` are the record's on the run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at

@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 class Look(NamedTuple):
     """A rank at this moment."""
 
-    pid: int | None = None  # None: starting, or gone, or on a node that has not told yet
+    pid: int | None = None  # None: starting, or gone, or on a node that has not reported yet
     ending: Ending | None = None  # None: it lives, as far as is known
 
 

@@ -51,7 +51,7 @@ class PeerLink:
         self.node, self.address, self._key, self._credentials = node, address, key, credentials
         self.line = Line()
         self._since_at, self._since_monotonic = time.time(), time.monotonic()
-        self.ranks: tuple[m.HostedRank, ...] = ()  # as it last told
+        self.ranks: tuple[m.HostedRank, ...] = ()  # as it last reported
         self._context, self._lead = context, lead
         self._socket: Any = None
         self._round_trip_seconds: float | None = None  # of the last ping that was answered
@@ -123,7 +123,7 @@ class PeerLink:
             self._claiming = None
 
     async def end_rank(self, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
-        """Have it end a rank and keep how the run ended; False if it can't be told now.
+        """Have it end a rank and keep how the run ended; False if it can't be reached now.
 
         A `state` of "starting" says that the run never began: nothing of it is kept.
         """

@@ -30,7 +30,7 @@ async def attach_cluster(
     it is.
 
     `address` is that of any agent of the cluster. Where no run is active, its agent counts as the leading one; when
-    another one begins to lead, that one's snapshot follows. The node is empty until the agent has told its name.
+    another one begins to lead, that one's snapshot follows. The node is empty until the agent has sent its name.
     Raises what `Client.attach` raises for the leading agent.
     """
     cluster = _Cluster(address, columns, by, timeout_seconds, keys or current())

@@ -66,7 +66,7 @@ class Keyring:
             try:
                 self._nodes = cluster_file.read_default()
             except InvalidInputError:
-                self._nodes = Cluster()  # who asks for the cluster is told; an address alone needs no such file
+                self._nodes = Cluster()  # asking for the cluster reports it; an address alone needs no such file
         return next((entry.key for entry in self._nodes.nodes.values() if entry.address == address), None)
 
     def _own_agent(self, host: str) -> str | None:

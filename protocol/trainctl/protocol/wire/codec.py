@@ -73,7 +73,7 @@ def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
 
 
 def decode_peer(frame: bytes) -> m.FromPeer:
-    """What a follower's agent told the lead's. Raises ProtocolError."""
+    """A message from a follower's agent to the lead's. Raises ProtocolError."""
     return _bulk(frame, m.FromPeer)  # type: ignore[no-any-return]
 
 
@@ -88,12 +88,12 @@ def decode_reply(frame: bytes) -> m.AgentReply:
 
 
 def decode_order(frame: bytes) -> m.ToTrainer:
-    """What an agent told a trainer. Raises ProtocolError."""
+    """A message from an agent to a trainer. Raises ProtocolError."""
     return _bulk(frame, m.ToTrainer)  # type: ignore[no-any-return]
 
 
 def decode_answer(frame: bytes) -> m.FromTrainer:
-    """What a trainer told its agent. Raises ProtocolError."""
+    """A message from a trainer to its agent. Raises ProtocolError."""
     return _bulk(frame, m.FromTrainer)  # type: ignore[no-any-return]
 
 

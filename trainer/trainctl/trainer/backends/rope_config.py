@@ -54,7 +54,7 @@ def both_layouts(config: Config, where: str, default: Callable[[Config], Config]
 
 
 def changed(config: Config, model: Path) -> Config:
-    """The keys of `config` that config.json of `model` lacks or has otherwise: what a library is told beside it."""
+    """The keys of `config` that config.json of `model` lacks or has otherwise: what a library needs in addition."""
     stated = model_config(model)
     return {key: value for key, value in config.items() if key not in stated or stated[key] != value}
 

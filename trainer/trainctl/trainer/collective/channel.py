@@ -68,7 +68,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """It was not, and the reducer ends."""
 
     reason: str  # one line
-    peer: int | None = None  # place of the rank that it is about, where it can be told
+    peer: int | None = None  # place of the rank that it is about, if known
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):

@@ -27,7 +27,7 @@ class _Server:
         self._prepared: set[Engine] = set()
         self._closed = False
         self._open: set[int] = set()  # numbers of those forked and not let go of
-        self._released: set[int] = set()  # of those that the server has been told to
+        self._released: set[int] = set()  # already asked of the server
         self._pids: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
 

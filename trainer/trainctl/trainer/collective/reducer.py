@@ -111,7 +111,7 @@ def serve(
         order, descriptors = orders.get()
         try:
             reducer.carry_out(order, descriptors)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the trainer is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001  any error is reported to the trainer
             reason = f"{type(error).__name__}: {first_line(error)}"
             _leave(channel, reason, reducer.lost_peer(reason))
         if not isinstance(order, Prepare):

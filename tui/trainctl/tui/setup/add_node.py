@@ -1,4 +1,4 @@
-"""The steps of `trainctl cluster add`, each told in a line; this machine's files come last: a failure leaves none."""
+"""The steps of `trainctl cluster add`, one line each; this machine's files come last: a failure leaves none."""
 
 import ipaddress
 import json
