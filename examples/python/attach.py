@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import BlockingClient
@@ -22,6 +23,8 @@ from trainctl.protocol.errors import RefusedError, TrainctlError
 
 SEND_SECONDS = 0.5
 """Seconds between sending steps."""
+END_SECONDS = 10.0
+"""Seconds for which the end of the run is sent again while the agent does not answer."""
 MOST_WAITING = 10_000
 """Most steps kept while the agent is unreachable; the oldest are dropped first."""
 
@@ -91,6 +94,7 @@ class Reporter:
         self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
         self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
         self._sent_monotonic, self._attached = -math.inf, False
+        self._failure: TrainctlError | None = None
         self._after_step: int | None = 0  # start over: retract the steps that an earlier process recorded
         self.kept = 0
 
@@ -99,13 +103,25 @@ class Reporter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._send()
-        try:
-            if self._attached:
-                self._client.end_run(self._run, "failed" if kind else "finished", str(error or ""))
-        except TrainctlError as refused:
-            print(f"attach.py: {refused}", file=sys.stderr)
+        deadline = time.monotonic() + END_SECONDS
+        while (failure := self._end("failed" if kind else "finished", str(error or ""))) is not None:
+            if time.monotonic() > deadline:
+                print(f"attach.py: {failure}", file=sys.stderr)
+                break
+            time.sleep(SEND_SECONDS)
         self._client.__exit__(None, None, None)
+
+    def _end(self, state: Literal["finished", "failed"], reason: str) -> TrainctlError | None:
+        """Send what is queued and end the run; return why it failed, or None."""
+        if self._waiting or not self._attached:
+            self._send()
+        try:
+            if not self._waiting:
+                self._client.end_run(self._run, state, reason)
+                return None
+        except TrainctlError as failure:
+            return failure
+        return self._failure
 
     def add(self, step: m.GuestStep) -> None:
         """Queue a completed step, and send the queue if it is due."""
@@ -124,10 +140,10 @@ class Reporter:
                 )  # fmt: skip
                 self.kept, self._attached, self._after_step = kept.step, True, None
             self.kept = self._client.run_steps(self._run, tuple(self._waiting)).step
-        except RefusedError:
-            self._attached = False  # the run was given up, or a different agent answers
-        except TrainctlError:
-            pass  # the agent is unreachable
+        except RefusedError as refused:
+            self._failure, self._attached = refused, False  # the run was given up, or a different agent answers
+        except TrainctlError as unreachable:
+            self._failure = unreachable
         while self._waiting and self._waiting[0].step <= self.kept:
             self._waiting.popleft()
 

@@ -36,7 +36,8 @@ def call(*words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
 
 
 def call_process(*words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
-    """One command line to its end, in a process of its own."""
+    """One command line to its end, in a process of its own, with the state folder of the test."""
+    env = {"TRAINCTL_STATE": os.environ["TRAINCTL_STATE"], **env}
     return subprocess.run(
         [*COMMAND, *map(str, words)], env={**ENVIRONMENT, **env}, capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL, timeout=DEADLINE_SECONDS,

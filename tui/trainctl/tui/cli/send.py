@@ -60,8 +60,10 @@ def send(
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
+    args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
     at = where(ctx, connect, cluster)
-    args = arguments.verb_args(verb, words or [], local=targets.is_local(at.addresses[0]))
+    if targets.is_local(at.addresses[0]):
+        args = arguments.verb_args(verb, words or [], local=True)
     for name, text in (("--node", node), ("--run", run)):
         arguments.check_text(text or "", name)
     order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
