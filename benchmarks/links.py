@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout

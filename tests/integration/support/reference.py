@@ -9,7 +9,7 @@ from typing import Any
 
 from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -35,7 +35,7 @@ def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.S
     return curve
 
 
-def _executor(run: run_file.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
+def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
     progress = Progress()
     progress.load(0, 0)
     assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
@@ -44,7 +44,7 @@ def _executor(run: run_file.RunFile, dataset: Dataset, status: StatusWriter) -> 
     return Executor(ALONE, settings, load(run, node, "reference"), dataset, progress, status, lambda message: None)
 
 
-def _plans(run: run_file.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
+def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
     (node,) = run.nodes.values()
     batch, divisor = run.batch.global_, ranges.divisor(run.batch.global_, dataset.mean_weight)
     for step in range(1, steps + 1):

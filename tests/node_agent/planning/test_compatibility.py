@@ -4,7 +4,7 @@ import pytest
 
 from trainctl.node_agent.planning import compatibility
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import InvalidInputError
 
 

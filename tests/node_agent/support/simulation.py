@@ -20,7 +20,7 @@ from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import RunStateChanged
 
@@ -29,7 +29,7 @@ IN_FLIGHT_SECONDS = 0.025
 """What was kept no longer ago than this may be lost with the machine that kept it."""
 
 
-def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
+def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_tables.RunFile:
     """With even shares unless `tables` say otherwise: most tests begin with the first step."""
     group = {"first_shares": "even", **tables.pop("group", {})}
     raw = {
@@ -68,7 +68,7 @@ class Copy(NamedTuple):
 class Simulation:
     """Delivers between a conductor and its ranks; a stride is one message delivered or one piece of work done."""
 
-    def __init__(self, run_config: run_file.RunFile, kept: Durable | None = None, seed: int = 0) -> None:
+    def __init__(self, run_config: run_tables.RunFile, kept: Durable | None = None, seed: int = 0) -> None:
         self.config = run_config
         self.journal = kept or durable(batch=run_config.batch.global_)
         self.conductor = Conductor(RUN, run_config, self.journal, Progress())

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "run.toml"
 TABLES = {
-    "run": run_file.RunTable, "model": run_file.ModelTable, "data": run_file.DataTable, "batch": run_file.BatchTable,
-    "optimizer": run_file.OptimizerTable, "checkpoint": run_file.CheckpointTable, "evaluate": run_file.EvaluateTable,
-    "group": run_file.GroupTable, "adapter": run_file.AdapterTable,
+    "run": run_tables.RunTable, "model": run_tables.ModelTable, "data": run_tables.DataTable,
+    "batch": run_tables.BatchTable, "optimizer": run_tables.OptimizerTable, "checkpoint": run_tables.CheckpointTable,
+    "evaluate": run_tables.EvaluateTable, "group": run_tables.GroupTable, "adapter": run_tables.AdapterTable,
 }  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def test_the_example_run_file_parses_and_leaves_nothing_out():
     raw = tomllib.loads(EXAMPLE.read_text())
     for name, table in TABLES.items():
         assert set(raw[name]) == {field.encode_name for field in msgspec.structs.fields(table)}
-    assert set(raw["nodes"]["studio"]) == {field.encode_name for field in msgspec.structs.fields(run_file.NodeTable)}
+    assert set(raw["nodes"]["studio"]) == {field.encode_name for field in msgspec.structs.fields(run_tables.NodeTable)}
 
 
 def test_settings_said_to_stand_at_their_default_do():

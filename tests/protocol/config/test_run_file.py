@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import tomli_w
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.policies import PolicyTable
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 
@@ -208,8 +208,8 @@ def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
 def test_every_field_of_the_run_file_is_tried_above() -> None:
     marks = test_each_bad_field_is_named_with_its_file.pytestmark
     tried = {key for key, _, _ in next(mark for mark in marks if mark.name == "parametrize").args[1]}
-    for table in msgspec.structs.fields(run_file.RunFile):
-        of_names = {"nodes": ("nodes.studio", run_file.NodeTable), "policy": ("policy.first-shares", PolicyTable)}
+    for table in msgspec.structs.fields(run_tables.RunFile):
+        of_names = {"nodes": ("nodes.studio", run_tables.NodeTable), "policy": ("policy.first-shares", PolicyTable)}
         prefix, kind = of_names.get(table.name, (table.name, table.type))
         for field in msgspec.structs.fields(kind):
             assert f"{prefix}.{field.encode_name}" in tried
@@ -310,7 +310,7 @@ def safetensors(
     return len(header).to_bytes(8, "little") + header + bytes(data)
 
 
-def assets(folder: Path) -> run_file.RunFile:
+def assets(folder: Path) -> run_tables.RunFile:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     (folder / "model" / "model.safetensors").write_bytes(safetensors())
@@ -395,7 +395,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], f
 GOOD_LINE = '{"tokens": [1, 2, 3], "mask": [0, 1, true]}\n'
 
 
-def sampled(folder: Path, text: str) -> run_file.RunFile:
+def sampled(folder: Path, text: str) -> run_tables.RunFile:
     assets(folder)
     (folder / "samples.jsonl").write_text(text)
     return run_file.read(folder / "run.toml", {"data.path": "samples.jsonl", "data.kind": "samples"})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.curves import losses, plain_losses, worst
 
-from trainctl.protocol.config.run_file import AdapterTable
+from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import lora_of
 from trainctl.trainer.backends import torch_backend

@@ -20,7 +20,7 @@ from tests.trainer.support.fork_servers import ForkServers
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec

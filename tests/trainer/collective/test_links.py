@@ -11,7 +11,7 @@ from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.ranks import DEADLINE_SECONDS, pid_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.trainer.collective.group import Group, ReducerGroup
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout

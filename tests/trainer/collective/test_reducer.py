@@ -21,7 +21,7 @@ from tests.trainer.support.ranks import DEADLINE_SECONDS, Ranks, pid_of
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.machine import process_title
 from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainctl.protocol.config.run_file import AdapterTable
+from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
 from trainctl.trainer.common.model_files import StoredTensor

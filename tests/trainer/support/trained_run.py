@@ -11,7 +11,7 @@ from tests.node_agent.support import records
 from tests.trainer.support.chat_model import questions, write_rows
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Array
@@ -69,7 +69,7 @@ class TrainedRun:
 
 def _config(
     directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], steps: int, checkpoint: Mapping[str, Any]
-) -> run_file.RunFile:
+) -> run_tables.RunFile:
     rows = write_rows(directory.with_name("rows.jsonl"), questions(60))
     raw = {
         "run": {"name": "small", "steps": steps, "seed": 3}, "model": {"path": str(model)},

@@ -8,7 +8,7 @@ import pytest
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
 from trainctl.tui.doctor import check_environment, run_checks
 from trainctl.tui.doctor.check_files import of_files
@@ -143,7 +143,7 @@ def test_the_offset_is_that_of_the_round_trip_s_middle() -> None:
 # ---------------------------------------------------------------- with a run file
 
 
-def run_with(**nodes: dict[str, Any]) -> run_file.RunFile:
+def run_with(**nodes: dict[str, Any]) -> run_tables.RunFile:
     return run_file.parse({
         "run": {"name": "sft", "steps": 10}, "model": {"path": "/m"}, "data": {"path": "/d"},
         "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-3}, "nodes": nodes,

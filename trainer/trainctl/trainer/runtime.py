@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
@@ -38,7 +38,7 @@ class Trainer:
     """A loaded rank. Its parts are made by `load_trainer`; `serve` returns when the process is to end with status 0."""
 
     def __init__(
-        self, who: Identity, config: run_file.RunFile, paths: RunPaths, backend: Backend, dataset: Dataset,
+        self, who: Identity, config: run_tables.RunFile, paths: RunPaths, backend: Backend, dataset: Dataset,
         progress: Progress, status: StatusWriter, control: Control, standby: Standby | None = None,
     ) -> None:  # fmt: skip
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
@@ -54,7 +54,7 @@ class Trainer:
         self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
-        interface = config.nodes.get(who.node, run_file.NodeTable()).interface
+        interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
         self._membership = Membership(
             who.rank, self._layout, config.group, interface, _likely(config), standby, tuple(config.nodes)
         )
@@ -226,11 +226,11 @@ def load_trainer(
         log.warning("skipped %s samples that have no token to learn within data.sequence_length", dataset.left_out)
     if dataset.truncated:
         log.warning("truncated %s samples to data.sequence_length + 1 tokens", dataset.truncated)
-    backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)
+    backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 
 
-def _likely(config: run_file.RunFile) -> m.Engine | None:
+def _likely(config: run_tables.RunFile) -> m.Engine | None:
     return engines.likely(config.group.engine) if len(config.nodes) > 1 else None
 
 

@@ -10,7 +10,7 @@ from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
 

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import SUFFIXES, data_files
+from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_tables import SUFFIXES
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests

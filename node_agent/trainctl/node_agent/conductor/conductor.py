@@ -26,7 +26,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 

@@ -7,7 +7,7 @@ from trainctl.node_agent.conductor.events import Commanded
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Carried, Settings
 from trainctl.node_agent.planning.share_edits import Facts
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 

@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor.pending import SIDE_KINDS
 from trainctl.node_agent.conductor.rows import RunSums, step_committed
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import schema_1_events
 

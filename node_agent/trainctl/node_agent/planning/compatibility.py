@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Engine, FileDigest, Ready
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.protocol.config.run_file import OptimizerTable
+from trainctl.protocol.config.run_tables import OptimizerTable
 
 
 class LrRule(msgspec.Struct, frozen=True):

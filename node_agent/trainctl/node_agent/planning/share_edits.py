@@ -13,7 +13,7 @@ from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.apportion import Speed, apportion, quickest
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
 from trainctl.protocol.messages import events as e

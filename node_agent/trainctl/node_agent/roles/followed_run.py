@@ -14,7 +14,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 

@@ -15,7 +15,7 @@ from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 

@@ -18,7 +18,7 @@ from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
@@ -43,7 +43,7 @@ class Launch:
         """It hosts its rank from here on; the trainers whose end it reported before were of an earlier life."""
         self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
 
-    async def new(self, config: run_file.RunFile, command: m.Command) -> restore.Opening:
+    async def new(self, config: run_tables.RunFile, command: m.Command) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         opening = await asyncio.to_thread(
@@ -102,7 +102,7 @@ class Launch:
         return kept
 
     async def _host(
-        self, run: str, ranks: dict[int, str], config: run_file.RunFile, generation: m.Generation, source: Source,
+        self, run: str, ranks: dict[int, str], config: run_tables.RunFile, generation: m.Generation, source: Source,
         *, call_off: m.RunState,
     ) -> None:  # fmt: skip
         self._name(run)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from trainctl.protocol.config import addresses, run_file
+from trainctl.protocol.config import addresses, run_file, run_tables
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -35,7 +35,7 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
     if unknown:
         there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
         raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; {there}")
-    tables = config.nodes or {name: run_file.NodeTable() for name in known}
+    tables = config.nodes or {name: run_tables.NodeTable() for name in known}
     return msgspec.structs.replace(config, nodes=tables)
 
 

@@ -16,7 +16,7 @@ from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, SHIM_SECONDS,
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_file import NodeTable
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths

@@ -10,7 +10,7 @@ from trainctl.node_agent.transport.peer_link import CredentialsFor, PeerLink, Pe
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import NodeEntry
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire import codec
 

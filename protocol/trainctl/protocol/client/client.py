@@ -21,7 +21,7 @@ from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
-from trainctl.protocol.config.run_file import DataKind
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import (
     START_ONE,
     ExpiredError,

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 
 
 class Objective(NamedTuple):

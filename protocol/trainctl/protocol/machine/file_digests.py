@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainctl.protocol.config.run_file import DataKind, data_files
+from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages import FileDigest
 
 MAX_FILES = 64

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.names import NAME_PATTERN
-from trainctl.protocol.config.run_file import DataKind
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
 from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import AdapterTable, RunFile
+from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data.permutation import mix, uniform

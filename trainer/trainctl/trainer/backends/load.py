@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from trainctl.protocol.config.run_file import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.backends.base import Backend, BackendName
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora

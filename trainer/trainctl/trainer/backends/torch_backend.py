@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora

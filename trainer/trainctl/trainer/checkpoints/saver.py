@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.loss_scale import LossScale

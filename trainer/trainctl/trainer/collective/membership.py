@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
 from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout

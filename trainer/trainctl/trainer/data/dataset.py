@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import RunFile, data_files
+from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered
 from trainctl.trainer.data.packing import Pack, open_pack

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import RunFile, data_files
+from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest

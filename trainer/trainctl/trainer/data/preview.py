@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
@@ -21,7 +21,7 @@ from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
 
 
-def preview(config: run_file.RunFile, shown: int, where: str) -> DataStatistics:
+def preview(config: run_tables.RunFile, shown: int, where: str) -> DataStatistics:
     """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-") as folder:
         dataset = open_dataset(config, Path(folder), where)
@@ -44,7 +44,7 @@ def _by_length(lengths: Indices, global_batch: int) -> Indices:
     return np.concatenate([-np.sort(-batch) for batch in batches])
 
 
-def _shown(config: run_file.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
+def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
     assert tokenizer is not None
     tokens, counted = dataset.sample(number)
     flags = [False, *counted.tolist()]  # the first token is no one's target

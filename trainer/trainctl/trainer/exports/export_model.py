@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader

@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from trainctl.protocol.config.run_file import AdapterTable, RunFile
+from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.exports.history import History
 from trainctl.trainer.exports.verification import Form

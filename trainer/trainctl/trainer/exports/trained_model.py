@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.checkpoints import digest_of, listed, verify

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainctl.protocol.config import names
+from trainctl.protocol.config import names, run_tables
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -140,7 +140,7 @@ def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: Clu
     return RunFile(runfile.to_dict(config), unseen)
 
 
-def nodes_here(config: runfile.RunFile) -> list[str]:
+def nodes_here(config: run_tables.RunFile) -> list[str]:
     """The nodes of the run file that are this machine, as far as is known without a cluster file: the only one, or the
     one with this machine's name. `[""]` where the file names none."""
     if len(config.nodes) < 2:
@@ -148,7 +148,7 @@ def nodes_here(config: runfile.RunFile) -> list[str]:
     return [node for node in config.nodes if node == names.node_name()]
 
 
-def _nodes_near(config: runfile.RunFile, cluster: ClusterFile) -> tuple[list[str], list[str]]:
+def _nodes_near(config: run_tables.RunFile, cluster: ClusterFile) -> tuple[list[str], list[str]]:
     """Of the run's nodes on loopback: those that are this machine, being of its name or alone there, and the others."""
     loopback = [node for node, entry in cluster.cluster.nodes.items() if is_local(entry.address)]
     near = [node for node in config.nodes or cluster.nodes if node in loopback]
@@ -156,9 +156,9 @@ def _nodes_near(config: runfile.RunFile, cluster: ClusterFile) -> tuple[list[str
     return here, [node for node in near if node not in here]
 
 
-def _missing(config: runfile.RunFile, node: str) -> dict[str, str]:
+def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
     """By field, the paths of the node's own table that aren't on this machine."""
-    table = config.nodes.get(node, runfile.NodeTable())
+    table = config.nodes.get(node, run_tables.NodeTable())
     own = {"model_path": table.model_path, "data_path": table.data_path}
     return {f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(path)}
 
@@ -170,7 +170,7 @@ def _is_there(path: str) -> bool:
         return False
 
 
-def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> None:
+def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -> None:
     """Model and data as each of these nodes has them, once where several have the same."""
     seen: set[tuple[str, str]] = set()
     wrong = Collected()
@@ -183,7 +183,7 @@ def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> N
     wrong.raise_any()
 
 
-def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> None:
+def _check_nodes(config: run_tables.RunFile, cluster: ClusterFile, where: str) -> None:
     """Whether every node is of the cluster, and the batch has a sample for each."""
     wrong = Collected()
     for node in config.nodes:
@@ -198,7 +198,7 @@ def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> N
     wrong.raise_any()
 
 
-def _check_room(config: runfile.RunFile, cluster: ClusterFile, where: str) -> None:
+def _check_room(config: run_tables.RunFile, cluster: ClusterFile, where: str) -> None:
     given = [table.share for table in config.nodes.values() if table.share is not None]
     free = len(config.nodes or cluster.nodes) - len(given)
     if sum(given) + free > config.batch.global_:

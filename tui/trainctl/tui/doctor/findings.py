@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import RunFile
+from trainctl.protocol.config.run_tables import RunFile
 
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import tomli_w
 
 from trainctl.protocol.config import addresses
-from trainctl.protocol.config.run_file import DataKind
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import installing
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from trainctl.protocol.config import names, run_file
-from trainctl.protocol.config.run_file import DataKind
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
 
 BACKENDS = ("torch", "mlx")

@@ -1,0 +1,131 @@
+"""The tables of a run file: their fields, types and defaults."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.policies import PolicyName, PolicyTable
+
+PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
+LayerNames = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(min_length=1)]
+DataKind = Literal["text", "rows", "samples"]
+PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+SUFFIXES: Final[dict[DataKind, tuple[str, ...]]] = {
+    "text": (".txt",),
+    "rows": (".jsonl", ".ndjson", ".parquet"),
+    "samples": (".jsonl",),
+}
+"""Of the files that data of a kind are read from in a folder."""
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The root of the tables below."""
+
+
+class RunTable(_Table, frozen=True):
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)]
+    steps: PositiveInt
+    seed: NonNegativeInt = 0
+    orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
+    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long
+
+
+class ModelTable(_Table, frozen=True):
+    path: PathText  # a Hugging Face directory: config.json, model.safetensors
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
+
+
+class DataTable(_Table, frozen=True):
+    path: PathText  # a file; text and rows: or a folder of *.txt, of *.jsonl and *.parquet
+    kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
+    tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
+    sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
+    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
+    overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
+
+
+class BatchTable(_Table, frozen=True):
+    global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
+    micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
+
+
+class GroupTable(_Table, frozen=True):
+    """How ranks sum their gradients; one rank alone needs none of it."""
+
+    engine: Literal["auto", "gloo", "ring"] = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
+    links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: rings summing at once, a process each
+    chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
+    first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement
+    sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
+    hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that makes no progress for so long hangs
+    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, unreachable
+
+
+class OptimizerTable(_Table, frozen=True):
+    """AdamW (Loshchilov and Hutter 2019) with bias correction, after clipping by the global norm."""
+
+    learning_rate: Annotated[float, Meta(gt=0, le=100)]
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.0  # on matrices only, not on norms and biases
+    clip_norm: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
+
+
+class AdapterTable(_Table, frozen=True):
+    """What is trained: all weights, or low-rank adapters beside frozen ones (LoRA, Hu et al. 2021)."""
+
+    kind: Literal["full", "lora", "rslora"] = "full"
+    rank: Annotated[int, Meta(ge=1, le=4096)] = 16  # columns of each adapter
+    alpha: Annotated[float, Meta(gt=0, le=65536)] = 32.0  # what it adds is scaled by alpha / rank; rslora: / root rank
+    targets: Literal["linear"] | LayerNames = "linear"  # all linear layers of the decoder layers, or those of a name
+    layers: NonNegativeInt = 0  # the last so many decoder layers; 0: all
+
+
+class CheckpointTable(_Table, frozen=True):
+    every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
+    keep_last: PositiveInt = 2
+    keep_best: bool = True  # also the one with the lowest held-out loss, of those evaluated at their own step
+    at_end: bool = True
+
+
+class EvaluateTable(_Table, frozen=True):
+    every_steps: NonNegativeInt = 0  # 0: only when asked
+
+
+class NodeTable(_Table, frozen=True):
+    share: PositiveInt | None = None  # samples of the global batch; None: what others leave
+    micro: PositiveInt | None = None
+    backend: Literal["auto", "torch", "mlx"] = "auto"
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the backend's default
+    memory_limit_gb: Annotated[float, Meta(gt=0)] | None = None  # 10^9 bytes the trainer may take on its device
+    model_path: PathText | None = None  # where this machine keeps the model, if not at model.path
+    data_path: PathText | None = None  # where this machine keeps the data, if not at data.path
+    interface: Annotated[str, Meta(max_length=64)] = ""  # network interface of the sums, such as en5; empty: loopback
+    priority: Annotated[int, Meta(ge=-20, le=19)] | None = None  # nice value of its processes; None: the agent's
+    env: dict[str, str] = {}  # environment variables of its processes, over the agent's
+
+
+class RunFile(_Table, frozen=True):
+    run: RunTable
+    model: ModelTable
+    data: DataTable
+    batch: BatchTable
+    optimizer: OptimizerTable
+    adapter: AdapterTable = AdapterTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    group: GroupTable = GroupTable()
+    alerts: AlertsTable = AlertsTable()
+    policy: dict[PolicyName, PolicyTable] = {}
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
