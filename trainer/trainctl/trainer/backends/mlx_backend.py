@@ -22,7 +22,9 @@ from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
 from trainctl.trainer.backends import rope_config
+from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
@@ -48,6 +50,7 @@ class MlxBackend(Backend):
         adapter: Lora | None = None,
     ) -> None:  # fmt: skip
         self._model, self.adapter = model, adapter
+        self.chunks: MlxChunks | None = None
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
@@ -215,6 +218,9 @@ class MlxBackend(Backend):
         return loss * scale, loss
 
     def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"] = "sum") -> Any:
+        if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.size)):
+            losses = self.chunks.token_losses(inputs, targets, size).reshape(targets.shape) * counted
+            return losses.sum() if reduction == "sum" else losses
         logits = self._model(inputs).astype(mx.float32)
         return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
@@ -238,10 +244,12 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     path = Path(config.model.path)
     adapter = read_lora(config, where)
     model = read_model(path, where, config.data.sequence_length)
+    checkpoint_mlx(model, config.model.gradient_checkpointing, where)
     dtype = getattr(mx, config.model.dtype)
     backend = MlxBackend(model, config.optimizer, dtype=dtype, limit_bytes=limit_bytes, adapter=adapter)
     if adapter is not None:
         backend.copy_in("weights", adapter.first_values(config.run.seed))
+    backend.chunks = MlxChunks(model, chunking_of(config, backend.memory(), of_host=True), where)
     return backend
 
 
