@@ -91,6 +91,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("batch.global", "24", "must be a whole number"),
         ("batch.micro", 0, " of at least 1"),
         ("batch.micro", 25, "above batch.global = 24"),
+        ("batch.micro_tokens", -1, " of at least 0"),
         ("optimizer.learning_rate", 0, "must be a number above 0"),
         ("optimizer.learning_rate", float("nan"), "number"),
         ("optimizer.learning_rate", float("inf"), " of at most 100"),
@@ -104,6 +105,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),
         ("optimizer.final_fraction", 1.1, " of at most 1"),
         ("data.overlong", "wrap", "'wrap'"),
+        ("data.packing", "first-fit", "'first-fit'"),
         ("adapter.kind", "dora", "'dora'"),
         ("adapter.rank", 0, " of at least 1"),
         ("adapter.alpha", 0, "must be a number above 0"),
@@ -159,6 +161,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.priority", -21, " of at least -20"),
         ("nodes.studio.priority", "low", "must be a whole number"),
         ("nodes.studio.env", ["A=b"], "must be a table"),
+        ("nodes.studio.micro_tokens", 1.5, "must be a whole number"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:

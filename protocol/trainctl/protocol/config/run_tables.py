@@ -48,11 +48,13 @@ class DataTable(_Table, frozen=True):
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
     overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
+    packing: Literal["none", "best-fit"] = "none"  # best-fit: rows and samples, put together up to sequence_length
 
 
 class BatchTable(_Table, frozen=True):
     global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
     micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
+    micro_tokens: NonNegativeInt = 0  # padded tokens per forward/backward, at least one sample; 0: no limit
 
 
 class GroupTable(_Table, frozen=True):
@@ -114,6 +116,7 @@ class NodeTable(_Table, frozen=True):
     interface: Annotated[str, Meta(max_length=64)] = ""  # network interface of the sums, such as en5; empty: loopback
     priority: Annotated[int, Meta(ge=-20, le=19)] | None = None  # nice value of its processes; None: the agent's
     env: dict[str, str] = {}  # environment variables of its processes, over the agent's
+    micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
 
 
 class RunFile(_Table, frozen=True):
