@@ -91,6 +91,7 @@ class AdapterTable(_Table, frozen=True):
     alpha: Annotated[float, Meta(gt=0, le=65536)] = 32.0  # what it adds is scaled by alpha / rank; rslora: / root rank
     targets: Literal["linear"] | LayerNames = "linear"  # all linear layers of the decoder layers, or those of a name
     layers: NonNegativeInt = 0  # the last so many decoder layers; 0: all
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of an adapter's inputs set to zero in training
 
 
 class CheckpointTable(_Table, frozen=True):

@@ -217,6 +217,8 @@ class MlxBackend(Backend):
 
     def _losses(self, batch: Batch, reduction: Literal["none", "sum"] = "sum") -> Any:
         inputs, targets, counted = mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
+        if self.adapter is not None:
+            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
         documents = None if batch.positions is None else DocumentMask(mx.array(batch.positions), self._model)
         caches = documents and [documents] * len(self._model.layers)
         logits = self._model(inputs, cache=caches).astype(mx.float32)

@@ -204,6 +204,9 @@ class TorchBackend(Backend):
 
     def _losses(self, batch: Batch, reduction: str = "sum") -> torch.Tensor:
         targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
+        if self.adapter is not None:
+            keys = batch.keys
+            self.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
         documents = {} if batch.positions is None else {"position_ids": self._integers(batch.positions)}
         logits = self._model(input_ids=self._integers(batch.inputs), use_cache=False, **documents).logits
         flat = logits.float().flatten(0, 1)

@@ -21,6 +21,7 @@ class Batch:
     lengths: NDArray[np.int64]  # [B], targets without padding
     weight: float  # counted targets
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
+    keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
 
     def __len__(self) -> int:
         return len(self.inputs)

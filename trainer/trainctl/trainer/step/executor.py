@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import msgspec
@@ -19,6 +19,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
@@ -209,7 +210,10 @@ class Executor:
                 batch.add(positions, loss_sum, data.weight, data.tokens)
 
     def _data(self, positions: Indices) -> Batch:
-        return self._dataset.batch(self._samples(positions))
+        batch = self._dataset.batch(self._samples(positions))
+        if self._backend.adapter is None or not self._backend.adapter.table.dropout:
+            return batch
+        return replace(batch, keys=token_keys(self._settings.seed, positions, batch.inputs.shape[1]))
 
     def _targets(self, positions: Indices) -> Indices:
         return self._dataset.targets(self._samples(positions))
