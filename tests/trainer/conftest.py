@@ -163,7 +163,7 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         loaded = load(config, config.nodes["here"], "run.toml")
         progress = Progress()
         progress.load(0, 0)
-        settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
+        settings = Settings.of(config, "here")
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
         executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)

@@ -58,8 +58,8 @@ def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter) -
     progress = Progress()
     progress.load(0, 0)
     assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
-    settings = Settings(run.run.seed, run.model.dtype, run.optimizer.clip_norm)
-    (node,) = run.nodes.values()
+    ((name, node),) = run.nodes.items()
+    settings = Settings.of(run, name)
     return Executor(ALONE, settings, load(run, node, "reference"), dataset, progress, status, lambda message: None)
 
 

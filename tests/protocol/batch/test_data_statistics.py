@@ -20,5 +20,15 @@ def test_padding_is_the_share_of_positions_without_a_token(lengths: list[int], m
     assert np.isclose(padding(np.array(lengths, np.int64), micro), empty / sum(map(len, rows)))
 
 
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 12), st.integers(1, 200))
+def test_micro_batches_filled_by_tokens_are_within_them_or_of_one_sample(
+    lengths: list[int], micro: int, tokens: int
+) -> None:
+    ordered = np.array(sorted(lengths, reverse=True), np.int64)
+    assert 0 <= padding(ordered, micro, tokens) <= padding(ordered, micro) + 1e-12
+    assert padding(ordered, micro, 1) == 0
+    assert padding(ordered, micro, 50 * 12) == padding(ordered, micro)
+
+
 def padded(lengths: list[int]) -> list[list[int]]:
     return [[1] * length + [0] * (max(lengths) - length) for length in lengths]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints import files
@@ -339,3 +340,33 @@ def test_a_sliding_window_that_mlx_lm_leaves_out_is_refused(saved: Saved, load_m
     (model / "config.json").write_text(json.dumps(qwen2), encoding="utf-8")
     shutil.copyfile(saved("qwen2") / "model.safetensors", model / "model.safetensors")
     assert furthest(logs_of(load_model(model, "mlx")), plain_torch(model)) < 1e-4, "its window is off"
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packed_documents_train_as_if_unpacked(saved: Saved, load_model: Loader, name: str, backend: str) -> None:
+    model = load_model(saved(name), backend)
+    document_mask.check(model, SMALL["vocab_size"], "run.toml")
+    chance = np.random.default_rng(4)
+    lengths = np.array([9, 14, 7, 5, 20, 1])
+    tokens = chance.integers(1, SMALL["vocab_size"], lengths.sum() + len(lengths))
+    counted = chance.integers(0, 2, len(tokens)).astype(np.uint8)
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    packed = batches.packed(tokens, counted, starts, lengths, np.array([0, 0, 0, 1, 1, 2]))
+    assert packed.inputs.shape == (3, 30) and packed.tokens == lengths.sum()
+    apart = summed(model, batches.gathered(tokens, counted, starts, lengths))
+    together = summed(model, packed)
+    assert together[0] == pytest.approx(apart[0], rel=1e-6)
+    assert np.linalg.norm(together[1] - apart[1]) < 2e-6 * np.linalg.norm(apart[1])
+    wrong = summed(model, dataclasses.replace(packed, positions=None))
+    assert abs(wrong[0] / apart[0] - 1) > 1e-4
+    assert np.linalg.norm(wrong[1] - apart[1]) > 1e-3 * np.linalg.norm(apart[1])
+
+
+def summed(model: Backend, batch: batches.Batch) -> tuple[float, NDArray[np.float32]]:
+    """A batch's loss sum and gradient."""
+    model.clear()
+    loss = model.forward(batch, 1.0)
+    model.backward()
+    model.accumulate()
+    return loss, np.concatenate([part.ravel() for part in model.copy_of("accumulators").values()])

@@ -1,6 +1,7 @@
 """Gradient checkpointing changes no bit of a gradient, a chunked loss only its last ones; both save memory."""
 
 import ctypes
+import dataclasses
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,24 @@ def test_a_chunked_loss_is_the_same_one(load_model: Loader, backend: str, adapte
     logs = saving.token_log_probabilities(batch())
     assert logs == pytest.approx(plain.token_log_probabilities(batch()), rel=1e-5, abs=1e-6)
     assert logs.shape == (3, 20)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_both_keep_the_documents_of_a_pack_apart(load_model: Loader, backend: str) -> None:
+    """With dropout, whose masks backward has to find again."""
+    table = LORA["adapter"] | {"dropout": 0.1}
+    places = np.tile(np.concatenate([np.arange(8), np.arange(12)]), (3, 1))
+    keys = np.arange(60, dtype=np.int32).reshape(3, 20)
+    given = dataclasses.replace(batch(), positions=places.astype(np.int32), keys=keys)
+    plain = load_model(backend, model__chunked_loss="off", adapter=table)
+    saving: Any = load_model(backend, model__chunked_loss="on", model__gradient_checkpointing="all", adapter=table)
+    saving.chunks._chunking = saving.chunks._chunking._replace(logits=257 * 7)
+    loss, gradient = loss_and_gradient(plain, given)
+    again, same = loss_and_gradient(saving, given)
+    assert again == pytest.approx(loss, rel=1e-6)
+    assert abs(loss - loss_and_gradient(load_model(backend, adapter=table), batch())[0]) > 1e-5 * loss
+    for name, array in gradient.items():
+        assert np.linalg.norm(same[name] - array) <= 2e-6 * np.linalg.norm(array), name
 
 
 def peak_bytes(backend: Backend, given: batches.Batch) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
@@ -37,6 +38,10 @@ def test_it_counts_what_the_run_trains_on(rows_file: RunFile, tmp_path: Path) ->
     assert found.duplicates == 42 - len({(row["prompt"], row["completion"]) for row in rows})
     assert found.truncated == dataset.truncated > 0
     assert found.lengths["p100"] > 61 and 0 < found.padding < 1
+    packed = rows_file([*rows, rows[0], rows[1]], data__sequence_length=60, data__packing="best-fit")
+    packs = open_dataset(packed, tmp_path / "packs", "run.toml")
+    assert found.packs == preview(packed, 0, "run.toml").packs == packs.samples < dataset.samples
+    assert found.pack_efficiency == packs.targets(np.arange(packs.samples)).mean() / 60
     assert found.shown[1].place.endswith("rows.jsonl: line 2")
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
@@ -52,11 +53,12 @@ def test_colours_mark_what_counts() -> None:
 
 
 def test_a_person_reads_shares_beside_counts() -> None:
-    lines = statistics_lines(DataStatistics(
+    found = DataStatistics(
         samples=2000, held_out=20, tokens=400_000, counted=100_000, lengths={"p50": 90, "p100": 4096},
         sequence_length=512, truncated=50, skipped=3, duplicates=7, padding=0.253, micro_batch=8,
-    ))  # fmt: skip
-    assert lines == [
+        packs=1200, pack_efficiency=0.971,
+    )  # fmt: skip
+    assert statistics_lines(found) == [
         "samples     2,000, of which 20 are held out",
         "tokens      400,000; 100,000 count in the loss (25.0%)",
         "lengths     p50 90, longest 4,096 tokens; sequence_length 512",
@@ -64,4 +66,9 @@ def test_a_person_reads_shares_beside_counts() -> None:
         "not used    3 more samples",
         "duplicates  7 samples",
         "padding     25.3% of a micro-batch of 8",
+        "packing     none; best-fit would make 1,200 packs, 97.1% full",
+    ]
+    assert statistics_lines(msgspec.structs.replace(found, packing="best-fit"))[-2:] == [
+        "padding     25.3% of a micro-batch of 8 without packing",
+        "packing     1,200 packs, 97.1% full",
     ]

@@ -44,7 +44,7 @@ class Trainer:
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
         self._progress, self._status, self._control = progress, status, control
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
-        settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
+        settings = Settings.of(config, who.node)
         self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
         self._model_files = file_digests.model_digests(Path(config.model.path))
         self._saver = Saver(
@@ -228,6 +228,9 @@ def load_trainer(
         log.warning("truncated %s samples to data.sequence_length + 1 tokens", dataset.truncated)
     if warning := families.untested(model_family(Path(config.model.path))):
         log.warning("%s", warning)
+    if dataset.packs is not None:
+        samples, packs = len(dataset.packs.members), len(dataset.packs)
+        log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 

@@ -1,7 +1,6 @@
-"""Statistics of training data: lengths, counted tokens, padding. Pure."""
+"""Statistics of training data: lengths, counted tokens, padding, packing. Pure."""
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -29,8 +28,11 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     truncated: int  # samples that lose their end
     skipped: int  # samples that are not used
     duplicates: int  # samples equal to an earlier one
-    padding: float  # fraction of a micro-batch's positions that are padding
+    padding: float  # fraction of a micro-batch's positions that are padding, without packing
     micro_batch: int
+    packing: Literal["none", "best-fit"] = "none"  # as the run file asks for
+    packs: int | None = None  # that best-fit makes of the samples for training, asked for or not; None: of text
+    pack_efficiency: float | None = None  # tokens of all packs / (packs x sequence_length)
     shown: tuple[ShownSample, ...] = ()
 
 
@@ -40,9 +42,14 @@ def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:
     return {f"p{percent}": int(value) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
-def padding(lengths: NDArray[np.int64], micro_batch: int) -> float:
+def padding(lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0) -> float:
     """The fraction of positions that are padding if samples of these lengths, in this order, are processed
-    `micro_batch` at a time, each padded to the longest beside it."""
-    groups: Sequence[NDArray[np.int64]] = np.split(lengths, range(micro_batch, len(lengths), micro_batch))
-    positions = sum(int(group.max()) * len(group) for group in groups)
+    `micro_batch` at a time, each padded to the longest beside it. With `micro_tokens`, the first of a micro-batch,
+    which is its longest, says how many fit into it."""
+    positions = done = 0
+    while done < len(lengths):
+        fit = max(1, micro_tokens // int(lengths[done])) if micro_tokens else micro_batch
+        group = lengths[done : done + min(micro_batch, fit)]
+        positions += int(group.max()) * len(group)
+        done += len(group)
     return 1 - int(lengths.sum()) / positions

@@ -152,6 +152,10 @@ def _check_lengths(config: RunFile, where: str) -> None:
             problem = f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
     with wrong.going_on():
+        if config.data.kind == "text" and config.data.packing != "none":
+            problem = 'packs rows and samples; text fills its blocks already: set data.packing = "none"'
+            raise InvalidInputError(f"{where}: data.packing", problem)
+    with wrong.going_on():
         if batch.micro > batch.global_:
             raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is above batch.global = {batch.global_}")
     wrong.raise_any()

@@ -52,11 +52,13 @@ class DataTable(_Table, frozen=True):
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
     overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
+    packing: Literal["none", "best-fit"] = "none"  # best-fit: rows and samples, put together up to sequence_length
 
 
 class BatchTable(_Table, frozen=True):
     global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
     micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
+    micro_tokens: NonNegativeInt = 0  # padded tokens per forward/backward, at least one sample; 0: no limit
 
 
 class GroupTable(_Table, frozen=True):
@@ -93,6 +95,7 @@ class AdapterTable(_Table, frozen=True):
     alpha: Annotated[float, Meta(gt=0, le=65536)] = 32.0  # what it adds is scaled by alpha / rank; rslora: / root rank
     targets: Literal["linear"] | LayerNames = "linear"  # all linear layers of the decoder layers, or those of a name
     layers: NonNegativeInt = 0  # the last so many decoder layers; 0: all
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of an adapter's inputs set to zero in training
 
 
 class CheckpointTable(_Table, frozen=True):
@@ -119,6 +122,7 @@ class NodeTable(_Table, frozen=True):
     priority: Annotated[int, Meta(ge=-20, le=19)] | None = None  # nice value of its processes; None: the agent's
     env: dict[str, str] = {}  # environment variables of its processes, over the agent's
     gradient_checkpointing: GradientCheckpointing | None = None  # None: as [model] says
+    micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
 
 
 class RunFile(_Table, frozen=True):

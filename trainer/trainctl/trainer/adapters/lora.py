@@ -2,7 +2,7 @@
 
 A frozen linear layer with weights W [out, in] gets A [rank, in] and B [out, rank], in float32, and computes
 
-    y = x W^T + scale (x A^T) B^T,    scale = alpha / rank, or alpha / sqrt(rank) for rsLoRA
+    y = x W^T + scale (drop(x) A^T) B^T,    scale = alpha / rank, or alpha / sqrt(rank) for rsLoRA
 
 Names, shapes and the files' layout are peft's: base_model.model.LAYER.lora_A.weight and .lora_B.weight. B starts at
 zero and A uniform within 1 / sqrt(in), as in peft and mlx-lm. A is drawn from `mix` over a counter keyed by the run's
@@ -12,7 +12,7 @@ seed and the layer's place, so every rank starts from the same bits on either ba
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.adapters.dropout import TokenKeys
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data.permutation import mix, uniform
 
@@ -36,6 +37,7 @@ class Lora:
     table: AdapterTable
     layers: Mapping[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model
     decoder_layers: int  # that the model has
+    token_keys: TokenKeys = field(default_factory=TokenKeys, compare=False)
 
     @property
     def scale(self) -> float:
@@ -57,7 +59,7 @@ class Lora:
         return {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model, "inference_mode": True,
             "r": self.table.rank, "lora_alpha": self.table.alpha, "use_rslora": self.table.kind == "rslora",
-            "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+            "lora_dropout": self.table.dropout, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
             "target_modules": sorted(self.layers),
         }  # fmt: skip
 

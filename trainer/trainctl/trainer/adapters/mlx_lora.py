@@ -27,6 +27,11 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
     layers = {
         layer: made.from_base(linear[layer], r=lora.table.rank, dropout=0.0, scale=lora.scale) for layer in lora.layers
     }
+    if lora.table.dropout:
+        from trainctl.trainer.adapters.mlx_dropout import Dropout
+
+        for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
+            layers[layer].dropout = Dropout(lora, place, width)
     model.update_modules(tree_unflatten([*layers.items()]))
     return places(lora)
 
@@ -46,5 +51,5 @@ def mlx_config(lora: Lora) -> dict[str, Any]:
     keys = sorted({_DECODER_LAYER.sub("", layer) for layer in lora.layers})
     return {
         "fine_tune_type": "lora", "num_layers": lora.table.layers or lora.decoder_layers,
-        "lora_parameters": {"rank": lora.table.rank, "scale": lora.scale, "dropout": 0.0, "keys": keys},
+        "lora_parameters": {"rank": lora.table.rank, "scale": lora.scale, "dropout": lora.table.dropout, "keys": keys},
     }  # fmt: skip

@@ -1,10 +1,12 @@
 """LoRA on torch, by peft."""
 
 import warnings
+from typing import Any
 
 import torch
 
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.adapters import dropout
 from trainctl.trainer.adapters.lora import Lora
 
 _NAME = "default"
@@ -26,7 +28,27 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
+    if table.dropout:
+        for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
+            drops: Any = adapted.get_submodule(f"base_model.model.{layer}").lora_dropout
+            drops[_NAME] = _Dropout(lora, place, width)
     return adapted
+
+
+class _Dropout(torch.nn.Module):
+    """Drops inputs of one adapter while training."""
+
+    def __init__(self, lora: Lora, place: int, width: int) -> None:
+        super().__init__()
+        self._tokens, self._rate = lora.token_keys, lora.table.dropout
+        self._channels = torch.from_numpy(dropout.channel_keys(place, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self._tokens.value is None:
+            return x
+        self._channels = self._channels.to(x.device)
+        kept = dropout.kept(self._tokens.value, self._channels, dropout.threshold(self._rate))
+        return torch.where(kept, x * (1 / (1 - self._rate)), 0)
 
 
 def stored_name(name: str) -> str:

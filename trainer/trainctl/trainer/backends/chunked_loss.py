@@ -68,12 +68,12 @@ class TorchChunks:
         """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         return self._chunking.chunk_tokens(tokens) if self._is_possible else None
 
-    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int) -> Any:
+    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int, **documents: Any) -> Any:
         """[B L] in float32: the negative log-probability of each target, 0 for those that are `ignored`."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        hidden = self._body(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+        hidden = self._body(input_ids=inputs, use_cache=False, **documents).last_hidden_state.flatten(0, 1)
         loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=ignored, reduction="none")
 
         def chunk_losses(part: Any, expected: Any) -> Any:
@@ -112,7 +112,7 @@ class MlxChunks:
         """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         return self._chunking.chunk_tokens(tokens) if self._body is not None else None
 
-    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int) -> Any:
+    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, caches: Any = None) -> Any:
         """[B L] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
         evaluates what can be evaluated at once."""
         import mlx.core as mx
@@ -147,7 +147,7 @@ class MlxChunks:
                 sums = [total + new for total, new in zip(sums, more, strict=True)]
             return (mx.concatenate(made), *sums) if pairs else mx.concatenate(made)
 
-        return losses(self._body(inputs).flatten(0, 1), *(array for _, array in pairs))
+        return losses(self._body(inputs, cache=caches).flatten(0, 1), *(array for _, array in pairs))
 
     def _head_parameters(self) -> Any:
         """What the head trains: all outside the body, or the tied embeddings."""

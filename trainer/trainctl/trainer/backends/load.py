@@ -2,10 +2,13 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend, BackendName
+from trainctl.trainer.common.model_files import vocabulary_size
 
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 
@@ -17,10 +20,14 @@ def load(config: RunFile, node: NodeTable, where: str) -> Backend:
     if name == "mlx":
         from trainctl.trainer.backends.mlx_backend import load_mlx
 
-        return load_mlx(config, node, where)
-    from trainctl.trainer.backends.torch_backend import load_torch
+        backend: Backend = load_mlx(config, node, where)
+    else:
+        from trainctl.trainer.backends.torch_backend import load_torch
 
-    return load_torch(config, node, where)
+        backend = load_torch(config, node, where)
+    if config.data.packing != "none":
+        document_mask.check(backend, vocabulary_size(Path(config.model.path)), where)
+    return backend
 
 
 def choose(wanted: str, where: str) -> BackendName:

@@ -26,6 +26,7 @@ from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
 
@@ -79,7 +80,7 @@ class MlxBackend(Backend):
     def forward(self, batch: Batch, scale: float) -> float:
         with self._memory_errors():
             try:
-                (_, loss), self._scratch = self._differentiate(self._masters, *_arrays(batch), scale)
+                (_, loss), self._scratch = self._differentiate(self._masters, batch, scale)
             finally:
                 self._publish()  # tracing left its own arrays in the model
             mx.eval(loss)
@@ -127,12 +128,12 @@ class MlxBackend(Backend):
 
     def evaluate(self, batch: Batch) -> float:
         with self._evaluating():
-            loss: Any = self._losses(*_arrays(batch))
+            loss: Any = self._losses(batch)
             return float(loss.item())
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating():
-            return -np.array(self._losses(*_arrays(batch), "none"))
+            return -np.array(self._losses(batch, "none"))
 
     def _row_norms(self) -> Iterator[Array]:
         held = dict(_flat(self._model.trainable_parameters()))
@@ -212,16 +213,21 @@ class MlxBackend(Backend):
         denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + self._table.epsilon
         return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
-    def _scaled_loss(self, masters: Arrays, inputs: Any, targets: Any, counted: Any, scale: float) -> tuple[Any, Any]:
+    def _scaled_loss(self, masters: Arrays, batch: Batch, scale: float) -> tuple[Any, Any]:
         self._model.update(self._as_computed(masters))
-        loss = self._losses(inputs, targets, counted)
+        loss = self._losses(batch)
         return loss * scale, loss
 
-    def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"] = "sum") -> Any:
+    def _losses(self, batch: Batch, reduction: Literal["none", "sum"] = "sum") -> Any:
+        inputs, targets, counted = mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
+        if self.adapter is not None:
+            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
+        documents = None if batch.positions is None else DocumentMask(mx.array(batch.positions), self._model)
+        caches = documents and [documents] * len(self._model.layers)
         if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.size)):
-            losses = self.chunks.token_losses(inputs, targets, size).reshape(targets.shape) * counted
+            losses = self.chunks.token_losses(inputs, targets, size, caches).reshape(targets.shape) * counted
             return losses.sum() if reduction == "sum" else losses
-        logits = self._model(inputs).astype(mx.float32)
+        logits = self._model(inputs, cache=caches).astype(mx.float32)
         return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
     def _publish(self) -> None:
@@ -314,7 +320,3 @@ def _flat(tree: Any) -> list[tuple[str, Any]]:
     """(name, array) pairs of a tree of parameters."""
     pairs: Any = tree_flatten(tree)
     return list(pairs)
-
-
-def _arrays(batch: Batch) -> tuple[Any, Any, Any]:
-    return mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)

@@ -24,7 +24,7 @@ from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, 
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.batch import Batch, Tokens
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
@@ -206,14 +206,21 @@ class TorchBackend(Backend):
         return self._totals
 
     def _losses(self, batch: Batch, reduction: str = "sum") -> torch.Tensor:
-        inputs = torch.from_numpy(batch.inputs).to(self._device, torch.int64)
-        targets = torch.from_numpy(np.where(batch.counted > 0, batch.targets, _IGNORED)).to(self._device, torch.int64)
+        inputs = self._integers(batch.inputs)
+        targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
+        if self.adapter is not None:
+            keys = batch.keys
+            self.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
+        documents = {} if batch.positions is None else {"position_ids": self._integers(batch.positions)}
         if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.numel())):
-            losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED)
+            losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, **documents)
             return losses.sum() if reduction == "sum" else losses
-        logits = self._model(input_ids=inputs, use_cache=False).logits
+        logits = self._model(input_ids=inputs, use_cache=False, **documents).logits
         flat = logits.float().flatten(0, 1)
         return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
+
+    def _integers(self, values: Tokens) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device, torch.int64)
 
     def _lower(self, dtype: torch.dtype) -> list[torch.nn.Parameter]:
         """Float32 masters of the parameters, which become `dtype`; buffers (rotary frequencies) stay float32."""

@@ -20,6 +20,8 @@ class Batch:
     counted: NDArray[np.float32]  # [B, L], 1 where the target's loss counts, 0 elsewhere and in padding
     lengths: NDArray[np.int64]  # [B], targets without padding
     weight: float  # counted targets
+    positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
+    keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -33,7 +35,8 @@ class Batch:
         """Some of the samples, padded as they are."""
         counted = self.counted[chosen]
         weight = float(counted.sum(dtype=np.float64))
-        return Batch(self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen], weight)
+        positions = None if self.positions is None else self.positions[chosen]
+        return Batch(self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen], weight, positions)
 
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
@@ -61,6 +64,24 @@ def gathered(
     targets = np.where(holds, tokens[places + 1], 0).astype(np.int32)
     flags = (holds & (counted[places + 1] > 0)).astype(np.float32)
     return Batch(inputs, targets, flags, lengths, float(flags.sum(dtype=np.float64)))
+
+
+def packed(
+    tokens: NDArray[np.integer[Any]], counted: NDArray[np.uint8], starts: NDArray[np.int64],
+    lengths: NDArray[np.int64], rows: NDArray[np.int64],
+) -> Batch:  # fmt: skip
+    """As `gathered`, each sample in one of ascending `rows`, after those before it in its row."""
+    before = np.cumsum(lengths) - lengths  # targets in samples before each, and before each row's first
+    widths = np.bincount(rows, lengths).astype(np.int64)
+    row_start = np.cumsum(widths) - widths
+    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+    places = np.repeat(starts, lengths) + within
+    at = np.repeat(rows, lengths), np.repeat(before - row_start[rows], lengths) + within
+    inputs = np.zeros((len(widths), int(widths.max())), np.int32)
+    targets, positions, flags = np.zeros_like(inputs), np.zeros_like(inputs), np.zeros(inputs.shape, np.float32)
+    inputs[at], targets[at], positions[at], flags[at] = tokens[places], tokens[places + 1], within, counted[places + 1]
+    weight = float(flags.sum(dtype=np.float64))
+    return Batch(inputs, targets, flags, widths, weight, positions if len(rows) > len(widths) else None)
 
 
 def from_blocks(blocks: Tokens) -> Batch:

@@ -1,9 +1,12 @@
-"""Samples by index: packed blocks of text, or samples of their own length with a mask, and a held-out part of either.
+"""Samples by index: blocks of text, or samples of their own length with a mask, and a held-out part of either.
 
 A block of `sequence_length` = T has T + 1 tokens and so T targets; its last token is the next block's first, so
 every token of the text but the first is a target exactly once (a rest shorter than a block is left out). A sample's
 weight is its number of counted targets. Held out are the samples that the permutation keyed by (`HELD_OUT_KEY`, 0)
 puts first, so they are spread over the whole text and the same for every seed.
+
+With packing, the samples left for training are put together to packs, once for all epochs, and a pack is the sample
+everywhere else. Held-out samples are never packed.
 """
 
 import hashlib
@@ -18,7 +21,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered
+from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
+from trainctl.trainer.data.best_fit import Packs, best_fit
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.rows import read_rows
 from trainctl.trainer.data.token_cache import TokenCache, open_cache
@@ -32,9 +36,10 @@ class Dataset:
 
     def __init__(
         self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
-        drop_overlong: bool = False,
+        drop_overlong: bool = False, packing_seed: int | None = None,
     ) -> None:  # fmt: skip
-        """Raises InvalidInputError, blaming `where`, if nothing is left to train on."""
+        """Without a `packing_seed`, samples are not packed. Raises InvalidInputError, blaming `where`, if nothing is
+        left to train on."""
         self._cache, self._length = cache, sequence_length
         self.files = cache.files  # the sources
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
@@ -47,22 +52,30 @@ class Dataset:
         training = np.sort(order[kept_for_evaluation:])
         self._usable, self.training = usable, training
         self._training = usable[training]
-        self.samples, self.held_out = len(self._training), len(self._held_out)
-        self.mean_weight, self.counted = float(weights[training].mean()), int(weights.sum())
-        how = json.dumps([cache.digest, sequence_length, held_out])
-        self.digest = hashlib.sha256(how.encode()).hexdigest()
+        self.packs: Packs | None = None
+        how = [cache.digest, sequence_length, held_out]
+        if packing_seed is not None:
+            whole = self._targets_of(self._training)
+            self.packs = best_fit(whole, sequence_length, packing_seed)
+            self._pack_targets = self.packs.sums(whole)
+            how.append(self.packs.digest)
+        self.samples, self.held_out = len(self.packs or self._training), len(self._held_out)
+        self.mean_weight, self.counted = float(weights[training].sum()) / self.samples, int(weights.sum())
+        self.digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
     def batch(self, indices: Indices) -> Batch:
         """Training samples as one micro-batch."""
-        return self._batch(self._training[indices])
+        return self._batch(self._training[indices]) if self.packs is None else self._packed(self.packs, indices)
 
-    def longest_first(self, indices: Indices) -> Indices:
-        """The order of training samples by their length within the sequence length; stable."""
-        if self._cache.offsets is None:
-            return np.arange(len(indices))
-        chosen = self._training[indices]
-        lengths = np.minimum(self._cache.offsets[chosen + 1] - self._cache.offsets[chosen], self._length + 1)
-        return np.argsort(-lengths, kind="stable")
+    def targets(self, indices: Indices) -> Indices:
+        """How many targets each of these training samples has, counted or not."""
+        if self.packs is None:
+            return self._targets_of(self._training[indices])
+        return self._pack_targets[indices]
+
+    def held_out_targets(self, indices: Indices) -> Indices:
+        """As `targets`, of held-out samples."""
+        return self._targets_of(self._held_out[indices])
 
     def held_out_batch(self, indices: Indices) -> Batch:
         """Held-out samples as one micro-batch."""
@@ -139,9 +152,23 @@ class Dataset:
             places = chosen[:, None] * self._length + np.arange(self._length + 1)
             return from_blocks(self._cache.tokens[places].astype(np.int32))
         assert self._cache.counted is not None
-        starts = self._cache.offsets[chosen]
-        lengths = np.minimum(self._cache.offsets[chosen + 1] - starts - 1, self._length)
-        return gathered(self._cache.tokens, self._cache.counted, starts, lengths)
+        return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen))
+
+    def _packed(self, packs: Packs, indices: Indices) -> Batch:
+        assert self._cache.offsets is not None and self._cache.counted is not None
+        documents = [self._training[packs.members[slice(*packs.offsets[index : index + 2])]] for index in indices]
+        chosen = np.concatenate(documents)
+        rows = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
+        return packed(
+            self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen), rows
+        )
+
+    def _targets_of(self, chosen: Indices) -> Indices:
+        """How many targets samples of the data have within the sequence length."""
+        if self._cache.offsets is None:
+            return np.full(len(chosen), self._length, np.int64)
+        targets: Indices = np.minimum(self._cache.offsets[chosen + 1] - self._cache.offsets[chosen] - 1, self._length)
+        return targets
 
     def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
         counted = self._counted(index)
@@ -168,6 +195,7 @@ def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
     return Dataset(
         cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
         drop_overlong=config.data.overlong == "drop",
+        packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample,
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.data.best_fit import best_fit
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
@@ -27,15 +28,26 @@ def preview(config: run_tables.RunFile, shown: int, where: str) -> DataStatistic
         dataset = open_dataset(config, Path(folder), where)
         whole = dataset.lengths
         used = np.minimum(whole, config.data.sequence_length + 1) - 1  # targets
-        order = samples_at(np.arange(dataset.samples), dataset.samples, config.run.seed)
+        training, batch = used[dataset.training], config.batch
+        order = samples_at(np.arange(len(training)), len(training), config.run.seed)
         tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
         return DataStatistics(
             samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
             lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
-            skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=config.batch.micro,
-            padding=padding(_by_length(used[dataset.training][order], config.batch.global_), config.batch.micro),
+            skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=batch.micro,
+            padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
+            packing=config.data.packing, **_packing(config, training),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
+
+
+def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
+    """What best-fit makes of samples with so many `targets`; nothing of text."""
+    if config.data.kind == "text":
+        return {}
+    length = config.data.sequence_length
+    packs = len(best_fit(targets, length, config.run.seed))
+    return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:

@@ -9,15 +9,17 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
 
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
@@ -51,6 +53,14 @@ class Settings:
     seed: int
     dtype: str
     clip_norm: float
+    micro_tokens: int
+
+    @classmethod
+    def of(cls, config: RunFile, node: str) -> "Settings":
+        """Those of a node's ranks."""
+        own = config.nodes.get(node, NodeTable()).micro_tokens
+        tokens = config.batch.micro_tokens if own is None else own
+        return cls(config.run.seed, config.model.dtype, config.optimizer.clip_norm, tokens)
 
 
 class Executor:
@@ -64,7 +74,7 @@ class Executor:
         self._progress, self._status, self._send = progress, status, send
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
-        self._micro_batches = MicroBatches()
+        self._micro_batches = MicroBatches(settings.micro_tokens)
         self._memory_trend = MemoryTrend()
 
     def train(self, plan: StepPlan, started: float) -> Report:
@@ -76,7 +86,7 @@ class Executor:
         batch = self._begin(plan)
         sums = Sums()
         self._micro_batches.each(
-            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch), self._by_length
+            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch), self._targets
         )
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
@@ -112,7 +122,7 @@ class Executor:
             sums.samples += len(batch)
 
         with watch.phase("evaluate"):
-            self._micro_batches.each(plan, work, sums, measure)
+            self._micro_batches.each(plan, work, sums, measure, self._dataset.held_out_targets)
         return self._report(plan, sums, watch, sums.weight)
 
     def measure(self, plan: StepPlan, started: float) -> Report:
@@ -132,7 +142,7 @@ class Executor:
             timed.append((len(positions), time.perf_counter() - begun))
             self._backend.forget()
 
-        self._micro_batches.each(plan, work, sums, once, self._by_length)
+        self._micro_batches.each(plan, work, sums, once, self._targets)
         kept = timed[1:] or timed
         rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
         return msgspec.structs.replace(self._report(plan, sums, watch, 0.0), samples_per_second=rate)
@@ -200,12 +210,13 @@ class Executor:
                 batch.add(positions, loss_sum, data.weight, data.tokens)
 
     def _data(self, positions: Indices) -> Batch:
-        return self._dataset.batch(self._samples(positions))
+        batch = self._dataset.batch(self._samples(positions))
+        if self._backend.adapter is None or not self._backend.adapter.table.dropout:
+            return batch
+        return replace(batch, keys=token_keys(self._settings.seed, positions, batch.inputs.shape[1]))
 
-    def _by_length(self, positions: Indices) -> Indices:
-        """The longest samples first: micro-batches of like lengths have little padding, and a lack of memory shows at
-        once."""
-        return positions[self._dataset.longest_first(self._samples(positions))]
+    def _targets(self, positions: Indices) -> Indices:
+        return self._dataset.targets(self._samples(positions))
 
     def _samples(self, positions: Indices) -> Indices:
         return samples_at(positions, self._dataset.samples, self._settings.seed)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
 from trainctl.trainer.common.errors import DeviceMemoryError
@@ -30,23 +32,29 @@ class _Fit:
 
 
 class MicroBatches:
-    """Remembers from plan to plan which micro-batch fitted."""
+    """Remembers from plan to plan which micro-batch fitted. One has at most `tokens` with its padding, unless it is a
+    single sample; 0: no limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = 0) -> None:
+        self._tokens = tokens
         self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
 
     def each(
         self, plan: StepPlan, work: RankWork, sums: Sums, run: Callable[[Indices], None],
-        order: Callable[[Indices], Indices] = lambda positions: positions,
+        lengths: Callable[[Indices], Indices] | None = None,
     ) -> None:  # fmt: skip
-        """`run` over the work in micro-batches, its positions in an `order`. One that memory didn't suffice for is run
-        again in halves, and the smaller size is kept until another version of the plan. Raises TrainctlError if one
-        sample is too much."""
-        positions = order(positions_of(work.ranges))
+        """`run` over the work in micro-batches. If `lengths` are given, the longest samples come first: micro-batches
+        of like lengths have little padding, and a lack of memory shows at once. A micro-batch that memory didn't
+        suffice for is run again in halves, and the smaller size is kept until another version of the plan. Raises
+        TrainctlError if one sample is too much."""
+        positions = positions_of(work.ranges)
+        widths = np.zeros(len(positions), np.int64) if lengths is None else lengths(positions)
+        order = np.argsort(-widths, kind="stable")
+        positions, widths = positions[order], widths[order]
         size = self._allowed(plan, work)
         done = 0
         while done < len(positions):
-            piece = positions[done : done + size]
+            piece = positions[done : done + self._within(size, int(widths[done]))]
             try:
                 run(piece)
                 done += len(piece)
@@ -57,6 +65,10 @@ class MicroBatches:
                 sums.replays += 1
                 self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, size)
         sums.micro_batch = min(size, len(positions))
+
+    def _within(self, size: int, width: int) -> int:
+        """How many of `size` samples, padded to `width`, a micro-batch takes."""
+        return min(size, max(1, self._tokens // width)) if self._tokens and width else size
 
     def _allowed(self, plan: StepPlan, work: RankWork) -> int:
         """What fitted when this version of the plan asked for the same before, else what is asked for."""

@@ -32,6 +32,7 @@ def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> D
 
 def statistics_lines(found: DataStatistics) -> list[str]:
     """One fact per line."""
+    on = found.packing != "none"
     whole = ", ".join(f"{'longest' if name == 'p100' else name} {value:,}" for name, value in found.lengths.items())
     return [
         f"samples     {found.samples:,}, of which {found.held_out:,} are held out",
@@ -40,8 +41,16 @@ def statistics_lines(found: DataStatistics) -> list[str]:
         f"truncated   {found.truncated:,} samples ({found.truncated / found.samples:.1%})",
         f"not used    {found.skipped:,} more samples",
         f"duplicates  {found.duplicates:,} samples",
-        f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}",
+        f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
+        *_packing_lines(found),
     ]
+
+
+def _packing_lines(found: DataStatistics) -> list[str]:
+    if found.packs is None:
+        return []
+    made = f"{found.packs:,} packs, {found.pack_efficiency:.1%} full"
+    return [f"packing     {made if found.packing == 'best-fit' else f'none; best-fit would make {made}'}"]
 
 
 def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:

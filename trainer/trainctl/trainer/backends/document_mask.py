@@ -1,0 +1,51 @@
+"""Whether a model keeps the documents of a pack apart, tried on two short ones after it is loaded."""
+
+from typing import Final
+
+import numpy as np
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.data.batch import packed
+
+_TARGETS = 12  # of each document
+_LEAK: Final = 1e-6
+"""Change of a token's log-probability that another document may cause; a masked one changes no bit."""
+_MOVED: Final = {"float32": 1e-3}
+_MOVED_LOW: Final = 0.1
+"""Change that packing may cause, by rounding."""
+
+
+def check(backend: Backend, vocabulary: int | None, where: str) -> None:
+    """Raises InvalidInputError if the loaded model cannot train packed samples on its backend."""
+    first, other, second = np.random.default_rng(0).integers(0, min(vocabulary or 64, 64), (3, _TARGETS + 1))
+    try:
+        alone, after_first, after_other = (
+            _second(backend, *documents) for documents in ((second,), (first, second), (other, second))
+        )
+        allowed = _MOVED.get(backend.compute.dtype, _MOVED_LOW)
+        apart = _largest(after_first - after_other) <= _LEAK and _largest(after_first - alone) <= allowed
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError):  # of a cache unlike mlx-lm's
+        apart = False
+    if not apart:
+        raise InvalidInputError(
+            f"{where}: data.packing",
+            f"on {backend.name}, this model's attention crosses the borders of packed samples; "
+            'set data.packing = "none"',
+        )
+
+
+def _second(backend: Backend, *documents: Array) -> Array:
+    """Log-probabilities of the last document's tokens, the documents in one pack beside a pack with other borders."""
+    beside = [documents[-1][: _TARGETS // 2], documents[-1]]
+    parts = [*documents, *beside]
+    sizes = np.array([len(part) for part in parts])
+    rows = np.repeat([0, 1], [len(documents), len(beside)])
+    tokens = np.concatenate(parts)
+    packs = packed(tokens, np.ones(len(tokens), np.uint8), np.cumsum(sizes) - sizes, sizes - 1, rows)
+    last = (len(documents) - 1) * _TARGETS
+    return backend.token_log_probabilities(packs)[0, last : last + _TARGETS]
+
+
+def _largest(differences: Array) -> float:
+    return float(np.abs(differences).max())
