@@ -59,10 +59,10 @@ def main() -> int:
 class Quota:
     """A cgroup that holds its processes to some of a core."""
 
-    def __init__(self, cores: float) -> None:
+    def __init__(self, cores: float, name: str = "") -> None:
         v1 = Path("/sys/fs/cgroup/cpu")
         root = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
-        self._folder = root / f"trainctl-bench-{os.getpid()}"
+        self._folder = root / f"trainctl-bench-{os.getpid()}{name}"
         self._folder.mkdir()
         try:
             if root == v1:

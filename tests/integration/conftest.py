@@ -97,9 +97,11 @@ class AgentProcess:
         return RunPaths(self.directory / "runs" / run)
 
     def trainer_pids(self) -> list[int]:
-        """Live trainer processes that this agent's runs name."""
+        """Live trainer processes that this agent's runs name, and the worker of separate work."""
         found = []
-        for file in self.directory.glob("runs/*/rank-*.process.json"):
+        for file in (
+            file for kind in ("runs", "work") for file in self.directory.glob(f"{kind}/*/rank-*.process.json")
+        ):
             known = json.loads(file.read_text())
             if (known["boot_id"], known["start_time"]) == (shim.boot_id(), shim.start_time(known["pid"])):
                 found.append(known["pid"])

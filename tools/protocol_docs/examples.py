@@ -159,6 +159,9 @@ _SERIES = m.Series(
     mean=(4.8, 3.5, 2.6), last=(4.1, 3.0, 2.5),
 )  # fmt: skip
 
+_WORK = "5f0c9a77b1d2"
+_SLICE = m.WorkSlice(run=_WORK, slice=1, first=1, rows=('{"text":"and two"}',))
+
 EXAMPLES: dict[str, dict[str, m.Message]] = {
     "client to agent": {
         "snapshot-request": m.SnapshotRequest(rid=_RID, columns=120),
@@ -190,6 +193,30 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             ),
         ),
         "end-run": m.EndRun(rid=_RID, run="ppo-7", state="failed", reason="out of prompts"),
+        "open-work": m.OpenWork(
+            rid=_RID, work=_WORK, kind="log-probabilities", run=_RUN, rows=2, size_bytes=37, digest="a" * 64,
+            nodes=("studio", "mbp"),
+        ),
+        "work-rows": m.WorkRows(
+            rid=_RID, work=_WORK, offset_bytes=0, data=b'{"text":"one"}\n{"text":"and two"}\n'
+        ),
+        "work-results-request": m.WorkResultsRequest(rid=_RID, work=_WORK, after_row=1),
+        "end-work": m.EndWork(rid=_RID, work=_WORK),
+        "host-work": m.HostWork(
+            rid=_RID, work=_WORK, kind="log-probabilities", run=_RUN, lead="studio",
+            config={"run": {"name": "sft-1b", "steps": 60_000}, "batch": {"global": 24}}, checkpoint=120,
+            files={"adapter_model.safetensors": "b" * 64},
+        ),
+        "work-file-request": m.WorkFileRequest(
+            rid=_RID, work=_WORK, name="adapter_model.safetensors", offset_bytes=61_440
+        ),
+        "slice-request": m.SliceRequest(
+            rid=_RID, work=_WORK, node="mbp", state="idle", device="mlx gpu Apple M2 Max", answered=0,
+            results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
+        ),
+        "slice-request-gone": m.SliceRequest(
+            rid=_RID, work=_WORK, node="mbp", state="gone", problem="the worker got signal 9"
+        ),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -252,6 +279,19 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
         ),
         "digests-problem": m.Digests(rid=_RID, digest="", problem="/models/sft-1b: no such file or folder"),
+        "work-status": m.WorkStatus(
+            rid=_RID, view=m.WorkView(
+                work=_WORK, kind="log-probabilities", run=_RUN, checkpoint=120, state="running", rows=2, answered=1,
+                received_bytes=37, nodes=(
+                    m.WorkNode("studio", "working", "torch cuda:0", rows=1, rows_per_second=40.5),
+                    m.WorkNode("mbp", "silent", why="no message for 8 s"),
+                ),
+            ), results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
+        ),
+        "work-hosted": m.WorkHosted(rid=_RID, problem="mbp takes part in a run"),
+        "work-file-part": m.WorkFilePart(rid=_RID, data=b"\x00\x01"),
+        "slice-reply": m.SliceReply(rid=_RID, slice=1, first=1, rows=('{"text":"and two"}',)),
+        "slice-reply-ended": m.SliceReply(rid=_RID, ended=True),
         "command-reply": m.CommandReply(
             rid=_RID, id=_ID, state="applied", step=121, before="studio=8", after="studio=4", plan_version=3, run=_RUN
         ),
@@ -309,6 +349,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "fence": m.Fence(run=_RUN, generation=_GENERATION.next()),
         "leave": m.Leave(run=_RUN, reason="the run was stopped"),
+        "work-slice": _SLICE,
     },
     "trainer to agent": {
         "ready": _READY,
@@ -340,6 +381,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             **{**msgspec.structs.asdict(_REPORT), "kind": "probe", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
             family="llama", tokens_digest="c" * 64, lengths=(2, 1),
             log_probabilities=struct.pack("<3f", -5.5, -2.25, -7.0), weight_norms=struct.pack("<2f", 1.5, 40.0),
+        ),
+        "work-ask": m.WorkAsk(
+            run=_WORK, rank=0, device="mlx gpu Apple M2 Max", answered=0,
+            results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
         ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },

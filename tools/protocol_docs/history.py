@@ -51,5 +51,12 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " own_tokens. Added the run's speed (RunSummary.rates) and units (RunView.weight_unit and loss_unit), and each"
         " rank's precision and kernels (Ready.compute and RankView.compute).",
     ),
+    (
+        2,
+        "2026-11-23",
+        "Added separate work, such as scoring rows with a checkpoint: open-work, work-rows, work-results-request and"
+        " end-work from clients, host-work, work-file-request and slice-request between agents, and work-slice and"
+        " work-ask between an agent and its worker.",
+    ),
 )
 """(version, date, what it added), oldest first."""

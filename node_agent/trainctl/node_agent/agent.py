@@ -39,6 +39,8 @@ from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.node_agent.work.work_lead import WorkLead
+from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import names
 from trainctl.protocol.config.alert_rules import AlertHooks
@@ -151,9 +153,11 @@ class Agent:
         )  # fmt: skip
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
+        self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
+        self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
-            self._guests,
+            self._guests, self._work_lead,
         )  # fmt: skip
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
@@ -169,6 +173,8 @@ class Agent:
         return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
+        await self._worker_host.close()
+        self._work_lead.close()
         self._lead.close()
         self._follower.close()
         self._guests.close()
@@ -209,6 +215,7 @@ class Agent:
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
+        workers += [self._work_lead.serve]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._watch_parent] if self._options.watches_parent else []
         workers += [self._advertisement.serve] if self._options.advertise else []
@@ -242,6 +249,8 @@ class Agent:
                 self._db.set_run_state(known.run, "failed", str(error))
         if self._lead.session is None:
             await self._lead.journal.fail_open()
+        self._worker_host.clean_up()
+        self._work_lead.take_up()
 
     async def _guard(self) -> None:
         assert self._authenticator is not None
@@ -256,6 +265,10 @@ class Agent:
             if received is None:
                 continue
             message, returned = received
+            if isinstance(message, m.WorkAsk):
+                if not self._worker_host.heard(message):
+                    await self._link.send(message.rank, m.Leave(run=message.run, reason="this work has ended"))
+                continue
             if await self._lead.heard(message, returned=returned):
                 continue
             if not await self._follower.heard(message, returned=returned):

@@ -76,7 +76,11 @@ def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set
     return found
 
 
-OF_OPERATORS = {m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun}
+OF_NODES = {m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest}
+OF_OPERATORS = {
+    m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork, m.WorkRows,
+    m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+}  # fmt: skip
 
 
 def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
@@ -84,11 +88,11 @@ def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
     peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
     assert allowed(auth, ANNA) == every - peers
     assert allowed(auth, BOB) == every - peers - OF_OPERATORS
-    assert allowed(auth, MBP) == peers | {m.LogRequest}
+    assert allowed(auth, MBP) == peers | OF_NODES
 
 
 def test_a_nodes_key_speaks_for_that_node_alone(auth: Authenticator) -> None:
-    assert allowed(auth, MBP, lead="studio") == {m.LogRequest}
+    assert allowed(auth, MBP, lead="studio") == OF_NODES
     assert allowed(auth, MBP, lead=None) == allowed(auth, MBP)  # of no conversation: it is refused as that
 
 

@@ -6,9 +6,9 @@ import pytest
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.trained_run import TrainedRun
 
+from trainctl.protocol.record.best import best_checkpoint, best_step
 from trainctl.protocol.record.checkpoints import listed
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.trainer.checkpoints.best import best_checkpoint, best_step
 
 NAN = float("nan")
 

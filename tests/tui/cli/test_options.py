@@ -45,6 +45,7 @@ FROZEN = {
     "replay": "--help --speed -h RUN",
     "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
     "-f -h RUN.toml",
+    "score": "--best --cluster --connect --help --nodes --output --resume --server-key --step -h FILE RUN",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
     "status": "--cluster --connect --help --json --run --server-key -h",

@@ -9,9 +9,12 @@ from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
-_OF_NODES = (m.LogRequest,)
+_OF_NODES = (m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest)
 """Requests that an agent sends another one on behalf of its own client."""
-_OF_OPERATORS = (m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun)
+_OF_OPERATORS = (
+    m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork, m.WorkRows,
+    m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+)  # fmt: skip
 
 
 class Rights(NamedTuple):

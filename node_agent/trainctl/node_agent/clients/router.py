@@ -14,6 +14,7 @@ from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
+from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedError, VersionError
 from trainctl.protocol.wire import codec, sockets
@@ -50,12 +51,12 @@ class Router:
 
     def __init__(
         self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
-        redirects: Redirects, source: QuerySource, guests: GuestRuns,
+        redirects: Redirects, source: QuerySource, guests: GuestRuns, work_lead: WorkLead,
     ) -> None:  # fmt: skip
         """`control` is bound already; `source` is what questions are answered from."""
         self._control, self._authenticator, self._replies = control, authenticator, replies
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
-        self._guests = guests
+        self._guests, self._work_lead = guests, work_lead
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
         self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
@@ -117,6 +118,8 @@ class Router:
         try:
             if isinstance(request, m.GuestRequest):
                 reply: m.AgentReply = self._guests.reply(request)
+            elif isinstance(request, m.WorkRequest):
+                reply = await self._work_lead.reply(request)
             else:
                 reply = await queries.reply(request, self._source)
         finally:

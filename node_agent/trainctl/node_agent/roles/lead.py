@@ -103,6 +103,7 @@ class Lead:
         if self.is_starting:
             raise InvalidInputError("run", "another run is starting; try again in a moment")
         self._adoption.check_free()
+        self._role.check_no_work()
         self._role.turn(transitions.start(self._role.now, args.resume))
         waited = self._role.waiting
         try:

@@ -60,6 +60,7 @@ class RankHosting:
         return "", ""
 
     def _check_free(self) -> None:
+        self._role.check_no_work()
         if self.followed is not None:
             text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.runs.session import Session
+from trainctl.protocol.errors import InvalidInputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +158,7 @@ class AgentRole:
 
     def __init__(self) -> None:
         self._now: Role = Idle()
+        self.work = self.worker = ""  # IDs of separate work: that this agent leads, and that it has a worker for
         self._changed = asyncio.Event()
 
     @property
@@ -196,6 +198,16 @@ class AgentRole:
     @property
     def is_starting(self) -> bool:
         return isinstance(self._now, Starting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it takes part in no run."""
+        return isinstance(self._now, Idle)
+
+    def check_no_work(self) -> None:
+        """Raises InvalidInputError during separate work, which needs the machine."""
+        if work := self.work or self.worker:
+            raise InvalidInputError("run", f"separate work {work} is in progress; wait until it ends, or cancel it")
 
     @property
     def is_busy(self) -> bool:

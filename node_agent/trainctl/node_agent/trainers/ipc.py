@@ -24,7 +24,7 @@ class TrainerLink:
         self._socket.bind(self.endpoint)
         path.chmod(0o600)
 
-    async def receive(self) -> tuple[m.FromTrainer, bool] | None:
+    async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol."""
         frames = await sockets.receive(self._socket)
         try:
@@ -47,7 +47,7 @@ class TrainerLink:
         """Another process takes its place."""
         self._held.pop((run, rank), None)
 
-    async def send(self, rank: int, message: m.ToTrainer) -> bool:
+    async def send(self, rank: int, message: m.ToTrainer | m.WorkSlice) -> bool:
         """Whether the trainer was there to take it."""
         identity = self._peers.get((message.run, rank))
         if identity is None:

@@ -25,6 +25,9 @@ CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "
 Severity = Literal["info", "good", "warning", "error"]
 PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]
 Engine = Literal["gloo", "ring"]
+WorkKind = Literal["log-probabilities"]
+WorkState = Literal["receiving", "running", "finished", "cancelled", "failed"]
+WorkId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{3,63}\Z")]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
 FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expired", "failed", "conflict"})

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState
+from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
 from trainctl.protocol.messages.telemetry import Alerts, Event, HostReading, Live, RankStep, RunView, StepCommitted
 from trainctl.protocol.messages.trainer import FileDigest
 
@@ -249,6 +249,60 @@ class RunKept(Reply, tag="run-kept", frozen=True):
     directory: str  # folder where the agent keeps the run's files
 
 
+class WorkNode(msgspec.Struct, frozen=True):
+    """One node that takes part in separate work."""
+
+    node: str
+    state: Literal["starting", "working", "silent", "failed"]
+    device: str = ""
+    rows: Count = 0  # rows that it has answered
+    rows_per_second: float | None = None  # speed over its last slices; None: unknown
+    why: str = ""  # reason, unless it works
+
+
+class WorkView(msgspec.Struct, frozen=True):
+    """The state of separate work."""
+
+    work: str  # work ID
+    kind: WorkKind
+    run: str
+    checkpoint: Count  # step of the checkpoint
+    state: WorkState
+    rows: Count  # number of rows
+    answered: Count  # rows that have a result
+    received_bytes: Count  # size of the received part of the rows
+    nodes: tuple[WorkNode, ...] = ()
+    reason: str = ""  # failed: reason
+
+
+class WorkStatus(Reply, tag="work-status", frozen=True):
+    """The state of separate work, and results if they were requested."""
+
+    view: WorkView
+    results: tuple[bytes, ...] = ()  # one JSON object per row, in row order, from `after_row` on
+
+
+class WorkHosted(Reply, tag="work-hosted", frozen=True):
+    """Answer to host-work."""
+
+    problem: str = ""  # reason why there is no worker; empty: it is starting or working
+
+
+class WorkFilePart(Reply, tag="work-file-part", frozen=True):
+    """Part of a file of a checkpoint; empty at its end."""
+
+    data: bytes
+
+
+class SliceReply(Reply, tag="slice-reply", frozen=True):
+    """Answer to slice-request."""
+
+    slice: Count | None = None  # ID of the slice to process; None: none at the moment
+    first: Count = 0  # index of its first row; the first row of the work has index 0
+    rows: tuple[str, ...] = ()  # its rows as JSON objects
+    ended: bool = False  # whether the work is over: end the worker
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """The first reply says whether the command is accepted. An accepted command gets a second reply when it ends."""
 
@@ -276,5 +330,5 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | LogPart | Viewers | Facts | Digests | Audit | RunKept
-    | CommandReply | Refusal
+    | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
 )  # fmt: skip

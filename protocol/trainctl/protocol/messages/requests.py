@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
+from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
 
 
@@ -155,9 +155,84 @@ class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
+ROWS_BYTES = 48 * 1024
+"""Largest part of the rows of separate work in one request, in bytes."""
+Sha256 = Annotated[str, Meta(max_length=64)]
+
+
+class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True):
+    """Opens separate work: rows that the nodes process, slice by slice, with a checkpoint of a run. The work starts
+    when all rows have arrived. Sending it again returns the state of the work."""
+
+    work: WorkId  # work ID, chosen by the client
+    kind: WorkKind
+    run: Name
+    rows: Annotated[int, Meta(ge=1, le=MAX_COUNT)]  # number of rows
+    size_bytes: Count  # size of all rows, including a line feed after each
+    digest: Sha256  # SHA-256 digest of the same bytes
+    step: Count | None = None  # step of the checkpoint; None: the newest
+    best: bool = False  # use the checkpoint with the lowest held-out loss
+    nodes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()  # nodes that take part; empty: all nodes of the run
+
+
+class WorkRows(Request, tag="work-rows", frozen=True, forbid_unknown_fields=True):
+    """Sends part of the rows of separate work, as JSON lines."""
+
+    work: WorkId
+    offset_bytes: Count  # place of `data` in the rows; parts that don't follow the received ones are ignored
+    data: Annotated[bytes, Meta(max_length=ROWS_BYTES)]
+
+
+class WorkResultsRequest(Request, tag="work-results-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the state of separate work and results in row order, as far as they are there."""
+
+    work: WorkId
+    after_row: Count = 0  # number of results that the client already has
+    limit: Annotated[int, Meta(ge=0, le=2000)] = 1000
+
+
+class EndWork(Request, tag="end-work", frozen=True, forbid_unknown_fields=True):
+    """Cancels separate work, if it is still in progress, and deletes it with its results."""
+
+    work: WorkId
+
+
+class HostWork(Request, tag="host-work", frozen=True, forbid_unknown_fields=True):
+    """The lead's agent asks a node to start a worker for separate work. If the worker is there, this has no effect."""
+
+    work: WorkId
+    kind: WorkKind
+    run: Name
+    lead: Name  # node that has the rows and the checkpoint
+    config: dict[str, Any]  # parsed run file
+    checkpoint: Count  # step of the checkpoint
+    files: dict[str, Sha256]  # files of the checkpoint that the worker needs, with their digests
+
+
+class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unknown_fields=True):
+    """A node requests part of a file of the checkpoint from the lead's agent."""
+
+    work: WorkId
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]  # name of the file
+    offset_bytes: Count
+
+
+class SliceRequest(Request, tag="slice-request", frozen=True, forbid_unknown_fields=True):
+    """A node returns results, and requests a slice for its worker. It repeats this every second."""
+
+    work: WorkId
+    node: Name
+    state: Literal["loading", "busy", "idle", "gone"]  # idle: the worker waits for a slice; gone: it has ended
+    device: str = ""
+    answered: Count | None = None  # ID of the slice that `results` belong to; None: no results
+    results: tuple[bytes, ...] = ()  # one JSON object per row of that slice, in order
+    problem: str = ""  # gone: reason
+
+
+WorkRequest = OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun
-    | Command
+    | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest | Command
 )  # fmt: skip

@@ -80,6 +80,15 @@ class Leave(Message, tag="leave", frozen=True):
     reason: str
 
 
+class WorkSlice(Message, tag="work-slice", frozen=True):
+    """A slice of separate work: process its rows and return a result for each."""
+
+    run: Name  # work ID
+    slice: Count  # slice ID
+    first: Count  # index of the first row; the first row of the work has index 0
+    rows: tuple[str, ...]  # rows as JSON objects
+
+
 ToTrainer = StepPlan | Offer | Form | Fence | Leave
 
 
@@ -260,6 +269,16 @@ class TrainerFailed(Message, tag="trainer-failed", frozen=True):
     run: Name
     rank: Count
     reason: str  # reason, on one line
+
+
+class WorkAsk(Message, tag="work-ask", frozen=True):
+    """A worker asks for a slice and returns the results of its last one. It repeats this until a slice arrives."""
+
+    run: Name  # work ID
+    rank: Count  # always 0: a node has one worker
+    device: str
+    answered: Count | None = None  # ID of the last slice; None: no slice yet
+    results: tuple[bytes, ...] = ()  # one JSON object per row of that slice, in order
 
 
 FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed

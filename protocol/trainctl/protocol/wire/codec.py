@@ -87,14 +87,14 @@ def decode_reply(frame: bytes) -> m.AgentReply:
     return _bulk(frame, m.AgentReply)  # type: ignore[no-any-return]
 
 
-def decode_order(frame: bytes) -> m.ToTrainer:
-    """A message from an agent to a trainer. Raises ProtocolError."""
-    return _bulk(frame, m.ToTrainer)  # type: ignore[no-any-return]
+def decode_order(frame: bytes) -> m.ToTrainer | m.WorkSlice:
+    """A message from an agent to a trainer or worker. Raises ProtocolError."""
+    return _bulk(frame, m.ToTrainer | m.WorkSlice)  # type: ignore[no-any-return]
 
 
-def decode_answer(frame: bytes) -> m.FromTrainer:
-    """A message from a trainer to its agent. Raises ProtocolError."""
-    return _bulk(frame, m.FromTrainer)  # type: ignore[no-any-return]
+def decode_answer(frame: bytes) -> m.FromTrainer | m.WorkAsk:
+    """A message from a trainer or worker to its agent. Raises ProtocolError."""
+    return _bulk(frame, m.FromTrainer | m.WorkAsk)  # type: ignore[no-any-return]
 
 
 def decode_stored(frame: bytes, union: Any) -> Any:

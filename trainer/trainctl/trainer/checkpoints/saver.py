@@ -5,11 +5,11 @@ from pathlib import Path
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints import files
-from trainctl.trainer.checkpoints.best import best_checkpoint
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.step.progress import Progress
 

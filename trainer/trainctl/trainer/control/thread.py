@@ -152,7 +152,7 @@ class Control:
         except ProtocolError as error:
             log.warning("dropped a message from the agent: %s", error)
             return
-        if order.run == self._who.run:
+        if order.run == self._who.run and not isinstance(order, m.WorkSlice):
             self._obey(order)
 
     def _obey(self, order: m.ToTrainer) -> None:

@@ -11,11 +11,11 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.best import best_step
 from trainctl.protocol.record.checkpoints import digest_of, listed, verify
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
-from trainctl.trainer.checkpoints.best import best_step
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
 from trainctl.trainer.common.model_files import read_object
 

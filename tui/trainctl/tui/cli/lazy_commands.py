@@ -13,13 +13,14 @@ FILES = {
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "watch": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
-    "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "mirror": "mirror",
+    "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
+    "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "data": "run", "doctor": "doctor", "discover": "cluster",
     "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
-    "run", "send", "promote", "demo", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
+    "run", "send", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
     "cluster remove",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
@@ -48,6 +49,7 @@ SUMMARIES = {
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",
     "export-model": "Export a trained model for peft, mlx-lm or transformers.",
+    "score": "Compute log-probabilities of rows on all nodes of a run.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
     "init": "Create a starter cluster.toml and run.toml.",

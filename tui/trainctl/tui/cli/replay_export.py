@@ -1,6 +1,7 @@
 """The subcommands over a run that has trained: `replay` shows its record in the screens, `export` writes it as a table,
-`export-model` writes its model."""
+`export-model` writes its model, `score` applies that model to rows."""
 
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, where
 from trainctl.tui.cli.output import has_screen
 from trainctl.tui.demo.stages import stage
 
@@ -127,3 +129,70 @@ def export_model(
     with seen:
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
+
+
+@app.command()
+def score(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL file with rows as for training.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint [newest].", show_default=False)
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Use the checkpoint with the lowest held-out loss.")] = False,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="NODE,...", help="Nodes that take part [all of the run].", show_default=False)
+    ] = None,
+    output_file: Annotated[
+        Path | None, typer.Option("--output", help="File to write [standard output].", show_default=False)
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="ID", help="Continue work whose agent was unreachable.", show_default=False)
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+) -> int:
+    """Compute log-probabilities of a file's rows with a run's model, on all nodes of the run.
+
+    Each node takes the next rows when it is ready. The output has one line per row, in the order of the file."""
+    from trainctl.tui.export import row_scores
+    from trainctl.tui.export.writers import destination
+
+    if step is not None and best:
+        raise InvalidInputError("--best", "and --step exclude each other: give one")
+    chosen = tuple(name for name in (nodes or "").split(",") if name)
+    rows, run_id = row_scores.read_file(file), Path(run).name
+    wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen)
+    address = agent_call.find_lead(where(ctx, connect, cluster).addresses, run_id)
+    shown = _Progress(f"score {wanted.work}: {rows.rows:,} rows of {file.name} with {run_id}")
+    with destination(output_file) as stream, shown:
+        failed = agent_call.call(
+            address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
+        )
+    if failed:
+        output.complain(f"{failed:,} of {rows.rows:,} rows have no result; their lines have an error")
+        return RefusedError.exit_code
+    return 0
+
+
+class _Progress:
+    """The state of separate work on standard error: one line that changes on a terminal, else a line at the start."""
+
+    def __init__(self, title: str) -> None:
+        output.tell(title)
+        self._is_terminal, self._shown = sys.stderr.isatty(), False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\n")
+
+    def show(self, view: m.WorkView) -> None:
+        if self._is_terminal:
+            from trainctl.tui.export.row_scores import progress_line
+
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write("\r" + output.one_line(progress_line(view))[:width].ljust(width))
+            sys.stderr.flush()
+            self._shown = True

@@ -1,0 +1,383 @@
+"""Separate work that this agent leads: takes the rows, has nodes start workers, deals slices and merges the results."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.work import checkpoint_files
+from trainctl.node_agent.work.checkpoint_files import Chosen
+from trainctl.node_agent.work.dealer import Dealer
+from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened
+from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.record.paths import RunPaths
+
+LOOK_SECONDS = 0.5
+"""Time between looks at which nodes are silent."""
+SILENT_SECONDS = 8.0
+"""Silence after which a node's slice is dealt again; a node reports every second."""
+AGAIN_SECONDS = 2.0
+"""Time between requests to a node to start its worker."""
+NOBODY_SECONDS = 60.0
+"""Time without any worker after which the work fails."""
+HOST_SECONDS = 5.0
+"""Time that a node has to answer whether it starts a worker."""
+MOST_FAILURES = 3
+"""Workers that may end on a node without an answer; after that the node is left out."""
+MOST_ROWS = 250
+"""Rows in one slice, so that their results fit into one request."""
+RESULTS_BYTES = 768 * 1024
+"""Size of the results in one reply."""
+KEPT_WORKS = 3
+"""Newest works whose files are kept."""
+
+
+@dataclass
+class _Node:
+    """What the lead knows about one node."""
+
+    heard: float = float("-inf")  # by time.monotonic
+    device: str = ""
+    why: str = ""
+    state: Literal["starting", "working", "silent", "failed"] = "starting"
+    failures: int = 0  # workers that ended since the last answer
+    asked: float = float("-inf")  # when it was asked to start its worker
+    asking: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_out(self) -> bool:
+        return self.failures >= MOST_FAILURES
+
+
+@dataclass
+class _Work:
+    """The work that is open."""
+
+    journal: Journal
+    config: RunFile
+    chosen: Chosen
+    nodes: dict[str, _Node]
+    dealer: Dealer | None = None  # None: not all rows have arrived
+    heard: float = field(default_factory=time.monotonic)  # when any node was heard
+
+    @property
+    def id(self) -> str:
+        return self.journal.opened.request.work
+
+    @property
+    def is_active(self) -> bool:
+        return self.journal.state in ("receiving", "running")
+
+
+class WorkLead:
+    """Leads at most one work at a time, which stays open after its end so that clients can get its results."""
+
+    def __init__(
+        self, context: AgentContext, role: AgentRole, host: WorkerHost, address_of: Callable[[str], str | None]
+    ) -> None:
+        """`address_of` returns the address of another node's agent, None if it isn't in the cluster."""
+        self._context, self._role, self._host, self._address_of = context, role, host, address_of
+        self._root = work_directory(context.directory)
+        self._work: _Work | None = None
+
+    def take_up(self) -> None:
+        """Continue the work that an earlier agent of this node led."""
+        for folder in sorted(self._root.glob("*/")) if self._root.is_dir() and self._role.is_idle else ():
+            if (folder / JOURNAL_NAME).is_file() and self._work is None:
+                try:
+                    journal = Journal(folder)
+                    if journal.state not in ("receiving", "running"):
+                        journal.close()
+                        continue
+                    self._use(journal)
+                except (TrainctlError, OSError):
+                    continue  # its files are damaged: the client that asks for it again gets the error
+
+    def close(self) -> None:
+        if self._work is not None:
+            for node in self._work.nodes.values():
+                if node.asking is not None:
+                    node.asking.cancel()
+            self._work.journal.close()
+
+    # ------------------------------------------------------------ requests
+
+    async def reply(self, request: m.WorkRequest) -> m.AgentReply:
+        """Carry out a request, or say why not."""
+        try:
+            return await self._take(request)
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (RefusedError, OSError, sqlite3.Error) as error:
+            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+
+    async def _take(self, request: m.WorkRequest) -> m.AgentReply:
+        match request:
+            case m.OpenWork():
+                return self._status(request, await self._open(request))
+            case m.WorkRows():
+                return self._status(request, self._receive(request))
+            case m.WorkResultsRequest():
+                work = self._known(request.work)
+                results = work.journal.results(request.after_row, request.limit, RESULTS_BYTES)
+                return m.WorkStatus(rid=request.rid, view=_view(work), results=results)
+            case m.EndWork():
+                return self._end(request)
+            case m.HostWork():
+                return m.WorkHosted(rid=request.rid, problem=self._host.host(request))
+            case m.WorkFileRequest():
+                work = self._known(request.work)
+                if request.name not in work.chosen.files:
+                    raise InvalidInputError("name", f"the checkpoint has no file {request.name}")
+                read = checkpoint_files.read_part
+                part = await asyncio.to_thread(read, work.chosen.folder, request.name, request.offset_bytes)
+                return m.WorkFilePart(rid=request.rid, data=part)
+            case m.SliceRequest():
+                return await self.deal(request)
+
+    def _status(self, request: m.WorkRequest, work: _Work) -> m.WorkStatus:
+        return m.WorkStatus(rid=request.rid, view=_view(work))
+
+    def _known(self, work: str) -> _Work:
+        if self._work is None or self._work.id != work:
+            raise RefusedError(f"{self._context.node} has no work {work}; it may have been cancelled")
+        return self._work
+
+    # ------------------------------------------------------------ from opening to the end
+
+    async def _open(self, request: m.OpenWork) -> _Work:
+        """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
+        folder = self._root / request.work
+        is_known = self._work is not None and self._work.id == request.work
+        if not is_known:
+            self._check_free()
+            if (folder / JOURNAL_NAME).is_file():
+                self._replace(Journal(folder))
+            else:
+                opened, config, chosen = self._prepared(request)
+                self._replace(Journal(folder, opened), config, chosen)
+        work = self._known(request.work)
+        if _body(work.journal.opened.request) != _body(request):
+            raise RefusedError(f"work {request.work} was opened with other rows or another checkpoint")
+        return work
+
+    def _check_free(self) -> None:
+        if not self._role.is_idle:
+            raise RefusedError(f"{self._context.node} takes part in a run; wait until it ends, or stop it")
+        if self._work is not None and self._work.is_active:
+            raise RefusedError(f"{self._context.node} already leads work {self._work.id}; wait until it ends")
+
+    def _prepared(self, request: m.OpenWork) -> tuple[Opened, RunFile, Chosen]:
+        paths, config = self._run(request.run)
+        chosen = checkpoint_files.choose(paths, request.step, best=request.best)
+        unknown = sorted(set(request.nodes) - config.nodes.keys())
+        if unknown:
+            there = ", ".join(config.nodes)
+            raise InvalidInputError("--nodes", f"{unknown[0]} is not a node of {request.run}; its nodes are {there}")
+        return Opened(request, chosen.step, request.nodes or tuple(config.nodes)), config, chosen
+
+    def _run(self, run: str) -> tuple[RunPaths, RunFile]:
+        known = self._context.db.known_run(run)
+        if known is None or known.kind != "hosted":
+            raise InvalidInputError("run", f"no run {run!r} with checkpoints on {self._context.node}")
+        paths = RunPaths(known.directory)
+        cluster = tuple(self._context.cluster.nodes)
+        return paths, preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
+
+    def _replace(self, journal: Journal, config: RunFile | None = None, chosen: Chosen | None = None) -> None:
+        """Have this work open in place of the one before, which has ended."""
+        if self._work is not None:
+            self._work.journal.close()
+            self._work = None
+        self._use(journal, config, chosen)
+        self._prune()
+
+    def _use(self, journal: Journal, config: RunFile | None = None, chosen: Chosen | None = None) -> None:
+        opened = journal.opened
+        if config is None or chosen is None:
+            paths, config = self._run(opened.request.run)
+            chosen = checkpoint_files.choose(paths, opened.step, best=False)
+        self._work = _Work(journal, config, chosen, {node: _Node() for node in opened.nodes})
+        if self._work.is_active:
+            self._role.work = self._work.id
+            if journal.is_whole:
+                self._start(self._work)
+
+    def _prune(self) -> None:
+        """Remove the files of older works."""
+        folders = [folder for folder in self._root.iterdir() if (folder / JOURNAL_NAME).is_file()]
+        newest = sorted(folders, key=lambda folder: (folder / JOURNAL_NAME).stat().st_mtime, reverse=True)
+        for folder in newest[KEPT_WORKS:]:
+            if self._work is None or folder.name != self._work.id:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _receive(self, request: m.WorkRows) -> _Work:
+        work = self._known(request.work)
+        if work.journal.state == "receiving":
+            work.journal.receive(request.offset_bytes, request.data)
+            work.heard = time.monotonic()
+            if work.journal.is_whole:
+                self._start(work)
+        return work
+
+    def _start(self, work: _Work) -> None:
+        try:
+            sizes = work.journal.seal()
+        except InvalidInputError as error:
+            self._finish(work, str(error))
+            return
+        work.dealer = Dealer(sizes, MOST_ROWS, work.journal.slices())
+        work.heard = time.monotonic()
+        work.journal.state = "running"
+        if work.dealer.is_done:
+            self._finish(work)
+
+    def _finish(self, work: _Work, failure: str = "") -> None:
+        if failure:
+            work.journal.fail(failure)
+        else:
+            work.journal.state = "finished"
+        self._role.work = ""
+
+    def _end(self, request: m.EndWork) -> m.WorkStatus:
+        """Cancel work and remove its files."""
+        work = self._known(request.work)
+        if work.is_active:
+            work.journal.state = "cancelled"
+        status = self._status(request, work)
+        work.journal.close()
+        shutil.rmtree(work.journal.folder, ignore_errors=True)
+        self._work, self._role.work = None, ""
+        return status
+
+    # ------------------------------------------------------------ nodes and their workers
+
+    async def serve(self) -> None:
+        """Have a worker on every node while there is work, and deal the slices of silent nodes again."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            work = self._work
+            if work is None or not work.is_active:
+                continue
+            if work.dealer is not None:
+                self._look(work, work.dealer)
+            elif time.monotonic() - work.heard > NOBODY_SECONDS:
+                self._finish(work, f"no rows arrived for {NOBODY_SECONDS:.0f} s")
+
+    def _look(self, work: _Work, dealer: Dealer) -> None:
+        now = time.monotonic()
+        for name, node in work.nodes.items():
+            if node.state == "working" and now - node.heard > SILENT_SECONDS:
+                node.state, node.why = "silent", f"no message for {SILENT_SECONDS:.0f} s"
+                dealer.lose(name)
+            is_due = now - max(node.heard, node.asked) > AGAIN_SECONDS and not node.is_out
+            if is_due and (node.asking is None or node.asking.done()):
+                node.asked = now
+                node.asking = asyncio.create_task(self._ask_for_worker(work, name, node))
+        reasons = "; ".join(f"{name}: {node.why}" for name, node in work.nodes.items() if node.why)
+        if lost := dealer.repeatedly_lost():
+            rows = f"{lost.first + 1:,} to {lost.first + lost.rows:,}"
+            self._finish(work, f"workers ended repeatedly while they processed rows {rows}; {reasons}")
+        elif all(node.is_out for node in work.nodes.values()) or now - work.heard > NOBODY_SECONDS:
+            self._finish(work, f"no node can process the rows; {reasons}")
+
+    async def _ask_for_worker(self, work: _Work, name: str, node: _Node) -> None:
+        opened, chosen = work.journal.opened, work.chosen
+        order = m.HostWork(
+            rid=os.urandom(8).hex(), work=work.id, kind=opened.request.kind, run=opened.request.run,
+            lead=self._context.node, config=run_file.to_dict(work.config), checkpoint=chosen.step, files=chosen.files,
+        )  # fmt: skip
+        try:
+            if name == self._context.node:
+                problem = self._host.host(order, self.deal, chosen.folder)
+            else:
+                problem = await self._ask_node(name, order)
+        except TrainctlError as error:
+            problem = str(error)
+        if problem and node.state != "working":
+            node.state, node.why = "silent", problem
+
+    async def _ask_node(self, name: str, order: m.HostWork) -> str:
+        address = self._address_of(name)
+        if address is None:
+            return "not in the cluster file"
+        authenticator = self._context.authenticator
+        keys = authenticator.keyring if authenticator is not None else None
+        shared = self._context.zmq_context
+        async with Client(address, timeout_seconds=HOST_SECONDS, keys=keys, context=shared) as client:
+            return (await client.ask(order, m.WorkHosted)).problem
+
+    async def deal(self, request: m.SliceRequest) -> m.SliceReply:
+        """A node's report and its request for a slice. Raises sqlite3.Error if it can't be journaled; the node repeats
+        it."""
+        work, ended = self._work, m.SliceReply(rid=request.rid, ended=True)
+        if work is None or work.id != request.work or work.dealer is None or work.journal.state != "running":
+            return ended
+        node = work.nodes.get(request.node)
+        if node is None:
+            return ended
+        node.heard = work.heard = time.monotonic()
+        node.device = request.device or node.device
+        if request.answered is not None:
+            self._merge(work, work.dealer, request, node)
+        if work.journal.state != "running":
+            return ended
+        if request.state == "gone":
+            work.dealer.lose(request.node)
+            node.failures += 1
+            node.state, node.why = ("failed" if node.is_out else "silent"), request.problem
+            return m.SliceReply(rid=request.rid)
+        node.state, node.why = ("starting" if request.state == "loading" else "working"), ""
+        dealt = work.dealer.deal(request.node, node.heard) if request.state == "idle" else None
+        if dealt is None:
+            return m.SliceReply(rid=request.rid)
+        work.journal.dealt(dealt, request.node)
+        rows = work.journal.rows(dealt)
+        return m.SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
+
+    def _merge(self, work: _Work, dealer: Dealer, request: m.SliceRequest, node: _Node) -> None:
+        """Journal the results of a slice, unless it has results already."""
+        assert request.answered is not None
+        one = dealer.pending(request.answered)
+        if one is not None:
+            if len(request.results) != one.rows:
+                count = f"{len(request.results)} results for {one.rows} rows"
+                self._finish(work, f"{request.node} returned {count}; its trainctl version may differ")
+                return
+            work.journal.answered(one, request.node, request.results)
+            node.failures = 0
+        dealer.answer(request.node, request.answered, node.heard)
+        if dealer.is_done:
+            self._finish(work)
+
+
+def _body(request: m.OpenWork) -> tuple[object, ...]:
+    """What work with the same ID must have in common."""
+    return request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes
+
+
+def _view(work: _Work) -> m.WorkView:
+    opened, journal, dealer = work.journal.opened, work.journal, work.dealer
+    nodes = [
+        m.WorkNode(
+            node=name, state=node.state, device=node.device, rows=dealer.rows_of(name) if dealer else 0,
+            rows_per_second=dealer.speed(name) if dealer else None, why=node.why,
+        ) for name, node in work.nodes.items()
+    ]  # fmt: skip
+    return m.WorkView(
+        work=work.id, kind=opened.request.kind, run=opened.request.run, checkpoint=opened.step, state=journal.state,
+        rows=opened.request.rows, answered=dealer.answered_rows if dealer else 0,
+        received_bytes=journal.received_bytes, nodes=tuple(nodes), reason=journal.reason,
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""The worker that this node runs for separate work: started with the checkpoint, given slices, and ended.
+
+The worker asks this agent, and this agent asks the lead's. All requests can be repeated, so a lost message, an agent
+that restarts or a worker that dies only costs time.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+import tomli_w
+
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.trainers.rank_ports import last_words
+from trainctl.node_agent.work.checkpoint_files import copy
+from trainctl.node_agent.work.journal import JOURNAL_NAME
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record.paths import RunPaths
+
+LEAD_SECONDS = 60.0
+"""Time that a worker is kept while the lead's agent is unreachable."""
+ASK_SECONDS = 5.0
+"""Time that the lead's agent has to answer."""
+REPORT_SECONDS = 1.0
+"""Time between requests to the lead while the worker computes."""
+IDLE_SECONDS = 0.2
+"""Time between requests for a slice while there is none."""
+LEAVE_SECONDS = 10.0
+"""Time that a worker has to exit after it was asked to."""
+RANK = 0
+"""Number under which the worker's process and log are kept; a node has one worker."""
+
+_State = Literal["loading", "busy", "idle", "gone"]
+AskLead = Callable[[m.SliceRequest], Awaitable[m.SliceReply]]
+
+
+def work_directory(directory: Path) -> Path:
+    """Folder of a node that has a folder for each separate work."""
+    return directory / "work"
+
+
+class WorkerHost:
+    """At most one worker. It is there as long as its task runs."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, address_of: Callable[[str], str | None]) -> None:
+        """`address_of` returns the address of another node's agent, None if it isn't in the cluster."""
+        self._context, self._role, self._address_of = context, role, address_of
+        self._work: m.HostWork | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._asked: asyncio.Queue[m.WorkAsk] = asyncio.Queue()
+
+    def host(self, order: m.HostWork, ask_lead: AskLead | None = None, checkpoint: Path | None = None) -> str:
+        """Start a worker for another node's work, or for this node's own (`ask_lead`, `checkpoint`); the reason if
+        that isn't possible. If the worker is there, nothing changes."""
+        if self._task is not None and not self._task.done():
+            is_same = self._work is not None and self._work.work == order.work
+            return "" if is_same else f"{self._context.node} is still busy with other work"
+        if (problem := self._objection(order, is_own=ask_lead is not None)) or not isinstance(
+            config := _parsed(order), RunFile
+        ):
+            return problem or str(config)
+        self._work, self._asked = order, asyncio.Queue()
+        self._role.worker = order.work
+        self._task = asyncio.create_task(self._serve(order, config, ask_lead, checkpoint), name="worker")
+        return ""
+
+    def _objection(self, order: m.HostWork, *, is_own: bool) -> str:
+        node = self._context.node
+        if not self._role.is_idle:
+            return f"{node} takes part in a run"
+        if not is_own and self._address_of(order.lead) is None:
+            return f"{node} does not know the node {order.lead}: add it to its cluster file"
+        return ""
+
+    def heard(self, message: m.WorkAsk) -> bool:
+        """What the worker says; False if it is not this agent's worker of now."""
+        if self._work is None or self._work.work != message.run or self._task is None or self._task.done():
+            return False
+        self._asked.put_nowait(message)
+        return True
+
+    def clean_up(self) -> None:
+        """End workers of an earlier agent of this node, and remove their files unless they belong to the lead."""
+        root = work_directory(self._context.directory)
+        for folder in [*root.iterdir()] if root.is_dir() else []:
+            self._context.supervisor.kill(RunPaths(folder), RANK)
+            if not (folder / JOURNAL_NAME).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """End the worker; the lead deals its slice to another one."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ------------------------------------------------------------ the worker's life
+
+    async def _serve(
+        self, order: m.HostWork, config: RunFile, ask_lead: AskLead | None, checkpoint: Path | None
+    ) -> None:
+        """From the start of the worker to its end."""
+        paths = RunPaths(work_directory(self._context.directory) / order.work)
+        try:
+            if ask_lead is not None and checkpoint is not None:
+                await self._run(order, config, paths, checkpoint, ask_lead)
+                return
+            address = self._address_of(order.lead)
+            assert address is not None
+            authenticator = self._context.authenticator
+            keys = authenticator.keyring if authenticator is not None else None
+            shared = self._context.zmq_context
+            async with Client(address, timeout_seconds=ASK_SECONDS, keys=keys, context=shared) as client:
+                folder = paths.directory / "checkpoint"
+                ask = _asking(client)
+                await self._fetch(order, folder, client, ask)
+                if await self._run(order, config, paths, folder, ask):
+                    await asyncio.to_thread(shutil.rmtree, paths.directory, ignore_errors=True)
+        except (OSError, TrainctlError) as error:
+            # The lead notices that this node is silent, and asks for a worker again.
+            print(f"work {order.work}: {error}", file=sys.stderr)
+        finally:
+            self._role.worker = ""
+            self._context.link.forget(order.work)
+            with contextlib.suppress(OSError):
+                self._context.supervisor.kill(paths, RANK)
+
+    async def _fetch(self, order: m.HostWork, folder: Path, client: Client, ask: AskLead) -> None:
+        """Copy the checkpoint from the lead, which hears every second that this node is at it."""
+
+        async def read(name: str, offset: int) -> bytes:
+            request = m.WorkFileRequest(rid=_rid(), work=order.work, name=name, offset_bytes=offset)
+            return (await client.ask(request, m.WorkFilePart)).data
+
+        copying = asyncio.create_task(copy(order.files, folder, order.checkpoint, order.run, read))
+        try:
+            while not (await asyncio.wait([copying], timeout=REPORT_SECONDS))[0]:
+                await ask(self._request("loading"))
+            await copying
+        finally:
+            copying.cancel()
+
+    async def _run(self, order: m.HostWork, config: RunFile, paths: RunPaths, checkpoint: Path, ask: AskLead) -> bool:
+        """Start the worker and pass on what it and the lead say; True if the work has ended, False if only the worker
+        has."""
+        await asyncio.to_thread(_write_run_file, paths, config)
+        self._start(order, config, paths, checkpoint)
+        state: _State = "loading"
+        since, device = time.monotonic(), ""
+        pending: m.WorkAsk | None = None  # what the worker said last, until the lead has answered it
+        while True:
+            if pending is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_SECONDS):
+                        pending = await self._asked.get()
+            try:
+                if pending is None and self._context.supervisor.find(paths, RANK) is None:
+                    await ask(self._request("gone", problem=self._how_it_ended(paths)))
+                    return False
+                if pending is not None:
+                    device, state = pending.device, "idle"
+                reply = await ask(self._request(state, device, pending))
+                since = time.monotonic()
+            except TrainctlError:
+                if time.monotonic() - since > LEAD_SECONDS:
+                    return False
+                await asyncio.sleep(IDLE_SECONDS)
+                continue
+            if reply.ended:
+                await self._leave(order.work, paths)
+                return True
+            if reply.slice is not None:
+                pending, state = None, "busy"
+                while not self._asked.empty():
+                    self._asked.get_nowait()  # repeated while the lead was asked
+                made = m.WorkSlice(run=order.work, slice=reply.slice, first=reply.first, rows=reply.rows)
+                await self._context.link.send(RANK, made)
+            elif pending is not None:
+                await asyncio.sleep(IDLE_SECONDS)
+                pending = m.WorkAsk(run=pending.run, rank=RANK, device=device)  # its results are with the lead
+
+    def _request(
+        self, state: _State, device: str = "", said: m.WorkAsk | None = None, problem: str = ""
+    ) -> m.SliceRequest:
+        assert self._work is not None
+        answered, results = (said.answered, said.results) if said is not None else (None, ())
+        return m.SliceRequest(
+            rid=_rid(), work=self._work.work, node=self._context.node, state=state, device=device, answered=answered,
+            results=results, problem=problem,
+        )  # fmt: skip
+
+    def _start(self, order: m.HostWork, config: RunFile, paths: RunPaths, checkpoint: Path) -> None:
+        """Raises RefusedError if no process can be started."""
+        table = config.nodes.get(self._context.node, NodeTable())
+        argv = [
+            sys.executable, "-m", "trainctl.trainer.work.worker", "--work-directory", str(paths.directory),
+            "--work", order.work, "--kind", order.kind, "--node", self._context.node,
+            "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
+        ]  # fmt: skip
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
+        self._context.supervisor.start(paths, RANK, argv, env, table.priority)
+
+    def _how_it_ended(self, paths: RunPaths) -> str:
+        supervisor = self._context.supervisor
+        status = supervisor.exit_status(paths, RANK)
+        how = "is gone" if status is None else f"exited with {status}" if status >= 0 else f"got signal {-status}"
+        said = last_words(supervisor.log_tail(paths, RANK, 20)) if status is not None and status > 0 else ""
+        return f"the worker {how}: {said}"[:500] if said else f"the worker {how}"
+
+    async def _leave(self, work: str, paths: RunPaths) -> None:
+        await self._context.link.send(RANK, m.Leave(run=work, reason="the work has ended"))
+        for _ in range(int(LEAVE_SECONDS / IDLE_SECONDS)):
+            if self._context.supervisor.find(paths, RANK) is None:
+                return
+            await asyncio.sleep(IDLE_SECONDS)
+
+
+def _asking(client: Client) -> AskLead:
+    async def ask(request: m.SliceRequest) -> m.SliceReply:
+        return await client.ask(request, m.SliceReply)
+
+    return ask
+
+
+def _parsed(order: m.HostWork) -> RunFile | str:
+    """The run file, or what is wrong with it."""
+    try:
+        return run_file.parse(order.config, "config")
+    except InvalidInputError as error:
+        return str(error)
+
+
+def _write_run_file(paths: RunPaths, config: RunFile) -> None:
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
+
+
+def _rid() -> str:
+    return os.urandom(8).hex()

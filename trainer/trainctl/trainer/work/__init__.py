@@ -1,0 +1,1 @@
+"""Separate work: a worker process that applies a checkpoint's model to slices of rows."""

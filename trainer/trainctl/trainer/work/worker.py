@@ -1,0 +1,107 @@
+"""`python -m trainctl.trainer.work.worker`: processes slices of separate work, as its node's agent starts it.
+
+It asks for a slice, processes it, and asks for the next one with the results. It has no state that could be lost.
+Exit status 0: told to leave, or the agent is gone; 1: one line on standard error says why.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.machine import shim
+from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.wire import codec, sockets
+from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.logs import log
+from trainctl.trainer.data.row_tokens import row_tokenizer
+from trainctl.trainer.runtime import Failures
+from trainctl.trainer.work.checkpoint_model import load_checkpoint
+from trainctl.trainer.work.scoring import Scorer
+
+AGAIN_SECONDS = 1.0
+"""Time after which an unanswered request is repeated."""
+
+
+def main() -> int:
+    """Work until told to leave; returns the exit status."""
+    wanted = _parser().parse_args()
+    set_title("worker", f"work {wanted.work}")
+    logs.configure()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        scorer = _scorer(wanted)
+        _serve(wanted, *scorer)
+    except Failures as error:
+        log.error("work %s: %s", wanted.work, first_line(error))
+        return 1
+    return 0
+
+
+def _scorer(wanted: argparse.Namespace) -> tuple[Scorer, str]:
+    """The loaded model, and its device."""
+    paths = RunPaths(wanted.work_directory)
+    where, config = str(paths.run_file), run_file.read(paths.run_file)
+    model = load_checkpoint(wanted.checkpoint, config, wanted.node, where)
+    tokenizer = row_tokenizer(model.directory, model.config.data.tokenizer, where)
+    node = config.nodes.get(wanted.node)
+    micro = node.micro if node is not None and node.micro is not None else config.batch.micro
+    tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
+    log.info("scoring on %s, %s tokens at a time", model.backend.device, f"{tokens:,}")
+    return Scorer(model.backend, tokenizer, model.longest, tokens), f"{model.backend.name} {model.backend.device}"
+
+
+def _serve(wanted: argparse.Namespace, scorer: Scorer, device: str) -> None:
+    ask = m.WorkAsk(run=wanted.work, rank=0, device=device)
+    agent_started = shim.start_time(wanted.agent)
+    context = zmq.Context()
+    socket = sockets.new_socket(context, zmq.DEALER)
+    try:
+        socket.connect(wanted.endpoint)
+        while shim.start_time(wanted.agent) == agent_started is not None:
+            socket.send(codec.encode(ask))
+            while socket.poll(AGAIN_SECONDS * 1000):
+                order = _received(socket)
+                if isinstance(order, m.Leave):
+                    return
+                if isinstance(order, m.WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
+                    results = tuple(json.dumps(result).encode() for result in scorer.process(order.rows))
+                    ask = m.WorkAsk(run=wanted.work, rank=0, device=device, answered=order.slice, results=results)
+                    break
+        log.warning("the agent is gone")
+    finally:
+        context.destroy(linger=0)
+
+
+def _received(socket: zmq.Socket[bytes]) -> m.ToTrainer | m.WorkSlice | None:
+    try:
+        return codec.decode_order(sockets.check_frames(socket.recv_multipart(), 1)[0])
+    except ProtocolError as error:
+        log.warning("dropped a message from the agent: %s", error)
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.work.worker", description="Process slices.")
+    parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
+    parser.add_argument("--work", required=True, metavar="ID", help="work ID")
+    parser.add_argument("--kind", required=True, choices=["log-probabilities"])
+    parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
+    parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--agent", type=int, required=True, metavar="PID", help="process ID of the node's agent")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
