@@ -16,20 +16,21 @@ order:
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
@@ -72,16 +73,36 @@ class State:
     random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a backend is put together from beside its model."""
+
+    objective: Objective
+    optimizer: OptimizerTable
+    adapter: Lora | None = None  # what is trained in place of the model's own weights
+    limit_bytes: int | None = None  # that it may take on its device
+
+
+class Totals(NamedTuple):
+    """What the micro-batches since `clear` came to."""
+
+    sums: Sums
+    norm: float | None  # of the accumulators, if it was asked for
+
+
 class Backend(ABC):
     """One model on one device, used by one thread. Calls go forward, backward, accumulate for each micro-batch, then
     gradient_norm and update.
+
+    What `forward` finds stays on the device until `totals` reads all of it at once, so a step waits for its device a
+    single time.
 
     A part of it is one float32 value for each trainable scalar. Copies go straight between the device and the arrays
     that the caller brings, so a buffer shared with another process costs one copy each way.
     """
 
     name: BackendName
-    adapter: Lora | None  # what is trained in place of the model's own weights
+    parts: Parts
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
@@ -98,8 +119,9 @@ class Backend(ABC):
         """How it computes, as resolved."""
 
     @abstractmethod
-    def forward(self, batch: Batch, scale: float) -> float:
-        """The loss sum of `batch` in nats; `backward` will differentiate it times `scale`. Raises DeviceMemoryError."""
+    def forward(self, batch: Batch, *scales: float) -> None:
+        """The objective's sums over `batch`; `backward` will differentiate its losses times `scales`, one for each of
+        its weights. Raises DeviceMemoryError."""
 
     @abstractmethod
     def backward(self) -> None:
@@ -107,7 +129,20 @@ class Backend(ABC):
 
     @abstractmethod
     def accumulate(self) -> None:
-        """Add the scratch to the float32 accumulators and empty it; all of it or nothing. Raises DeviceMemoryError."""
+        """Add the scratch to the float32 accumulators, and the sums of its `forward` to those before, and empty it; all
+        of it or nothing. Raises DeviceMemoryError."""
+
+    def totals(self, *, with_norm: bool = False) -> Totals:
+        """What has been accumulated since `clear`; waits for the device, once."""
+        rows, norm = self._read(with_norm)
+        width = len(self.parts.objective.row.weights) + len(self.parts.objective.row.metrics)
+        numbers = [sum((row[column] for row in rows), 0.0) for column in range(width)]
+        return Totals(self.parts.objective.named(numbers), norm)
+
+    @abstractmethod
+    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
+        """The numbers of each accumulated micro-batch's sums; and the norm of the accumulators, if it is wanted and can
+        be had at the same time."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -119,7 +154,7 @@ class Backend(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Zero the accumulators."""
+        """Zero the accumulators, and what `totals` reads."""
 
     @abstractmethod
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
@@ -135,8 +170,8 @@ class Backend(ABC):
         """AdamW with the accumulators times `factor` as gradient."""
 
     @abstractmethod
-    def evaluate(self, batch: Batch) -> float:
-        """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
+    def evaluate(self, batch: Batch) -> Sums:
+        """The objective's sums over `batch`, without dropout and without a gradient. Raises DeviceMemoryError."""
 
     @abstractmethod
     def token_log_probabilities(self, batch: Batch) -> Array:
@@ -164,9 +199,23 @@ class Backend(ABC):
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
 
-    def gradient_norm(self) -> float:
-        """Euclidean norm over all accumulators; finite if, and only if, every element is."""
-        norm = self._norm(1.0)
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        return
+
+    def mark(self) -> Any:
+        """The place in the device's queue up to which work has been given; None where that is done when a call
+        returns."""
+        return None
+
+    def seconds_between(self, begun: Any, ended: Any) -> float:
+        """The device's time between two marks that it has passed."""
+        raise NotImplementedError
+
+    def gradient_norm(self, found: float | None = None) -> float:
+        """Euclidean norm over all accumulators; finite if, and only if, every element is. `found`: what `totals` read
+        of them as they still are."""
+        norm = self._norm(1.0) if found is None else found
         return norm if norm < _SURE_NORM else self._norm(_SMALL) / _SMALL
 
     def weight_norms(self) -> Array:
@@ -221,6 +270,32 @@ class Backend(ABC):
             return
         self.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
         raise DeviceMemoryError(text)
+
+
+class BatchOutputs(Outputs):
+    """The outputs of a backend's model: logits only if they are asked for, and then for the losses too."""
+
+    def __init__(
+        self, logits: Callable[[], Any], losses: Callable[[Any, str], Any], counted: Callable[[], Any]
+    ) -> None:
+        """`losses` are made from logits, or without, reduced by "none" or "sum"."""
+        self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
+
+    @property
+    def logits(self) -> Any:
+        if self._found is None:
+            self._found = self._logits()
+        return self._found
+
+    @property
+    def counted(self) -> Any:
+        return self._counted()
+
+    def token_losses(self) -> Any:
+        return self._losses(self.logits, "none")
+
+    def loss_sum(self) -> Any:
+        return self._losses(self._found, "sum")
 
 
 def limit_of(node: NodeTable) -> int | None:

@@ -6,6 +6,7 @@ weight is its number of counted targets. Held out are the samples that the permu
 puts first, so they are spread over the whole text and the same for every seed.
 """
 
+import dataclasses
 import hashlib
 import json
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -162,6 +164,9 @@ class Dataset:
 def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
     """The data of `config`, packed under `folder`. Raises InvalidInputError naming the file, line or field at fault."""
     pack = open_pack(config, folder, where)
+    if pack.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
+        every = np.broadcast_to(np.uint8(1), pack.tokens.shape)
+        pack = dataclasses.replace(pack, counted=every, digest=f"{pack.digest} every token")
     _check_lengths(config, pack, where)
     return Dataset(
         pack, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
