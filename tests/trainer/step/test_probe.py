@@ -24,7 +24,7 @@ def values(packed: bytes) -> np.ndarray:
 
 def states(rig) -> dict:
     state = rig.backend.export_state()
-    return {**state.weights, **{f"m {name}": array for name, array in state.first_moments.items()}}
+    return {**state.weights, **{f"m {name}": array for name, array in state.slots["exp_avg"].items()}}
 
 
 @pytest.mark.parametrize("samples", [False, True])

@@ -16,10 +16,10 @@ order:
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,10 @@ from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
-Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
-STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
+Part = str
+"""Of a backend, one float32 value for each trained scalar: "accumulators", "weights", or a slot of its optimizer."""
+ADAMW_SLOTS: Final = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter, by torch's names: the first and second moments of its gradient."""
 _SURE_NORM = 1e18
 """Norm below which no square has overflowed float32."""
 _SMALL = 2.0**-100
@@ -67,8 +69,7 @@ class State:
     """Everything an update reads or writes, under Hugging Face names."""
 
     weights: dict[str, Array]
-    first_moments: dict[str, Array]
-    second_moments: dict[str, Array]
+    slots: dict[str, dict[str, Array]]  # the optimizer's, by the slot's name
     updates: int  # AdamW's t: skipped steps do not count
     random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
 
@@ -103,6 +104,7 @@ class Backend(ABC):
 
     name: BackendName
     parts: Parts
+    slots: tuple[str, ...]  # of the optimizer: what is levelled, kept in checkpoints and resumed beside the weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
@@ -224,15 +226,15 @@ class Backend(ABC):
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
-        weights, first_moments, second_moments = map(self.copy_of, STATE_PARTS)
-        return State(weights, first_moments, second_moments, self.updates, self._random_state())
+        slots = {slot: self.copy_of(slot) for slot in self.slots}
+        return State(self.copy_of("weights"), slots, self.updates, self._random_state())
 
     def import_state(self, state: State) -> None:
         """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
-        check_state(state, self.shapes, "checkpoint")
+        check_state(state, self.slots, self.shapes, "checkpoint")
         self.copy_in("weights", state.weights)
-        self.copy_in("first_moments", state.first_moments)
-        self.copy_in("second_moments", state.second_moments)
+        for slot in self.slots:
+            self.copy_in(slot, state.slots[slot])
         self.updates = state.updates
         self._restore_random(state.random)
 
@@ -303,10 +305,10 @@ def limit_of(node: NodeTable) -> int | None:
     return None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
 
 
-def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Whether weights and moments are exactly those of `shapes`. Raises InvalidInputError naming the first that
+def check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Whether weights and `slots` are exactly those of `shapes`. Raises InvalidInputError naming the first that
     isn't."""
-    parts = {"weight": state.weights, "first moment": state.first_moments, "second moment": state.second_moments}
+    parts = {"weight": state.weights, **{f"optimizer {slot}": state.slots.get(slot, {}) for slot in slots}}
     for kind, arrays in parts.items():
         if arrays.keys() != shapes.keys():
             odd = sorted(arrays.keys() ^ shapes.keys())[0]

@@ -24,6 +24,7 @@ from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import (
+    ADAMW_SLOTS,
     Array,
     Backend,
     BackendName,
@@ -53,6 +54,7 @@ class MlxBackend(Backend):
     """`model` is an mlx-lm model, its parameters in any float type; `adapter` is attached to it here."""
 
     name: BackendName = "mlx"
+    slots = ADAMW_SLOTS
     out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
     def __init__(self, model: Any, parts: Parts, *, dtype: Any = mx.float32) -> None:
@@ -66,15 +68,16 @@ class MlxBackend(Backend):
         held = dict(_flat(model.trainable_parameters()))
         self._masters: Arrays = {name: held[place.name].astype(mx.float32) for name, place in self._places.items()}
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
-        self._first = {name: mx.zeros_like(p) for name, p in self._masters.items()}
-        self._second = {name: mx.zeros_like(p) for name, p in self._masters.items()}
+        self._slots: dict[str, Arrays] = {
+            slot: {name: mx.zeros_like(p) for name, p in self._masters.items()} for slot in self.slots
+        }
         self._totals: Arrays = {}  # empty: zeros
         self.updates = 0
         self._scratch: Arrays = {}
         self._sums: list[Any] = []  # of the last forward
         self._added: list[list[Any]] = []  # of each micro-batch since `clear`
         self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
-        mx.eval(self._masters, self._first, self._second)
+        mx.eval(self._masters, self._slots)
         model.train()
         self._publish()
 
@@ -129,11 +132,12 @@ class MlxBackend(Backend):
     def update(self, learning_rate: float, factor: float) -> None:
         self.updates += 1
         totals = self._gradients()
+        first, second = (self._slots[slot] for slot in ADAMW_SLOTS)
         for name in self.shapes:
-            self._masters[name], self._first[name], self._second[name] = self._adamw(
-                self._masters[name], totals[name] * factor, self._first[name], self._second[name], learning_rate
+            self._masters[name], first[name], second[name] = self._adamw(
+                self._masters[name], totals[name] * factor, first[name], second[name], learning_rate
             )
-        mx.eval(self._masters, self._first, self._second)
+        mx.eval(self._masters, self._slots)
         self._publish()
 
     def evaluate(self, batch: Batch) -> Sums:
@@ -193,10 +197,8 @@ class MlxBackend(Backend):
                 return self._gradients()
             case "weights":
                 return self._masters
-            case "first_moments":
-                return self._first
-            case "second_moments":
-                return self._second
+            case _:
+                return self._slots[part]
 
     def _gradients(self) -> Arrays:
         if not self._totals:

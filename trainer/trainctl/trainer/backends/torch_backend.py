@@ -23,6 +23,7 @@ from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import rope_config, torch_masks
 from trainctl.trainer.backends.base import (
+    ADAMW_SLOTS,
     Array,
     Backend,
     BackendName,
@@ -46,6 +47,7 @@ class TorchBackend(Backend):
     """`model` comes in float32; with an adapter attached, its own weights frozen and in `dtype`."""
 
     name: BackendName = "torch"
+    slots = ADAMW_SLOTS
     out_of_memory_words = (
         "out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation",
     )  # fmt: skip
@@ -233,8 +235,7 @@ class TorchBackend(Backend):
             return self._gradients()
         if part == "weights":
             return [*self._masters]
-        key = "exp_avg" if part == "first_moments" else "exp_avg_sq"
-        return [self._optimizer.state[master][key] for master in self._masters]
+        return [self._optimizer.state[master][part] for master in self._masters]
 
     def _gradients(self) -> list[torch.Tensor]:
         if self._totals is None:
@@ -367,7 +368,7 @@ def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.op
     ]
     optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon)
     for master in masters:
-        moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+        moments = {slot: torch.zeros_like(master) for slot in ADAMW_SLOTS}
         optimizer.state[master] = {"step": torch.tensor(0.0), **moments}
     return optimizer
 
