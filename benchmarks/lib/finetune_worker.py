@@ -90,7 +90,7 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     progress.load(0, 0)
     who = Identity("speed", "here", 0)
     progress.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
-    settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
+    settings = Settings.of(config, "here")
     backend = load(config, node, "speed")
     executor = Executor(
         who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), lambda message: None

@@ -115,6 +115,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("adapter.targets", [], " of at least 1"),
         ("adapter.layers", -1, " of at least 0"),
         ("adapter.dropout", 1, " below 1"),
+        ("objective.kind", "dpo", "'dpo'"),
+        ("objective.kind", "sft", 'needs data.kind = "rows" or "samples"'),
         ("checkpoint.every_steps", -1, " of at least 0"),
         ("checkpoint.keep_last", 0, " of at least 1"),
         ("checkpoint.keep_best", 1, "must be true or false"),

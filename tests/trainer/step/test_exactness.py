@@ -23,9 +23,11 @@ class Misweighted:
     def __init__(self, inner: Backend, by: Callable[[Batch], float]) -> None:
         self._inner, self._by = inner, by
 
-    def forward(self, batch: Batch, scale: float) -> float:
+    def forward(self, batch: Batch, scale: float) -> None:
         factor = 50.0 / self._by(batch)
-        return self._inner.forward(batch, scale * factor) * factor
+        self._inner.forward(batch, scale * factor)
+        inner: Any = self._inner
+        inner._sums = [number * factor for number in inner._sums]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -30,9 +30,9 @@ def two_chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def same_state(same_bits: Callable[..., bool]) -> SameState:
     def compare(one: State, other: State) -> bool:
-        parts = ("weights", "first_moments", "second_moments")
-        same = all(same_bits(getattr(one, part), getattr(other, part)) for part in parts)
-        return same and one.updates == other.updates
+        assert one.slots.keys() == other.slots.keys() == {"exp_avg", "exp_avg_sq"}
+        same = all(same_bits(one.slots[slot], other.slots[slot]) for slot in one.slots)
+        return same and same_bits(one.weights, other.weights) and one.updates == other.updates
 
     return compare
 

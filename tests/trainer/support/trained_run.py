@@ -58,9 +58,10 @@ class TrainedRun:
     def _train(self, step: int, record: RunDb) -> None:
         batch = self._dataset.batch(np.arange(step * G, (step + 1) * G) % self._dataset.samples)
         self._backend.clear()
-        loss = self._backend.forward(batch, 1.0) / batch.weight
+        self._backend.forward(batch, 1.0)
         self._backend.backward()
         self._backend.accumulate()
+        loss = self._backend.totals().sums.losses["tokens"] / batch.weight
         self._backend.update(RATE, 1 / batch.weight)
         self._progress.load(step, step * G)
         committed = msgspec.structs.replace(records.step(step, loss=loss), run=self.paths.directory.name)

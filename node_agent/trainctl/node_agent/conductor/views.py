@@ -13,7 +13,7 @@ def run_view(
     conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str
 ) -> m.RunView:
     """The whole view. `lead`: the node that leads."""
-    objective = objective_of(conductor.config)
+    objective = objective_of(conductor.config.objective, conductor.config.data.kind)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
     ready = [at.ready for at in conductor.ranks.values()]
     return m.RunView(

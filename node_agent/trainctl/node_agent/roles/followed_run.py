@@ -165,7 +165,8 @@ class FollowedRank:
 
     def look(self) -> m.RunView:
         """The run as far as it is known here: its lead, and the rank on this node."""
-        plan, config, objective = self._plan, self.config, objective_of(self.config)
+        plan, config = self._plan, self.config
+        objective = objective_of(config.objective, config.data.kind)
         work = next((work for work in plan.work if work.rank == self.known.rank), None) if plan else None
         share = sum(piece.count for piece in work.ranges) if work else 0
         state: m.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"

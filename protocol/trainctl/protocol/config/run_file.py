@@ -10,6 +10,7 @@ import msgspec
 
 from trainctl.protocol.config import env_policy, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -136,7 +137,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares):
+    for check in (_check_lengths, _check_shares, _check_objective):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -168,6 +169,13 @@ def _check_shares(config: RunFile, where: str) -> None:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, more than batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, but batch.global = {whole}")
+
+
+def _check_objective(config: RunFile, where: str) -> None:
+    objective, kind = config.objective, config.data.kind
+    if kind == "text" and objective_of(objective, kind).needs_mask:
+        problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
+        raise InvalidInputError(f"{where}: objective.kind", problem)
 
 
 def _check_node(config: RunFile, name: str, where: str) -> None:

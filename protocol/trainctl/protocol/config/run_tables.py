@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyName, PolicyTable
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
@@ -136,5 +137,6 @@ class RunFile(_Table, frozen=True):
     evaluate: EvaluateTable = EvaluateTable()
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()
+    objective: ObjectiveTable = ObjectiveTable()
     policy: dict[PolicyName, PolicyTable] = {}
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}

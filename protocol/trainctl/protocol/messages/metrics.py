@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from trainctl.protocol.config.objectives import OBJECTIVES
 from trainctl.protocol.messages.trainer import BUSY_PHASES, PHASES
 
 Scope = Literal["run", "rank", "host"]
@@ -237,7 +238,14 @@ _HOST = (
 )  # fmt: skip
 """Metrics of a machine and its devices, read once a second: a step has the mean of the readings made during it."""
 
-METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_RANK, *_HOST)}
+_OBJECTIVE = tuple(
+    Metric(metric.name, f"per {metric.weight}", "run", metric.title, metric.help, "loss")
+    for objective in OBJECTIVES.values()
+    for metric in objective.metrics
+)
+"""Metrics of the objectives, over the batches of all ranks."""
+
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_OBJECTIVE, *_RANK, *_HOST)}
 """Every metric of the table by name, in the order in which they are offered."""
 RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r.{metric.name}" and not metric.field)
 """Metrics that go by name in a message and have a column in the record."""

@@ -16,25 +16,28 @@ order:
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
-Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
-STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
+Part = str
+"""Of a backend, one float32 value for each trained scalar: "accumulators", "weights", or a slot of its optimizer."""
+ADAMW_SLOTS: Final = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter, by torch's names: the first and second moments of its gradient."""
 _SURE_NORM = 1e18
 """Norm below which no square has overflowed float32."""
 _SMALL = 2.0**-100
@@ -66,22 +69,42 @@ class State:
     """Everything an update reads or writes, under Hugging Face names."""
 
     weights: dict[str, Array]
-    first_moments: dict[str, Array]
-    second_moments: dict[str, Array]
+    slots: dict[str, dict[str, Array]]  # the optimizer's, by the slot's name
     updates: int  # AdamW's t: skipped steps do not count
     random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend is put together from beside its model."""
+
+    objective: Objective
+    optimizer: OptimizerTable
+    adapter: Lora | None = None  # what is trained in place of the model's own weights
+    limit_bytes: int | None = None  # that it may take on its device
+
+
+class Totals(NamedTuple):
+    """What the micro-batches since `clear` came to."""
+
+    sums: Sums
+    norm: float | None  # of the accumulators, if it was asked for
 
 
 class Backend(ABC):
     """One model on one device, used by one thread. Calls go forward, backward, accumulate for each micro-batch, then
     gradient_norm and update.
 
+    What `forward` finds stays on the device until `totals` reads all of it at once, so a step waits for its device a
+    single time.
+
     A part of it is one float32 value for each trainable scalar. Copies go straight between the device and the arrays
     that the caller brings, so a buffer shared with another process costs one copy each way.
     """
 
     name: BackendName
-    adapter: Lora | None  # what is trained in place of the model's own weights
+    parts: Parts
+    slots: tuple[str, ...]  # of the optimizer: what is levelled, kept in checkpoints and resumed beside the weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
@@ -98,8 +121,9 @@ class Backend(ABC):
         """How it computes, as resolved."""
 
     @abstractmethod
-    def forward(self, batch: Batch, scale: float) -> float:
-        """The loss sum of `batch` in nats; `backward` will differentiate it times `scale`. Raises DeviceMemoryError."""
+    def forward(self, batch: Batch, *scales: float) -> None:
+        """The objective's sums over `batch`; `backward` will differentiate its losses times `scales`, one for each of
+        its weights. Raises DeviceMemoryError."""
 
     @abstractmethod
     def backward(self) -> None:
@@ -107,7 +131,20 @@ class Backend(ABC):
 
     @abstractmethod
     def accumulate(self) -> None:
-        """Add the scratch to the float32 accumulators and empty it; all of it or nothing. Raises DeviceMemoryError."""
+        """Add the scratch to the float32 accumulators, and the sums of its `forward` to those before, and empty it; all
+        of it or nothing. Raises DeviceMemoryError."""
+
+    def totals(self, *, with_norm: bool = False) -> Totals:
+        """What has been accumulated since `clear`; waits for the device, once."""
+        rows, norm = self._read(with_norm)
+        width = len(self.parts.objective.row.weights) + len(self.parts.objective.row.metrics)
+        numbers = [sum((row[column] for row in rows), 0.0) for column in range(width)]
+        return Totals(self.parts.objective.named(numbers), norm)
+
+    @abstractmethod
+    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
+        """The numbers of each accumulated micro-batch's sums; and the norm of the accumulators, if it is wanted and can
+        be had at the same time."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -119,7 +156,7 @@ class Backend(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Zero the accumulators."""
+        """Zero the accumulators, and what `totals` reads."""
 
     @abstractmethod
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
@@ -135,8 +172,8 @@ class Backend(ABC):
         """AdamW with the accumulators times `factor` as gradient."""
 
     @abstractmethod
-    def evaluate(self, batch: Batch) -> float:
-        """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
+    def evaluate(self, batch: Batch) -> Sums:
+        """The objective's sums over `batch`, without dropout and without a gradient. Raises DeviceMemoryError."""
 
     @abstractmethod
     def token_log_probabilities(self, batch: Batch) -> Array:
@@ -164,9 +201,23 @@ class Backend(ABC):
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
 
-    def gradient_norm(self) -> float:
-        """Euclidean norm over all accumulators; finite if, and only if, every element is."""
-        norm = self._norm(1.0)
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        return
+
+    def mark(self) -> Any:
+        """The place in the device's queue up to which work has been given; None where that is done when a call
+        returns."""
+        return None
+
+    def seconds_between(self, begun: Any, ended: Any) -> float:
+        """The device's time between two marks that it has passed."""
+        raise NotImplementedError
+
+    def gradient_norm(self, found: float | None = None) -> float:
+        """Euclidean norm over all accumulators; finite if, and only if, every element is. `found`: what `totals` read
+        of them as they still are."""
+        norm = self._norm(1.0) if found is None else found
         return norm if norm < _SURE_NORM else self._norm(_SMALL) / _SMALL
 
     def weight_norms(self) -> Array:
@@ -175,15 +226,15 @@ class Backend(ABC):
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
-        weights, first_moments, second_moments = map(self.copy_of, STATE_PARTS)
-        return State(weights, first_moments, second_moments, self.updates, self._random_state())
+        slots = {slot: self.copy_of(slot) for slot in self.slots}
+        return State(self.copy_of("weights"), slots, self.updates, self._random_state())
 
     def import_state(self, state: State) -> None:
         """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
-        check_state(state, self.shapes, "checkpoint")
+        check_state(state, self.slots, self.shapes, "checkpoint")
         self.copy_in("weights", state.weights)
-        self.copy_in("first_moments", state.first_moments)
-        self.copy_in("second_moments", state.second_moments)
+        for slot in self.slots:
+            self.copy_in(slot, state.slots[slot])
         self.updates = state.updates
         self._restore_random(state.random)
 
@@ -223,15 +274,41 @@ class Backend(ABC):
         raise DeviceMemoryError(text)
 
 
+class BatchOutputs(Outputs):
+    """The outputs of a backend's model: logits only if they are asked for, and then for the losses too."""
+
+    def __init__(
+        self, logits: Callable[[], Any], losses: Callable[[Any, str], Any], counted: Callable[[], Any]
+    ) -> None:
+        """`losses` are made from logits, or without, reduced by "none" or "sum"."""
+        self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
+
+    @property
+    def logits(self) -> Any:
+        if self._found is None:
+            self._found = self._logits()
+        return self._found
+
+    @property
+    def counted(self) -> Any:
+        return self._counted()
+
+    def token_losses(self) -> Any:
+        return self._losses(self.logits, "none")
+
+    def loss_sum(self) -> Any:
+        return self._losses(self._found, "sum")
+
+
 def limit_of(node: NodeTable) -> int | None:
     """The bytes that a rank may take on its device."""
     return None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
 
 
-def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Whether weights and moments are exactly those of `shapes`. Raises InvalidInputError naming the first that
+def check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Whether weights and `slots` are exactly those of `shapes`. Raises InvalidInputError naming the first that
     isn't."""
-    parts = {"weight": state.weights, "first moment": state.first_moments, "second moment": state.second_moments}
+    parts = {"weight": state.weights, **{f"optimizer {slot}": state.slots.get(slot, {}) for slot in slots}}
     for kind, arrays in parts.items():
         if arrays.keys() != shapes.keys():
             odd = sorted(arrays.keys() ^ shapes.keys())[0]

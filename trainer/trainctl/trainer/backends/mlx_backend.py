@@ -6,6 +6,7 @@ for its gradient counts as backward. AdamW is written out here (see base.py) bec
 bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts its steps per optimizer.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
@@ -23,12 +24,24 @@ from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
-from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends.base import (
+    ADAMW_SLOTS,
+    Array,
+    Backend,
+    BackendName,
+    BatchOutputs,
+    Memory,
+    Part,
+    Parts,
+    limit_of,
+)
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.objectives.registry import objective_for
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 
@@ -44,31 +57,31 @@ class MlxBackend(Backend):
     """`model` is an mlx-lm model, its parameters in any float type; `adapter` is attached to it here."""
 
     name: BackendName = "mlx"
+    slots = ADAMW_SLOTS
     out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
-    def __init__(
-        self, model: Any, optimizer: OptimizerTable, *, dtype: Any = mx.float32, limit_bytes: int | None = None,
-        adapter: Lora | None = None,
-    ) -> None:  # fmt: skip
-        self._model, self.adapter = model, adapter
+    def __init__(self, model: Any, parts: Parts, *, dtype: Any = mx.float32) -> None:
+        self._model, self.parts = model, parts
         self.chunks: MlxChunks | None = None
-        self._table = optimizer
+        adapter = parts.adapter
         self._dtype = dtype
-        self._limit_bytes = limit_bytes
-        self._host = HostMemory(limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
+        self._host = HostMemory(parts.limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
         if adapter is not None:
             model.set_dtype(dtype)
         self._places = _places(model, adapter)
         held = dict(_flat(model.trainable_parameters()))
         self._masters: Arrays = {name: held[place.name].astype(mx.float32) for name, place in self._places.items()}
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
-        self._first = {name: mx.zeros_like(p) for name, p in self._masters.items()}
-        self._second = {name: mx.zeros_like(p) for name, p in self._masters.items()}
+        self._slots: dict[str, Arrays] = {
+            slot: {name: mx.zeros_like(p) for name, p in self._masters.items()} for slot in self.slots
+        }
         self._totals: Arrays = {}  # empty: zeros
         self.updates = 0
         self._scratch: Arrays = {}
+        self._sums: list[Any] = []  # of the last forward
+        self._added: list[list[Any]] = []  # of each micro-batch since `clear`
         self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
-        mx.eval(self._masters, self._first, self._second)
+        mx.eval(self._masters, self._slots)
         model.train()
         self._publish()
 
@@ -77,15 +90,14 @@ class MlxBackend(Backend):
         kind = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
         return f"gpu {mx.device_info().get('device_name', '')}".strip() if kind == "gpu" else "cpu"
 
-    def forward(self, batch: Batch, scale: float) -> float:
+    def forward(self, batch: Batch, *scales: float) -> None:
         with self._memory_errors():
             try:
-                (_, loss), self._scratch = self._differentiate(self._masters, batch, scale)
+                (_, self._sums), self._scratch = self._differentiate(self._masters, batch, scales)
             finally:
                 self._publish()  # tracing left its own arrays in the model
-            mx.eval(loss)
+            mx.eval(self._sums)
             self._sample()  # while what backward needs is held
-            return float(loss.item())
 
     def backward(self) -> None:
         with self._memory_errors():
@@ -100,40 +112,47 @@ class MlxBackend(Backend):
             else:
                 sums = self._scratch
             self._totals, self._scratch = sums, {}
+            self._added.append(self._sums)
 
     def forget(self) -> None:
-        self._scratch = {}
+        self._scratch, self._sums = {}, []
 
     def discard(self) -> None:
         self.forget()
         mx.clear_cache()
 
     def clear(self) -> None:
-        self._totals = {}
+        self._totals, self._added = {}, []
+
+    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
+        """What was evaluated with its micro-batch; the norm is not."""
+        return [[float(number.item()) for number in row] for row in self._added], None
 
     def _norm(self, scale: float) -> float:
-        squares = [mx.sum(mx.square(total if scale == 1 else total * scale)) for total in self._sums().values()]
+        squares = [mx.sum(mx.square(total if scale == 1 else total * scale)) for total in self._gradients().values()]
         total: Any = mx.sum(mx.stack(squares))
         return math.sqrt(float(total.item()))
 
     def update(self, learning_rate: float, factor: float) -> None:
         self.updates += 1
-        totals = self._sums()
+        totals = self._gradients()
+        first, second = (self._slots[slot] for slot in ADAMW_SLOTS)
         for name in self.shapes:
-            self._masters[name], self._first[name], self._second[name] = self._adamw(
-                self._masters[name], totals[name] * factor, self._first[name], self._second[name], learning_rate
+            self._masters[name], first[name], second[name] = self._adamw(
+                self._masters[name], totals[name] * factor, first[name], second[name], learning_rate
             )
-        mx.eval(self._masters, self._first, self._second)
+        mx.eval(self._masters, self._slots)
         self._publish()
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating():
-            loss: Any = self._losses(batch)
-            return float(loss.item())
+            found = self.parts.objective.sums(self._outputs(batch)).numbers()
+            mx.eval(found)
+            return self.parts.objective.named([float(number.item()) for number in found])
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating():
-            return -np.array(self._losses(batch, "none"))
+            return -np.array(self._losses(batch, None, "none"))
 
     def _row_norms(self) -> Iterator[Array]:
         held = dict(_flat(self._model.trainable_parameters()))
@@ -160,7 +179,7 @@ class MlxBackend(Backend):
         if self._host is not None:
             return self._host.read()
         device: dict[str, Any] = mx.device_info()
-        cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
+        cap = self.parts.limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
         used = mx.get_active_memory()
         return Memory(used, max(used, mx.get_peak_memory()), cap)  # a reset peak is 0 until something is allocated
 
@@ -179,15 +198,13 @@ class MlxBackend(Backend):
     def _part(self, part: Part) -> Arrays:
         match part:
             case "accumulators":
-                return self._sums()
+                return self._gradients()
             case "weights":
                 return self._masters
-            case "first_moments":
-                return self._first
-            case "second_moments":
-                return self._second
+            case _:
+                return self._slots[part]
 
-    def _sums(self) -> Arrays:
+    def _gradients(self) -> Arrays:
         if not self._totals:
             self._totals = {name: mx.zeros_like(p) for name, p in self._masters.items()}
             mx.eval(self._totals)
@@ -205,30 +222,47 @@ class MlxBackend(Backend):
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
-        b1, b2 = self._table.beta1, self._table.beta2
-        if p.ndim >= 2 and self._table.weight_decay:
-            p = p * (1 - rate * self._table.weight_decay)
+        table = self.parts.optimizer
+        b1, b2 = table.beta1, table.beta2
+        if p.ndim >= 2 and table.weight_decay:
+            p = p * (1 - rate * table.weight_decay)
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * mx.square(g)
-        denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + self._table.epsilon
+        denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + table.epsilon
         return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
-    def _scaled_loss(self, masters: Arrays, batch: Batch, scale: float) -> tuple[Any, Any]:
+    def _scaled_loss(self, masters: Arrays, batch: Batch, scales: tuple[float, ...]) -> tuple[Any, list[Any]]:
         self._model.update(self._as_computed(masters))
-        loss = self._losses(batch)
-        return loss * scale, loss
+        sums = self.parts.objective.sums(self._outputs(batch))
+        terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
+        return functools.reduce(mx.add, terms), sums.numbers()
 
-    def _losses(self, batch: Batch, reduction: Literal["none", "sum"] = "sum") -> Any:
-        inputs, targets, counted = mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
-        if self.adapter is not None:
-            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
-        documents = None if batch.positions is None else DocumentMask(mx.array(batch.positions), self._model)
-        caches = documents and [documents] * len(self._model.layers)
-        if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.size)):
+    def _outputs(self, batch: Batch) -> BatchOutputs:
+        return BatchOutputs(
+            functools.partial(self._logits, batch), functools.partial(self._losses, batch),
+            lambda: mx.array(batch.counted),
+        )  # fmt: skip
+
+    def _logits(self, batch: Batch) -> Any:
+        return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)
+
+    def _losses(self, batch: Batch, logits: Any, reduction: Literal["none", "sum"]) -> Any:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
+        targets, counted = mx.array(batch.targets), mx.array(batch.counted)
+        if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.size)):
+            inputs, caches = mx.array(batch.inputs), self._caches(batch)
             losses = self.chunks.token_losses(inputs, targets, size, caches).reshape(targets.shape) * counted
             return losses.sum() if reduction == "sum" else losses
-        logits = self._model(inputs, cache=caches).astype(mx.float32)
-        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
+        found = self._logits(batch) if logits is None else logits
+        return nn.losses.cross_entropy(found, targets, weights=counted, reduction=reduction)
+
+    def _caches(self, batch: Batch) -> list[DocumentMask] | None:
+        """What keeps a pack's documents apart; the keys of dropout are set on the way."""
+        if self.parts.adapter is not None:
+            self.parts.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
+        if batch.positions is None:
+            return None
+        return [DocumentMask(mx.array(batch.positions), self._model)] * len(self._model.layers)
 
     def _publish(self) -> None:
         self._model.update(self._as_computed(self._masters))
@@ -236,7 +270,7 @@ class MlxBackend(Backend):
 
     def _as_computed(self, masters: Arrays) -> Any:
         """The model's trainable part; adapters stay float32."""
-        dtype = mx.float32 if self.adapter else self._dtype
+        dtype = mx.float32 if self.parts.adapter else self._dtype
         return tree_unflatten([(self._places[name].name, p.astype(dtype)) for name, p in masters.items()])
 
 
@@ -252,7 +286,8 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     model = read_model(path, where, config.data.sequence_length)
     checkpoint_mlx(model, config.model.gradient_checkpointing, where)
     dtype = getattr(mx, config.model.dtype)
-    backend = MlxBackend(model, config.optimizer, dtype=dtype, limit_bytes=limit_bytes, adapter=adapter)
+    parts = Parts(objective_for(config), config.optimizer, adapter, limit_bytes)
+    backend = MlxBackend(model, parts, dtype=dtype)
     if adapter is not None:
         backend.copy_in("weights", adapter.first_values(config.run.seed))
     backend.chunks = MlxChunks(model, chunking_of(config, backend.memory(), of_host=True), where)

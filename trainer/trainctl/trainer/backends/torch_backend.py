@@ -1,11 +1,15 @@
 """The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal language model that transformers loads.
 
-Phases are honest because each ends in a wait for the device: `forward` reads its loss, `backward` synchronises.
+On CUDA the host runs ahead of the device by at most one micro-batch, and phases are timed by events in the device's
+queue. On MPS `forward` and `backward` end in a wait for the device; on a CPU work is done when a call returns.
 """
 
+import functools
 import gc
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,26 @@ from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFi
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
-from trainctl.trainer.adapters.lora import Lora, read_lora
-from trainctl.trainer.backends import rope_config
+from trainctl.trainer.adapters.lora import read_lora
+from trainctl.trainer.backends import rope_config, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
-from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends.base import (
+    ADAMW_SLOTS,
+    Array,
+    Backend,
+    BackendName,
+    BatchOutputs,
+    Memory,
+    Part,
+    Parts,
+    limit_of,
+)
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens
+from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.objectives.registry import objective_for
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
@@ -34,15 +50,16 @@ class TorchBackend(Backend):
     """`model` comes in float32; with an adapter attached, its own weights frozen and in `dtype`."""
 
     name: BackendName = "torch"
+    slots = ADAMW_SLOTS
     out_of_memory_words = (
         "out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation",
     )  # fmt: skip
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: OptimizerTable, *, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None, limit_bytes: int | None = None, adapter: Lora | None = None,
+        self, model: torch.nn.Module, parts: Parts, *, dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> None:  # fmt: skip
-        self.adapter = adapter
+        self.parts = parts
         self.chunks: TorchChunks | None = None
         self._dtype = dtype
         self._device = device or torch.device("cpu")
@@ -50,16 +67,19 @@ class TorchBackend(Backend):
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        self._masters = self._parameters if adapter or dtype == torch.float32 else self._lower(dtype)
+        self._masters = self._parameters if parts.adapter or dtype == torch.float32 else self._lower(dtype)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
-        self._optimizer = _adamw(self._masters, optimizer)
+        self._optimizer = _adamw(self._masters, parts.optimizer)
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
-        self._cap_bytes = _device_cap(self._device, limit_bytes)
+        self._sums: list[torch.Tensor] = []  # of the last forward
+        self._added: list[list[torch.Tensor]] = []  # of each micro-batch since `clear`
+        self._queued: deque[torch.cuda.Event] = deque()  # at the end of each backward that may still be running
+        self._cap_bytes = _device_cap(self._device, parts.limit_bytes)
         self._memory = (
             SampledMemory(torch.mps.current_allocated_memory, self._cap_bytes)
             if self._device.type == "mps"
-            else HostMemory(limit_bytes)
+            else HostMemory(parts.limit_bytes)
         )
 
     @classmethod
@@ -72,20 +92,22 @@ class TorchBackend(Backend):
             return f"{self._device} {torch.cuda.get_device_name(self._device)}"
         return str(self._device)
 
-    def forward(self, batch: Batch, scale: float) -> float:
+    def forward(self, batch: Batch, *scales: float) -> None:
         with self._memory_errors():
-            loss = self._losses(batch)
-            self._loss = loss * scale
-            value = float(loss.item())
+            sums = self.parts.objective.sums(self._outputs(batch))
+            terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
+            self._loss = functools.reduce(torch.add, terms)
+            self._sums = [found.detach() for found in sums.numbers()]
+            self._wait_on_mps()
             self._memory.sample()  # while the graph is held
-            return value
 
     def backward(self) -> None:
         assert self._loss is not None, "backward follows forward"
         with self._memory_errors():
             loss, self._loss = self._loss, None
             self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-            self._synchronize()
+            self._wait_on_mps()
+            self._keep_close()
             self._memory.sample()
 
     def accumulate(self) -> None:
@@ -95,10 +117,11 @@ class TorchBackend(Backend):
                 self._totals = _owned(whole)
             else:
                 torch._foreach_add_(self._totals, whole)
-            self._scratch = ()
+            self._added.append(self._sums)
+            self._scratch, self._sums = (), []
 
     def forget(self) -> None:
-        self._loss, self._scratch = None, ()
+        self._loss, self._scratch, self._sums = None, (), []
 
     def discard(self) -> None:
         self.forget()
@@ -109,14 +132,32 @@ class TorchBackend(Backend):
             torch.mps.empty_cache()
 
     def clear(self) -> None:
-        self._totals = None
+        self._totals, self._added = None, []
+
+    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
+        norms = [torch.nn.utils.get_total_norm(self._gradients())] if with_norm else []
+        found = [number.float() for row in self._added for number in row] + norms
+        numbers: list[float] = torch.stack(found).tolist() if found else []
+        width = len(self._added[0]) if self._added else 1
+        ends = range(0, len(numbers) - len(norms), width)
+        return [numbers[at : at + width] for at in ends], numbers[-1] if norms else None
 
     def _norm(self, scale: float) -> float:
-        totals = self._sums()
+        totals = self._gradients()
         return float(torch.nn.utils.get_total_norm(totals if scale == 1 else torch._foreach_mul(totals, scale)).item())
 
+    def mark(self) -> torch.cuda.Event | None:
+        if self._device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds_between(self, begun: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+        return float(begun.elapsed_time(ended)) / 1000
+
     def update(self, learning_rate: float, factor: float) -> None:
-        totals = self._sums()
+        totals = self._gradients()
         torch._foreach_mul_(totals, factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -125,15 +166,16 @@ class TorchBackend(Backend):
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._publish()
-        self._synchronize()
+        self.wait()
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating(), torch.inference_mode():
-            return float(self._losses(batch).item())
+            found = self.parts.objective.sums(self._outputs(batch)).numbers()
+            return self.parts.objective.named(torch.stack([number.float() for number in found]).tolist())
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating(), torch.inference_mode():
-            losses: Array = self._losses(batch, "none").view(batch.targets.shape).cpu().numpy()
+            losses: Array = self._losses(batch, None, "none").cpu().numpy()
             return -losses
 
     @torch.no_grad()
@@ -194,30 +236,51 @@ class TorchBackend(Backend):
 
     def _part(self, part: Part) -> list[torch.Tensor]:
         if part == "accumulators":
-            return self._sums()
+            return self._gradients()
         if part == "weights":
             return [*self._masters]
-        key = "exp_avg" if part == "first_moments" else "exp_avg_sq"
-        return [self._optimizer.state[master][key] for master in self._masters]
+        return [self._optimizer.state[master][part] for master in self._masters]
 
-    def _sums(self) -> list[torch.Tensor]:
+    def _gradients(self) -> list[torch.Tensor]:
         if self._totals is None:
             self._totals = [torch.zeros_like(master) for master in self._masters]
         return self._totals
 
-    def _losses(self, batch: Batch, reduction: str = "sum") -> torch.Tensor:
-        inputs = self._integers(batch.inputs)
+    def _outputs(self, batch: Batch) -> BatchOutputs:
+        return BatchOutputs(
+            functools.partial(self._logits, batch), functools.partial(self._losses, batch),
+            lambda: torch.from_numpy(batch.counted).to(self._device),
+        )  # fmt: skip
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        with self._documents(batch) as documents:
+            inputs = self._integers(batch.inputs)
+            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+        return logits.float()
+
+    def _losses(self, batch: Batch, logits: torch.Tensor | None, reduction: str) -> torch.Tensor:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
         targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
-        if self.adapter is not None:
+        if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.numel())):
+            with self._documents(batch) as documents:
+                inputs = self._integers(batch.inputs)
+                losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, **documents)
+            return losses.sum() if reduction == "sum" else losses.view(targets.shape)
+        flat = (self._logits(batch) if logits is None else logits).flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
+        return losses if reduction == "sum" else losses.view(targets.shape)
+
+    @contextmanager
+    def _documents(self, batch: Batch) -> Iterator[dict[str, torch.Tensor]]:
+        """What tells the model of a pack's documents; the keys of dropout are set on the way."""
+        if self.parts.adapter is not None:
             keys = batch.keys
-            self.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
-        documents = {} if batch.positions is None else {"position_ids": self._integers(batch.positions)}
-        if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.numel())):
-            losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, **documents)
-            return losses.sum() if reduction == "sum" else losses
-        logits = self._model(input_ids=inputs, use_cache=False, **documents).logits
-        flat = logits.float().flatten(0, 1)
-        return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
+            self.parts.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
+        if batch.positions is not None:
+            yield {"position_ids": self._integers(batch.positions)}
+            return
+        with torch_masks.one_document_per_row():
+            yield {}
 
     def _integers(self, values: Tokens) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, torch.int64)
@@ -234,11 +297,23 @@ class TorchBackend(Backend):
         if self._masters is not self._parameters:
             torch._foreach_copy_([*self._parameters], [*self._masters])
 
-    def _synchronize(self) -> None:
+    def wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
+        self._wait_on_mps()
+
+    def _wait_on_mps(self) -> None:
+        if self._device.type == "mps":
             torch.mps.synchronize()
+
+    def _keep_close(self) -> None:
+        """Wait until the micro-batch before this one is done: a host far ahead would show no sign of life for long, and
+        couldn't be fenced."""
+        mark = self.mark()
+        if mark is not None:
+            self._queued.append(mark)
+            if len(self._queued) > 1:
+                self._queued.popleft().synchronize()
 
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
@@ -269,9 +344,8 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
         if adapter is not None:
             model = torch_lora.attach(model.to(device), adapter)
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
-        backend = TorchBackend(
-            model, config.optimizer, dtype=dtype, device=device, limit_bytes=limit_bytes, adapter=adapter
-        )
+        parts = Parts(objective_for(config), config.optimizer, adapter, limit_bytes)
+        backend = TorchBackend(model, parts, dtype=dtype, device=device)
         if adapter is not None:
             backend.copy_in("weights", adapter.first_values(config.run.seed))
         backend.chunks = TorchChunks(model, chunking_of(config, backend.memory(), of_host=device.type != "cuda"), where)
@@ -292,6 +366,7 @@ def read_model(path: Path, where: str, dtype: torch.dtype = torch.float32) -> to
     import transformers
     from safetensors import SafetensorError
 
+    torch_masks.install()
     loader: Any = transformers.AutoModelForCausalLM
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
@@ -319,7 +394,7 @@ def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.op
     ]
     optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon)
     for master in masters:
-        moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+        moments = {slot: torch.zeros_like(master) for slot in ADAMW_SLOTS}
         optimizer.state[master] = {"step": torch.tensor(0.0), **moments}
     return optimizer
 

@@ -2,8 +2,8 @@
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files), or
 with an adapter a directory of peft's (adapter_config.json, adapter_model.safetensors), so any tool can load it. Beside
-that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32), random.safetensors (generators'
-states), state.json (the rest of the loop's state) and manifest.json, written last.
+that: optimizer.safetensors (`SLOT.NAME`, float32; of AdamW `first.NAME` and `second.NAME`), random.safetensors
+(generators' states), state.json (the rest of the loop's state) and manifest.json, written last.
 """
 
 import hashlib
@@ -43,6 +43,8 @@ CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_STORED_AS = {"exp_avg": "first", "exp_avg_sq": "second"}
+"""Slots that have another name in a checkpoint."""
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ def read(folder: Path) -> Checkpoint:
         optimizer = _load(folder / "optimizer.safetensors")
         adapted = (folder / ADAPTER).exists()
         weights, random = _load(folder / (ADAPTER if adapted else WEIGHTS)), _load(folder / "random.safetensors")
-        state = State(weights, _under("first.", optimizer), _under("second.", optimizer), loop.updates, random)
+        state = State(weights, _slots(optimizer), loop.updates, random)
     except (OSError, ValueError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
     return Checkpoint(loop, state)
@@ -154,10 +156,13 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter
     """`adapter` is peft's adapter_config.json; None: all weights were trained."""
     from safetensors.numpy import save_file
 
-    moments = {f"first.{name}": array for name, array in state.first_moments.items()}
-    moments |= {f"second.{name}": array for name, array in state.second_moments.items()}
+    slots = {
+        f"{_STORED_AS.get(slot, slot)}.{name}": array
+        for slot, arrays in state.slots.items()
+        for name, array in arrays.items()
+    }
     save_file(state.weights, work / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
-    save_file(moments, work / "optimizer.safetensors")
+    save_file(slots, work / "optimizer.safetensors")
     save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
     config = adapter
     if config is None:
@@ -226,5 +231,11 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     return loaded
 
 
-def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+def _slots(stored: dict[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
+    """A slot's arrays by its name, from names that begin with its stored one."""
+    slot_of = {stored_as: slot for slot, stored_as in _STORED_AS.items()}
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in stored.items():
+        slot, _, name = key.partition(".")
+        slots.setdefault(slot_of.get(slot, slot), {})[name] = array
+    return slots

@@ -40,7 +40,7 @@ class Saver:
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._progress.last_step)
         model = Path(self._config.model.path)
-        lora = self._backend.adapter
+        lora = self._backend.parts.adapter
         manifest = files.write(
             folder, self._run, self._loop_state(state.updates), state, model, self._backend.compute,
             lora.peft_config(str(model)) if lora else None,
@@ -63,5 +63,5 @@ class Saver:
             step=self._progress.last_step, cursor=self._progress.cursor, updates=updates, loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=self._dataset.samples,
             layout_digest=self._layout_digest, data_digest=self._dataset.digest,
-            base_digest=files.base_digest(self._model_digest, self._backend.adapter),
+            base_digest=files.base_digest(self._model_digest, self._backend.parts.adapter),
         )  # fmt: skip

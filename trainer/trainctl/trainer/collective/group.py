@@ -34,7 +34,8 @@ from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupErr
 log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
-_TAIL_VALUES = 4
+_MOST_TAIL_VALUES = 128
+"""Room in the buffer for the numbers of each rank's tail."""
 _LEAST_PART_WORDS = 1 << 18
 """Least words of a part when several links share a sum: MLX splits no shorter part further, and each part costs an
 order and an answer."""
@@ -44,10 +45,36 @@ order and an answer."""
 class Tail:
     """What travels behind the gradients, so that every rank decides from the same sums."""
 
-    loss_sum: float  # nats
-    weight: float
+    losses: Mapping[str, float]  # nats, by the weight that each is divided by
+    weights: Mapping[str, float]
+    metrics: Mapping[str, float]  # sums
     tokens: int
-    bad_losses: int  # ranks whose loss sum is not finite
+    bad_losses: int  # ranks whose loss sums are not all finite
+
+    @property
+    def weight(self) -> float:
+        """The first, in which losses and rates are told."""
+        return next(iter(self.weights.values()))
+
+    @property
+    def loss_sum(self) -> float:
+        """The loss times `weight`: each term is divided by its own weight."""
+        first, *others = self.losses
+        terms = [self.losses[name] * self.weight / self.weights[name] for name in others if self.weights[name]]
+        return sum(terms, self.losses[first])
+
+    def numbers(self) -> list[float]:
+        """In an order that is the same on all ranks."""
+        named = (*self.losses.values(), *self.weights.values(), *self.metrics.values())
+        return [*named, float(self.tokens), float(self.bad_losses)]
+
+    def summed(self, ranks: Sequence[Sequence[float]]) -> "Tail":
+        """The `numbers` of all ranks together, under the names of this one."""
+        totals = iter([sum(values) for values in zip(*ranks, strict=True)])
+        losses, weights, metrics = (
+            {name: next(totals) for name in named} for named in (self.losses, self.weights, self.metrics)
+        )
+        return Tail(losses, weights, metrics, int(next(totals)), int(next(totals)))
 
 
 class Reduced(NamedTuple):
@@ -64,6 +91,11 @@ class Group(ABC):
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
+
+    @property
+    @abstractmethod
+    def is_alone(self) -> bool:
+        """Whether this rank is the only one."""
 
     @property
     @abstractmethod
@@ -103,6 +135,10 @@ class Solo(Group):
         return tail
 
     @property
+    def is_alone(self) -> bool:
+        return True
+
+    @property
     def reduced(self) -> Reduced | None:
         return None
 
@@ -135,10 +171,9 @@ class ReducerGroup(Group):
         self._nodes = nodes
         self._form, self._rank, self._layout, self._reducers = form, rank, layout, reducers
         self._index = form.ranks.index(rank)
-        self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
         self._ports: list[socket.socket] = []
         self._reduced: Reduced | None = None
-        words = max(layout.elements + self._tail_words, len(form.ranks) * _DIGEST_WORDS)
+        words = max(layout.elements + tail_words(len(form.ranks), _MOST_TAIL_VALUES), len(form.ranks) * _DIGEST_WORDS)
         try:
             self._buffer = SharedBuffer.create(words)
         except OSError as error:
@@ -197,13 +232,17 @@ class ReducerGroup(Group):
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         backend.copy_out("accumulators", self._arrays)
-        slots = self._buffer.floats[self._layout.elements :][: self._tail_words]
-        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.tokens, tail.bad_losses))
-        words, begun = self._layout.elements + self._tail_words, time.perf_counter()
+        numbers = tail.numbers()
+        slots = self._buffer.floats[self._layout.elements :][: tail_words(len(self._form.ranks), len(numbers))]
+        write_tail(slots, self._index, numbers)
+        words, begun = self._layout.elements + len(slots), time.perf_counter()
         self._reduce(Reduce("float32", 0, words))
         self._reduced = Reduced(words * WORD_BYTES, time.perf_counter() - begun)
-        loss_sums, weights, tokens, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
-        return Tail(sum(loss_sums), sum(weights), int(sum(tokens)), int(sum(bad_losses)))
+        return tail.summed(read_tail(slots, len(numbers)))
+
+    @property
+    def is_alone(self) -> bool:
+        return False
 
     @property
     def reduced(self) -> Reduced | None:

@@ -9,6 +9,7 @@ With packing, the samples left for training are put together to packs, once for 
 everywhere else. Held-out samples are never packed.
 """
 
+import dataclasses
 import hashlib
 import json
 from itertools import islice
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -191,6 +193,9 @@ def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
     """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
     field at fault."""
     cache = open_cache(config, folder, where)
+    if cache.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
+        every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
+        cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
     _check_lengths(config, cache, where)
     return Dataset(
         cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",

@@ -26,8 +26,9 @@ from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.step.memory_trend import MemoryTrend
-from trainctl.trainer.step.micro_batches import MicroBatches, Sums
+from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
 from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
 from trainctl.trainer.step.stopwatch import Stopwatch
@@ -72,6 +73,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
         self._progress, self._status, self._send = progress, status, send
+        self._objective = backend.parts.objective
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches(settings.micro_tokens)
@@ -84,25 +86,26 @@ class Executor:
         watch = self._begin_plan(started)
         work = self._work(plan)
         batch = self._begin(plan)
-        sums = Sums()
+        scales, sums = self._step_scales(plan, batch), PlanSums()
         self._micro_batches.each(
-            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch), self._targets
+            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, scales, watch), self._targets
         )
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
+        totals = self._backend.totals(with_norm=self.group.is_alone)
+        watch.settle(self._backend)
+        own = self._tail(batch, totals.sums)
         with watch.phase("sync"):
-            own = Tail(batch.loss_sum, batch.weight, batch.tokens, int(not math.isfinite(batch.loss_sum)))
             tail = self.group.all_reduce(self._backend, own)
         with self._progress.exclusive(plan.generation):
             with watch.phase("optimizer"):
                 self.group.deliver(self._backend)
-                norm, clip, skipped = self._update(plan, batch, tail)
+                norm, clip, skipped = self._update(plan, batch, tail, totals.norm)
             self._status.show("commit")
-            own_weight, own_samples = batch.weight, batch.samples
-            values = {"clip_scale": clip, **_own_loss(batch), **_of_sum(self.group.reduced)}
+            values = {"clip_scale": clip, **_own_loss(own), **self._metrics(tail), **_of_sum(self.group.reduced)}
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
-            sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
-            report = self._report(plan, sums, watch, own_weight, values, grad_norm=norm, skipped=skipped)
+            sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, batch.samples
+            report = self._report(plan, sums, watch, own.weight, values, grad_norm=norm, skipped=skipped)
             report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
             self._progress.remember(report)
         return report
@@ -111,14 +114,15 @@ class Executor:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
         watch = self._begin_plan(started)
         work = self._work(plan)
-        sums = Sums()
+        sums = PlanSums()
 
         def measure(indices: Indices) -> None:
             self._progress.check(plan.generation)
             self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
-            sums.loss_sum += self._backend.evaluate(batch)
-            sums.weight += batch.weight
+            found, weights = self._backend.evaluate(batch), self._objective.weights(batch)
+            sums.loss_sum += next(iter(found.losses.values()))
+            sums.weight += next(iter(weights.values()))
             sums.samples += len(batch)
 
         with watch.phase("evaluate"):
@@ -129,16 +133,17 @@ class Executor:
         """How fast forward and backward go over training samples; where there is more than one micro-batch, the first
         only warms up. Nothing is added. Raises as `train`."""
         watch, work = self._begin_plan(started), self._work(plan)
-        sums, timed = Sums(), list[tuple[int, float]]()
+        sums, timed = PlanSums(), list[tuple[int, float]]()
 
         def once(positions: Indices) -> None:
             self._progress.check(plan.generation)
             data = self._data(positions)
             begun = time.perf_counter()
             with watch.phase("forward"):
-                self._backend.forward(data, 1 / plan.divisor)
+                self._backend.forward(data, *self._scales(1 / plan.divisor, self._objective.weights(data)))
             with watch.phase("backward"):
                 self._backend.backward()
+                self._backend.wait()
             timed.append((len(positions), time.perf_counter() - begun))
             self._backend.forget()
 
@@ -153,12 +158,12 @@ class Executor:
         watch = self._begin_plan(started)
         with watch.phase("sync"):
             drift = take_lowest(self.group, plan.generation, self._backend, self._progress)
-        return msgspec.structs.replace(self._report(plan, Sums(), watch, 0.0), drift=drift)
+        return msgspec.structs.replace(self._report(plan, PlanSums(), watch, 0.0), drift=drift)
 
     def probe(self, plan: StepPlan, started: float, family: str) -> Probed:
         """The log-probabilities of the data's first tokens, by a forward pass; `family` is the model's. Raises as
         `train`."""
-        watch, batch, sums = Stopwatch(self._status, started), self._dataset.probe_batch(), Sums()
+        watch, batch, sums = Stopwatch(self._status, started), self._dataset.probe_batch(), PlanSums()
         whole, found = RankWork(self._who.rank, (Range(0, len(batch)),), len(batch)), list[Array]()
 
         def once(rows: Indices) -> None:
@@ -168,7 +173,7 @@ class Executor:
 
         with watch.phase("probe"):
             self._micro_batches.each(plan, whole, sums, once)
-        report = self._report(plan, Sums(), watch, 0.0)
+        report = self._report(plan, PlanSums(), watch, 0.0)
         return Probed(
             **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
             tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
@@ -180,7 +185,7 @@ class Executor:
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
         watch = self._begin_plan(started)
-        return self._report(plan, Sums(), watch, 0.0, skipped=failure)
+        return self._report(plan, PlanSums(), watch, 0.0, skipped=failure)
 
     def _begin_plan(self, started: float) -> Stopwatch:
         """Time and memory are this plan's from here on."""
@@ -197,21 +202,48 @@ class Executor:
         self._status.show("data", plan.step, (plan.generation.term, plan.generation.n))
         return batch
 
-    def _micro_batch(self, plan: StepPlan, batch: HalfBatch, positions: Indices, watch: Stopwatch) -> None:
+    def _micro_batch(
+        self, plan: StepPlan, batch: HalfBatch, positions: Indices, scales: tuple[float, ...], watch: Stopwatch
+    ) -> None:
         """One forward and backward, added only when whole and only if the generation still stands."""
         with watch.phase("data"):
             data = self._data(positions)
-        with watch.phase("forward"):
-            loss_sum = self._backend.forward(data, batch.scale / plan.divisor)
-        with watch.phase("backward"):
+        with watch.on_device("forward", self._backend):
+            self._backend.forward(data, *scales)
+        with watch.on_device("backward", self._backend):
             self._backend.backward()
             with self._progress.exclusive(plan.generation):
                 self._backend.accumulate()
-                batch.add(positions, loss_sum, data.weight, data.tokens)
+                batch.add(positions, self._objective.weights(data), data.tokens)
+
+    def _step_scales(self, plan: StepPlan, batch: HalfBatch) -> tuple[float, ...]:
+        """What each term of the loss is multiplied by before backward. With several terms, no factor after the sum
+        could give each its own divisor: the step's whole weights are then taken from its samples beforehand, by all
+        ranks alike."""
+        scale, names = batch.scale / plan.divisor, self._objective.row.weights
+        if len(names) == 1:
+            return (scale,)
+        whole = np.arange(plan.cursor, plan.cursor + plan.global_batch, dtype=np.int64)
+        return self._scales(scale, self._objective.weights(self._data(whole)))
+
+    def _scales(self, scale: float, weights: Mapping[str, float]) -> tuple[float, ...]:
+        first, *others = weights.values()
+        return (scale, *(scale * first / other if other else 0.0 for other in others))
+
+    def _tail(self, batch: HalfBatch, sums: Sums) -> Tail:
+        """What this rank adds to the sums."""
+        weights = {name: batch.weights.get(name, 0.0) for name in self._objective.row.weights}
+        bad = int(not all(map(math.isfinite, sums.losses.values())))
+        return Tail(sums.losses, weights, sums.metrics, batch.tokens, bad)
+
+    def _metrics(self, tail: Tail) -> dict[str, float]:
+        """The objective's, over all ranks."""
+        rows = self._objective.row.metrics
+        return {row.name: tail.metrics[row.name] / tail.weights[row.weight] for row in rows if tail.weights[row.weight]}
 
     def _data(self, positions: Indices) -> Batch:
         batch = self._dataset.batch(self._samples(positions))
-        if self._backend.adapter is None or not self._backend.adapter.table.dropout:
+        if self._backend.parts.adapter is None or not self._backend.parts.adapter.table.dropout:
             return batch
         return replace(batch, keys=token_keys(self._settings.seed, positions, batch.inputs.shape[1]))
 
@@ -221,11 +253,13 @@ class Executor:
     def _samples(self, positions: Indices) -> Indices:
         return samples_at(positions, self._dataset.samples, self._settings.seed)
 
-    def _update(self, plan: StepPlan, batch: HalfBatch, tail: Tail) -> tuple[float, float, str | None]:
-        """Scale, clip and update, or skip. The norm before clipping, what clipping multiplied by, why it was
-        skipped."""
+    def _update(
+        self, plan: StepPlan, batch: HalfBatch, tail: Tail, found: float | None
+    ) -> tuple[float, float, str | None]:  # fmt: skip
+        """Scale, clip and update, or skip; `found`: the accumulators' norm, if it is known. The norm before clipping,
+        what clipping multiplied by, why it was skipped."""
         to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
-        norm = self._backend.gradient_norm() * to_mean
+        norm = self._backend.gradient_norm(found) * to_mean
         skipped = _skip_reason(tail, norm)
         clip = _clip_scale(norm, self._settings.clip_norm) if skipped is None else 1.0
         if skipped is None:
@@ -237,7 +271,7 @@ class Executor:
         return next(mine, RankWork(self._who.rank, (), 1))
 
     def _report(
-        self, plan: StepPlan, sums: Sums, watch: Stopwatch, own_weight: float,
+        self, plan: StepPlan, sums: PlanSums, watch: Stopwatch, own_weight: float,
         values: Mapping[str, float] = MappingProxyType({}), *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
         memory = self._backend.memory()
@@ -251,9 +285,9 @@ class Executor:
         )  # fmt: skip
 
 
-def _own_loss(batch: HalfBatch) -> dict[str, float]:
+def _own_loss(own: Tail) -> dict[str, float]:
     """The mean loss over the rank's own samples, nats per unit of weight; nothing without a counted token."""
-    return {"own_loss": batch.loss_sum / batch.weight} if batch.weight > 0 else {}
+    return {"own_loss": own.loss_sum / own.weight} if own.weight > 0 else {}
 
 
 def _of_sum(reduced: Reduced | None) -> dict[str, float]:

@@ -12,7 +12,7 @@ from trainctl.trainer.data.permutation import Indices, positions_of
 
 
 @dataclass
-class Sums:
+class PlanSums:
     """What a plan's micro-batches came to, and what memory allowed."""
 
     micro_batch: int = 0  # in use at the end: never more than there were samples
@@ -40,7 +40,7 @@ class MicroBatches:
         self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
 
     def each(
-        self, plan: StepPlan, work: RankWork, sums: Sums, run: Callable[[Indices], None],
+        self, plan: StepPlan, work: RankWork, sums: PlanSums, run: Callable[[Indices], None],
         lengths: Callable[[Indices], Indices] | None = None,
     ) -> None:  # fmt: skip
         """`run` over the work in micro-batches. If `lengths` are given, the longest samples come first: micro-batches

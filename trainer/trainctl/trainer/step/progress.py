@@ -7,7 +7,7 @@ answers.
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,16 +32,15 @@ class HalfBatch:
     origin: Generation  # the generation the batch was first planned in
     divisor: float  # D
     scale: float  # the loss scale the gradients carry
-    loss_sum: float = 0.0  # nats
-    weight: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)  # by the objective's names
     tokens: int = 0
     samples: int = 0
     positions: list[Indices] = field(default_factory=list)
 
-    def add(self, positions: Indices, loss_sum: float, weight: float, tokens: int) -> None:
+    def add(self, positions: Indices, weights: Mapping[str, float], tokens: int) -> None:
         self.positions.append(positions)
-        self.loss_sum += loss_sum
-        self.weight += weight
+        for name, weight in weights.items():
+            self.weights[name] = self.weights.get(name, 0.0) + weight
         self.tokens += tokens
         self.samples += len(positions)
 

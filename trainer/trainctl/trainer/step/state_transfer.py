@@ -1,6 +1,6 @@
 """Giving one rank's state to others: to those behind when a group is formed, to all when replicas have drifted apart.
 
-Weights, first and second moments travel one after another, as they are to the bit; then AdamW's count and the loss
+Weights and the optimizer's slots travel one after another, as they are to the bit; then AdamW's count and the loss
 scale.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainctl.protocol.messages import Form, Generation
-from trainctl.trainer.backends.base import STATE_PARTS, Array, Backend
+from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.step.progress import Progress
@@ -21,7 +21,7 @@ def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScal
     """Take part in giving the source's state to the ranks behind; one of those then stands at the form's step. Raises
     GroupError or AbandonedError; a rank left with part of a state is marked so in its progress."""
     takes = rank in form.behind
-    for part in STATE_PARTS:
+    for part in ("weights", *backend.slots):
         arrays = group.share(form.source, functools.partial(backend.copy_out, part))
         if takes and arrays is not None:
             with progress.exclusive(form.generation):
@@ -36,11 +36,11 @@ def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScal
 
 
 def take_lowest(group: Group, generation: Generation, backend: Backend, progress: Progress) -> float:
-    """Take over the weights and moments of the group's lowest rank, which stands at the same step. Returns the drift:
-    the largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's.
-    Raises as `level`; stopped half-way, the state is still one of this step, to rounding."""
+    """Take over the weights and slots of the group's lowest rank, which stands at the same step. Returns the drift: the
+    largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's. Raises
+    as `level`; stopped half-way, the state is still one of this step, to rounding."""
     drift = 0.0
-    for part in STATE_PARTS:
+    for part in ("weights", *backend.slots):
         arrays = group.share(None, functools.partial(backend.copy_out, part))
         if arrays is None or group.is_source(None):
             continue

@@ -1,10 +1,14 @@
 """A stopwatch for a plan's phases, shown on the status page while they run."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
+from typing import Any
 
 from trainctl.protocol.messages import PHASES, Phases
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends.base import Backend
 
 _in_order = itemgetter(*PHASES)
 
@@ -16,11 +20,30 @@ class Stopwatch:
         self._status = status
         self._started = started
         waited = time.perf_counter() - started
+        self._marks: list[tuple[str, Any, Any]] = []
         self._spent = {**dict.fromkeys(PHASES, 0.0), "wait": waited}
 
     def phase(self, name: str) -> "Phase":
         """Time what is done within; an abandoned phase counts too."""
         return Phase(self._status, self._spent, name)
+
+    @contextmanager
+    def on_device(self, name: str, backend: Backend) -> Iterator[None]:
+        """As `phase`; where the device works on after a call has returned, its own time, once `settle` is called."""
+        begun = backend.mark()
+        if begun is None:
+            with self.phase(name):
+                yield
+            return
+        self._status.show(name)
+        yield
+        self._marks.append((name, begun, backend.mark()))
+
+    def settle(self, backend: Backend) -> None:
+        """Add the time of phases on the device, which has passed their end."""
+        for name, begun, ended in self._marks:
+            self._spent[name] += backend.seconds_between(begun, ended)
+        self._marks.clear()
 
     def phases(self) -> Phases:
         return Phases(*_in_order(self._spent))

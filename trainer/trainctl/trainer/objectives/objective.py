@@ -1,0 +1,71 @@
+"""The interface of objectives: from a model's outputs on one batch to named sums and named weights.
+
+Only sums, never means: those of all micro-batches on all ranks add up to the same loss and metrics however the batch
+is cut. A loss may have several terms, each divided by a weight of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
+from trainctl.trainer.data.batch import Batch
+
+
+class Outputs(ABC):
+    """What a model makes of one batch. Arrays are the backend's: torch.Tensor or mlx.core.array, float32 unless said.
+    Ask for the logits before the losses, which are then made from them; the sum of the losses alone may be computed
+    without ever holding all logits."""
+
+    @property
+    @abstractmethod
+    def logits(self) -> Any:
+        """[B, L, V]"""
+
+    @property
+    @abstractmethod
+    def counted(self) -> Any:
+        """[B, L], 1 where the target's loss counts, 0 elsewhere and in padding."""
+
+    @abstractmethod
+    def token_losses(self) -> Any:
+        """[B, L] nats, 0 where a target doesn't count."""
+
+    @abstractmethod
+    def loss_sum(self) -> Any:
+        """The sum of `token_losses`."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over one batch or several: a loss in nats for each weight of the objective, and its metrics, by name. Numbers, or
+    a backend's arrays of one element."""
+
+    losses: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+
+    def numbers(self) -> list[Any]:
+        return [*self.losses.values(), *self.metrics.values()]
+
+
+class Objective(ABC):
+    """One of a run's; it holds no state."""
+
+    def __init__(self, name: ObjectiveName) -> None:
+        self.name: ObjectiveName = name
+        self.row = OBJECTIVES[name]
+
+    @abstractmethod
+    def sums(self, outputs: Outputs) -> Sums:
+        """Those of one batch, differentiable, in the order of the objective's row."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """What the batch adds to each weight."""
+        return dict.fromkeys(self.row.weights, batch.weight)
+
+    def named(self, numbers: list[float]) -> Sums:
+        """`Sums.numbers` with their names again."""
+        weights, metrics = self.row.weights, [metric.name for metric in self.row.metrics]
+        count = len(weights)
+        return Sums(dict(zip(weights, numbers[:count], strict=True)), dict(zip(metrics, numbers[count:], strict=True)))
