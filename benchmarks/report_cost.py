@@ -329,7 +329,7 @@ def new_executor(
     progress.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
     backend, data = cast(Backend, Work(work, spent)), cast(Dataset, Samples())
     executor._own_loss = own_loss
-    return Executor(who, Settings(0, "float32", 1.0), backend, data, progress, status, send)
+    return Executor(who, Settings(0, "float32", 1.0, 0), backend, data, progress, status, send)
 
 
 def measure_phases(folder: Path, count: int, work: int) -> Micros:
