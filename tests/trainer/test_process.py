@@ -133,7 +133,7 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     process = agent.start()
     ready = agent.hear(m.Ready)
     assert not leftover.exists(), "what a dead writer left is gone at the start"
-    assert [path.name[:5] for path in agent.paths.node_data.iterdir()] == ["pack-"]
+    assert [path.name[:7] for path in agent.paths.node_data.iterdir()] == ["tokens-"]
     assert (ready.rank, ready.pid, ready.backend, ready.device) == (0, process.pid, "torch", "cpu")
     assert (ready.last_step, ready.cursor, ready.mean_weight) == (0, 0, 20.0)
     assert ready.compute == m.Compute("float32", None, "off", "sdpa")

@@ -1,11 +1,15 @@
 """The curve of one rank that has all of each batch and that nothing disturbs, worked out in the test's own process."""
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
@@ -20,12 +24,15 @@ ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)
 
 
-def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.StepCommitted]:
+def one_rank_curve(
+    config: dict[str, Any], steps: int | None = None, perturbation: float = 0.0
+) -> list[m.StepCommitted]:
     """The first steps, or all, of a run file as parsed, on its only node's backend and with its micro-batch. What would
-    be times is 0."""
-    run = run_file.parse(config)
+    be times is 0. `perturbation`: each weight of the model is changed by at most this part of itself, by chance."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        model = _perturbed(Path(config["model"]["path"]), folder / "model", perturbation)
+        run = run_file.parse(config | {"model": config["model"] | {"path": str(model)}})
         status = StatusWriter(folder / "status", os.getpid())
         dataset = open_dataset(run, folder, "reference")
         executor = _executor(run, dataset, status)
@@ -33,6 +40,18 @@ def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.S
         curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
         status.close()
     return curve
+
+
+def _perturbed(model: Path, folder: Path, perturbation: float) -> Path:
+    if not perturbation:
+        return model
+    shutil.copytree(model, folder)
+    chance = np.random.default_rng(1)
+    weights = load_file(folder / "model.safetensors")
+    for name, values in weights.items():
+        weights[name] = (values * (1 + perturbation * chance.uniform(-1, 1, values.shape))).astype(values.dtype)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:

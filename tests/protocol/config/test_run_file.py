@@ -81,6 +81,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.path", "", "must be text of at least 1 character"),
         ("model.path", 3, "must be text"),
         ("model.dtype", "float8", "'float8'"),
+        ("model.gradient_checkpointing", "some", "'some'"),
+        ("model.chunked_loss", "never", "'never'"),
         ("data.path", "", "must be text of at least 1 character"),
         ("data.kind", "pictures", "'pictures'"),
         ("data.tokenizer", "words", "'words'"),
@@ -127,6 +129,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.model_path", "model", "must be an absolute path"),
         ("nodes.studio.data_path", "data", "must be an absolute path"),
         ("nodes.studio.interface", "e" * 65, "at most 64"),
+        ("nodes.studio.gradient_checkpointing", "some", "'some'"),
         ("group.engine", "nccl", "'nccl'"),
         ("group.links_per_peer", 9, " of at most 8"),
         ("group.chunk_mb", 0, " of at least 1"),
@@ -471,3 +474,10 @@ def test_a_folder_in_the_place_of_the_file_is_named_without_the_librarys_words(t
     with pytest.raises(InvalidInputError) as caught:
         run_file.read(tmp_path)
     assert str(caught.value) == f"{tmp_path}: not a readable TOML file: Is a directory"
+
+
+def test_a_node_has_its_own_gradient_checkpointing() -> None:
+    raw = with_value(good(), "nodes.studio", {"gradient_checkpointing": "none"})
+    config = run_file.parse(with_value(raw, "model.gradient_checkpointing", "all"))
+    assert run_file.on_node(config, "studio").model.gradient_checkpointing == "none"
+    assert run_file.on_node(config, "other").model.gradient_checkpointing == "all"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend
@@ -63,6 +65,7 @@ FAMILIES = {
     "qwen2": theta("qwen2", 1e6),
     "qwen2-10000": theta("qwen2", 1e4),  # what transformers writes for a model made from its defaults
     "qwen3": theta("qwen3", 1e6, head_dim=16),
+    "smollm3": theta("smollm3", 2e6, no_rope_layers=[1, 0]),
     "gemma2": theta("gemma2", 1e4, head_dim=16, query_pre_attn_scalar=16),
     "gemma3": Family(
         "gemma3_text",
@@ -198,6 +201,69 @@ def test_both_backends_train_the_model_that_transformers_saved(saved: Saved, loa
     assert one[0] == pytest.approx(-plain.sum(), rel=1e-5)
     assert other == pytest.approx(one, rel=1e-5)
     assert one[1] < one[0]
+
+
+def gradient_of(backend: Backend) -> dict[str, NDArray[np.float32]]:
+    backend.forward(batch(), 1.0)
+    backend.backward()
+    backend.accumulate()
+    return backend.copy_of("accumulators")
+
+
+def eager_gradient(model: Path) -> dict[str, NDArray[np.float32]]:
+    """None of ours: transformers' own loss, with attention written out."""
+    import torch
+
+    whole = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).train()
+    given = torch.tensor(batch().inputs, dtype=torch.int64), torch.tensor(batch().targets, dtype=torch.int64)
+    logits = whole(input_ids=given[0], use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), given[1].flatten(), reduction="sum").backward()
+    return {name: parameter.grad.numpy() for name, parameter in whole.named_parameters()}
+
+
+def assert_close(one: dict[str, Any], other: dict[str, Any], limit: float) -> None:
+    assert one.keys() == other.keys()
+    gaps = {name: np.linalg.norm(one[name] - other[name]) / np.linalg.norm(other[name]) for name in one}
+    worst = max(gaps, key=gaps.__getitem__)
+    assert gaps[worst] <= limit, (worst, gaps[worst])
+
+
+def test_each_tested_family_is_tried_here_and_on_the_page() -> None:
+    assert {family.kind for family in FAMILIES.values()} == TESTED.keys()
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([-\de.]+) \| ([-\de.]+) \|$", page, re.MULTILINE)
+    assert {kind: (float(one), float(other)) for _, kind, one, other in rows} == {
+        kind: (family.log_probability, family.gradient) for kind, family in TESTED.items()
+    }
+    assert all(TESTED[kind].title in title for title, kind, _, _ in rows)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_agree_within_the_family_s_tolerance(saved: Saved, load_model: Loader, name: str) -> None:
+    family = TESTED[FAMILIES[name].kind]
+    torch, mlx = (load_model(saved(name), backend) for backend in ("torch", "mlx"))
+    assert furthest(logs_of(mlx), logs_of(torch)) <= family.log_probability
+    expected = eager_gradient(saved(name))
+    for backend in (torch, mlx):
+        assert_close(gradient_of(backend), expected, family.gradient)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "smollm3"])
+def test_a_chunked_loss_and_checkpointed_layers_give_the_same_gradient(
+    saved: Saved, run_file: Callable[..., Any], name: str, backend: str
+) -> None:
+    """Soft-capped logits, tied embeddings, masks of a sliding window."""
+    there = {"backend": backend, "device": "cpu", "threads": 1}
+    changes = {"model__path": str(saved(name)), "data__sequence_length": TOKENS, "nodes__here": there}
+    plain = run_file(**changes)
+    saving = run_file(**changes, model__chunked_loss="on", model__gradient_checkpointing="all")
+    small: Any = load(saving, saving.nodes["here"], "run.toml")
+    small.chunks._chunking = small.chunks._chunking._replace(logits=SMALL["vocab_size"] * 9)
+    same = gradient_of(load(plain, plain.nodes["here"], "run.toml"))
+    assert_close(gradient_of(small), same, 2e-6)
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

@@ -35,7 +35,7 @@ def open_text(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         config = run_file(data__path=str(folder), data__sequence_length=length, **({"data__held_out": 0.0} | changes))
-        return open_dataset(config, tmp_path / "packs", "run.toml")
+        return open_dataset(config, tmp_path / "caches", "run.toml")
 
     return make
 
@@ -50,7 +50,7 @@ def open_samples(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Datas
         config = run_file(
             data__path=str(path), data__kind="samples", data__sequence_length=length, data__held_out=held_out
         )
-        return open_dataset(config, tmp_path / "packs", "run.toml")
+        return open_dataset(config, tmp_path / "caches", "run.toml")
 
     return make
 
@@ -148,7 +148,7 @@ def test_a_tokenizer_of_more_ids_than_the_model_knows_is_refused(
     with pytest.raises(
         InvalidInputError, match=r"data\.tokenizer: produces token IDs up to 258, but the model has 200"
     ):
-        open_dataset(run_file(model__path=str(model)), tmp_path / "packs", "run.toml")
+        open_dataset(run_file(model__path=str(model)), tmp_path / "caches", "run.toml")
 
 
 def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets: Path) -> None:
@@ -165,14 +165,14 @@ def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets:
         model__path=str(model), data__path=str(tmp_path / "text.txt"), data__tokenizer="model",
         data__sequence_length=4, data__held_out=0.0,
     )  # fmt: skip
-    batch = open_dataset(config, tmp_path / "packs", "run.toml").batch(np.arange(1))
+    batch = open_dataset(config, tmp_path / "caches", "run.toml").batch(np.arange(1))
     assert (batch.inputs.tolist(), batch.targets.tolist()) == ([[0, 1, 2, 1]], [[1, 2, 1, 3]])
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInputError, match=r"text\.txt: not UTF-8"):
-        open_dataset(config, tmp_path / "packs", "run.toml")
+        open_dataset(config, tmp_path / "caches", "run.toml")
 
 
-def test_trainers_that_make_a_pack_at_once_share_it(run_file: RunFileWriter, tmp_path: Path) -> None:
+def test_trainers_that_make_a_cache_at_once_share_it(run_file: RunFileWriter, tmp_path: Path) -> None:
     """Four processes, loaded and then let go together; each gets a whole one."""
     (tmp_path / "text.txt").write_bytes(bytes(range(32, 127)) * 2000)
     run_file(data__path=str(tmp_path / "text.txt"))
@@ -188,7 +188,7 @@ print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.tom
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     trainers = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(tmp_path / "packs")],
+            [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(tmp_path / "caches")],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         for _ in range(4)
@@ -203,19 +203,19 @@ print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.tom
     digests = {trainer.communicate(timeout=HANG_SECONDS)[0] for trainer in trainers}
     assert [trainer.returncode for trainer in trainers] == [0] * 4
     assert len(digests) == 1
-    assert [path.name[:5] for path in (tmp_path / "packs").iterdir()] == ["pack-"]
+    assert [path.name[:7] for path in (tmp_path / "caches").iterdir()] == ["tokens-"]
 
 
-@pytest.mark.parametrize("what", ["pack", "model"])
+@pytest.mark.parametrize("what", ["cache", "model"])
 def test_what_a_dead_maker_left_is_removed(
     open_text: Callable[..., Dataset], tmp_path: Path, dead_pid: int, what: str
 ) -> None:
-    folder = tmp_path / "packs"
+    folder = tmp_path / "caches"
     left, living = folder / f".{what}.{dead_pid}.part", folder / f".{what}.{os.getppid()}.part"
     for path in (left, living):
         path.mkdir(parents=True)
         (path / "tokens.bin").write_bytes(b"x")
-    if what == "pack":
+    if what == "cache":
         open_text({"a.txt": b"x" * 50}, 5)
     else:
         make_model(folder / "model", llama_config(hidden=16, layers=1, heads=2, intermediate=16))
@@ -223,14 +223,16 @@ def test_what_a_dead_maker_left_is_removed(
     assert living.exists(), "another is at work on it"
 
 
-def test_a_pack_is_made_once_and_again_when_the_text_changes(open_text: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_a_cache_is_made_once_and_again_when_the_text_changes(
+    open_text: Callable[..., Dataset], tmp_path: Path
+) -> None:
     first = open_text({"a.txt": b"x" * 50}, 5)
-    (pack,) = (tmp_path / "packs").iterdir()
-    made_at = (pack / "tokens.bin").stat().st_mtime_ns
+    (cache,) = (tmp_path / "caches").iterdir()
+    made_at = (cache / "tokens.bin").stat().st_mtime_ns
     assert open_text({}, 5).digest == first.digest
-    assert (pack / "tokens.bin").stat().st_mtime_ns == made_at
+    assert (cache / "tokens.bin").stat().st_mtime_ns == made_at
     assert open_text({"a.txt": b"y" * 51}, 5).digest != first.digest
-    assert len([*(tmp_path / "packs").iterdir()]) == 2
+    assert len([*(tmp_path / "caches").iterdir()]) == 2
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.randoms())

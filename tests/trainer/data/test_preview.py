@@ -31,7 +31,7 @@ def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
 def test_it_counts_what_the_run_trains_on(rows_file: RunFile, tmp_path: Path) -> None:
     rows = questions(40)
     config = rows_file([*rows, rows[0], rows[1]], data__sequence_length=60)
-    found, dataset = preview(config, 2, "run.toml"), open_dataset(config, tmp_path / "packs", "run.toml")
+    found, dataset = preview(config, 2, "run.toml"), open_dataset(config, tmp_path / "caches", "run.toml")
     everything = dataset._batch(dataset._usable)
     assert (found.samples, found.held_out) == (dataset.samples + dataset.held_out, dataset.held_out) == (42, 2)
     assert (found.tokens, found.counted) == (everything.tokens, everything.weight)

@@ -118,7 +118,7 @@ def opened(tmp_path: Path, run_file: Callable[..., Any]) -> Callable[..., Datase
         path = write_rows(tmp_path / "rows.jsonl", rows)
         told = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model", "data__held_out": 0.0}
         config = run_file(model__path=str(model), **(told | changes))
-        return open_dataset(config, tmp_path / "packs", "run.toml")
+        return open_dataset(config, tmp_path / "caches", "run.toml")
 
     return make
 

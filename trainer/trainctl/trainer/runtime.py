@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.config import families, run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
@@ -25,7 +25,7 @@ from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.common.model_files import model_config
+from trainctl.trainer.common.model_files import model_family
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -51,7 +51,7 @@ class Trainer:
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
             self._model_files.whole,
         )  # fmt: skip
-        self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
+        self._family = model_family(Path(config.model.path))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
@@ -229,6 +229,8 @@ def load_trainer(
     if dataset.packs is not None:
         samples, packs = len(dataset.packs.members), len(dataset.packs)
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
+    if warning := families.untested(model_family(Path(config.model.path))):
+        log.warning("%s", warning)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 

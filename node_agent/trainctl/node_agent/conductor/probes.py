@@ -11,6 +11,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.messages import Probed
 
 DTYPE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
@@ -46,6 +47,8 @@ class Difference(NamedTuple):
 
 def tolerance(family: str, dtype: str) -> float:
     """The largest difference, in nats, that two ranks of one model may show."""
+    if dtype == "float32" and family in TESTED:
+        return TESTED[family].log_probability
     return FAMILY_TOLERANCE.get((family, dtype), DTYPE_TOLERANCE[dtype])
 
 

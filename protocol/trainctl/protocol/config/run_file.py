@@ -43,15 +43,17 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 
 def on_node(config: RunFile, node: str) -> RunFile:
-    """The run file as it is for one node: its own model and data paths in place of the common ones."""
+    """The run file as it is for one node: its own settings of the model and data in place of the common ones."""
     table = config.nodes.get(node)
-    if table is None or (table.model_path is None and table.data_path is None):
+    if table is None:
         return config
-    return msgspec.structs.replace(
-        config,
-        model=msgspec.structs.replace(config.model, path=table.model_path or config.model.path),
-        data=msgspec.structs.replace(config.data, path=table.data_path or config.data.path),
+    model = msgspec.structs.replace(
+        config.model,
+        path=table.model_path or config.model.path,
+        gradient_checkpointing=table.gradient_checkpointing or config.model.gradient_checkpointing,
     )
+    data = msgspec.structs.replace(config.data, path=table.data_path or config.data.path)
+    return msgspec.structs.replace(config, model=model, data=data)
 
 
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:

@@ -11,6 +11,8 @@ from trainctl.protocol.config.policies import PolicyName, PolicyTable
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
+GradientCheckpointing = Literal["none", "alternate", "all"]
+ChunkedLoss = Literal["auto", "on", "off"]
 LayerNames = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(min_length=1)]
 DataKind = Literal["text", "rows", "samples"]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -39,6 +41,8 @@ class RunTable(_Table, frozen=True):
 class ModelTable(_Table, frozen=True):
     path: PathText  # a Hugging Face directory: config.json, model.safetensors
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
+    gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
+    chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
 
 class DataTable(_Table, frozen=True):
@@ -117,6 +121,7 @@ class NodeTable(_Table, frozen=True):
     interface: Annotated[str, Meta(max_length=64)] = ""  # network interface of the sums, such as en5; empty: loopback
     priority: Annotated[int, Meta(ge=-20, le=19)] | None = None  # nice value of its processes; None: the agent's
     env: dict[str, str] = {}  # environment variables of its processes, over the agent's
+    gradient_checkpointing: GradientCheckpointing | None = None  # None: as [model] says
     micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
 
 

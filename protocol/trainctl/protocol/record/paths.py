@@ -47,7 +47,7 @@ class RunPaths:
 
     @property
     def node_data(self) -> Path:
-        """Packed tokens, shared by all runs of the node: `<node folder>/data`."""
+        """Token caches, shared by all runs of the node: `<node folder>/data`."""
         return self.directory.absolute().parent.parent / "data"
 
     def rank_record(self, rank: int) -> Path:

@@ -22,7 +22,9 @@ from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
 from trainctl.trainer.backends import rope_config
+from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.common.errors import first_line
@@ -49,6 +51,7 @@ class MlxBackend(Backend):
         adapter: Lora | None = None,
     ) -> None:  # fmt: skip
         self._model, self.adapter = model, adapter
+        self.chunks: MlxChunks | None = None
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
@@ -217,10 +220,13 @@ class MlxBackend(Backend):
 
     def _losses(self, batch: Batch, reduction: Literal["none", "sum"] = "sum") -> Any:
         inputs, targets, counted = mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
-        if self.adapter is not None:
-            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
         documents = None if batch.positions is None else DocumentMask(mx.array(batch.positions), self._model)
         caches = documents and [documents] * len(self._model.layers)
+        if self.adapter is not None:
+            self.adapter.token_keys.value = None if batch.keys is None else mx.array(batch.keys)
+        if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.size)):
+            losses = self.chunks.token_losses(inputs, targets, size, caches).reshape(targets.shape) * counted
+            return losses.sum() if reduction == "sum" else losses
         logits = self._model(inputs, cache=caches).astype(mx.float32)
         return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
@@ -244,10 +250,12 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     path = Path(config.model.path)
     adapter = read_lora(config, where)
     model = read_model(path, where, config.data.sequence_length)
+    checkpoint_mlx(model, config.model.gradient_checkpointing, where)
     dtype = getattr(mx, config.model.dtype)
     backend = MlxBackend(model, config.optimizer, dtype=dtype, limit_bytes=limit_bytes, adapter=adapter)
     if adapter is not None:
         backend.copy_in("weights", adapter.first_values(config.run.seed))
+    backend.chunks = MlxChunks(model, chunking_of(config, backend.memory(), of_host=True), where)
     return backend
 
 

@@ -19,7 +19,9 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.backends import rope_config
+from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens
@@ -41,6 +43,7 @@ class TorchBackend(Backend):
         device: torch.device | None = None, limit_bytes: int | None = None, adapter: Lora | None = None,
     ) -> None:  # fmt: skip
         self.adapter = adapter
+        self.chunks: TorchChunks | None = None
         self._dtype = dtype
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
@@ -203,12 +206,16 @@ class TorchBackend(Backend):
         return self._totals
 
     def _losses(self, batch: Batch, reduction: str = "sum") -> torch.Tensor:
+        inputs = self._integers(batch.inputs)
         targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
+        documents = {} if batch.positions is None else {"position_ids": self._integers(batch.positions)}
         if self.adapter is not None:
             keys = batch.keys
             self.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
-        documents = {} if batch.positions is None else {"position_ids": self._integers(batch.positions)}
-        logits = self._model(input_ids=self._integers(batch.inputs), use_cache=False, **documents).logits
+        if self.chunks is not None and (size := self.chunks.chunk_tokens(inputs.numel())):
+            losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, documents)
+            return losses.sum() if reduction == "sum" else losses
+        logits = self._model(input_ids=inputs, use_cache=False, **documents).logits
         flat = logits.float().flatten(0, 1)
         return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
 
@@ -261,11 +268,13 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
     try:
         if adapter is not None:
             model = torch_lora.attach(model.to(device), adapter)
+        checkpoint_torch(model, config.model.gradient_checkpointing, where)
         backend = TorchBackend(
             model, config.optimizer, dtype=dtype, device=device, limit_bytes=limit_bytes, adapter=adapter
         )
         if adapter is not None:
             backend.copy_in("weights", adapter.first_values(config.run.seed))
+        backend.chunks = TorchChunks(model, chunking_of(config, backend.memory(), of_host=device.type != "cuda"), where)
         return backend
     except (RuntimeError, MemoryError) as error:
         if not TorchBackend.is_out_of_memory(error):

@@ -15,6 +15,11 @@ def vocabulary_size(model: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def model_family(model: Path) -> str:
+    """`model_type` from the model's config.json."""
+    return str(model_config(model).get("model_type", ""))
+
+
 def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by its name in the directory's files; no weight is read. Raises InvalidInputError naming
     the file."""

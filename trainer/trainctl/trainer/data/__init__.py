@@ -1,1 +1,1 @@
-"""Samples: packing, the memory-mapped dataset, the permutation of positions, and batches."""
+"""Samples: the token cache, the memory-mapped dataset, the permutation of positions, and batches."""

@@ -23,9 +23,9 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
-from trainctl.trainer.data.packing import Pack, open_pack
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.rows import read_rows
+from trainctl.trainer.data.token_cache import TokenCache, open_cache
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
@@ -35,16 +35,16 @@ class Dataset:
     """`samples` are for training, numbered from 0; `held_out` are for evaluation, numbered from 0 on their own."""
 
     def __init__(
-        self, pack: Pack, sequence_length: int, held_out: float, where: str = "data", *, drop_overlong: bool = False,
-        packing_seed: int | None = None,
+        self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
+        drop_overlong: bool = False, packing_seed: int | None = None,
     ) -> None:  # fmt: skip
         """Without a `packing_seed`, samples are not packed. Raises InvalidInputError, blaming `where`, if nothing is
         left to train on."""
-        self._pack, self._length = pack, sequence_length
-        self.files = pack.files  # the sources
+        self._cache, self._length = cache, sequence_length
+        self.files = cache.files  # the sources
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end
-        found = self._blocks(where) if pack.offsets is None else self._usable_samples(pack, drop_overlong, where)
+        found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong, where)
         usable, weights = found
         kept_for_evaluation = _held_out_count(len(usable), held_out)
         order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
@@ -53,7 +53,7 @@ class Dataset:
         self._usable, self.training = usable, training
         self._training = usable[training]
         self.packs: Packs | None = None
-        how = [pack.digest, sequence_length, held_out]
+        how = [cache.digest, sequence_length, held_out]
         if packing_seed is not None:
             whole = self._targets_of(self._training)
             self.packs = best_fit(whole, sequence_length, packing_seed)
@@ -96,9 +96,9 @@ class Dataset:
     @property
     def lengths(self) -> Indices:
         """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
-        if self._pack.offsets is None:
+        if self._cache.offsets is None:
             return np.full(len(self._usable), self._length + 1, np.int64)
-        return np.diff(self._pack.offsets)[self._usable]
+        return np.diff(self._cache.offsets)[self._usable]
 
     @property
     def duplicates(self) -> int:
@@ -109,7 +109,7 @@ class Dataset:
     def sample(self, number: int) -> tuple[Tokens, NDArray[np.bool_]]:
         """A usable sample's tokens, and which of its targets count."""
         index = self.index(number)
-        if self._pack.offsets is not None:
+        if self._cache.offsets is not None:
             return self._sample(index)
         tokens = self._tokens(index)
         return tokens, np.ones(len(tokens) - 1, np.bool_)
@@ -119,24 +119,24 @@ class Dataset:
         return int(self._usable[number])
 
     def _tokens(self, index: int) -> Tokens:
-        if self._pack.offsets is not None:
+        if self._cache.offsets is not None:
             return self._sample(index)[0]
-        tokens: Tokens = self._pack.tokens[index * self._length :][: self._length + 1].astype(np.int32)
+        tokens: Tokens = self._cache.tokens[index * self._length :][: self._length + 1].astype(np.int32)
         return tokens
 
     def _blocks(self, where: str) -> tuple[Indices, NDArray[np.float64]]:
-        count = max(0, len(self._pack.tokens) - 1) // self._length
+        count = max(0, len(self._cache.tokens) - 1) // self._length
         if not count:
-            have, want = len(self._pack.tokens), self._length + 1
+            have, want = len(self._cache.tokens), self._length + 1
             raise InvalidInputError(
                 where, f"the text has {have} tokens; one block needs {want} (data.sequence_length + 1)"
             )
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
     def _usable_samples(
-        self, pack: Pack, drop_overlong: bool, where: str
+        self, cache: TokenCache, drop_overlong: bool, where: str
     ) -> tuple[Indices, NDArray[np.float64]]:  # fmt: skip
-        targets, counts = _targets(pack, self._length)
+        targets, counts = _targets(cache, self._length)
         chosen = (counts > 0) & (targets <= self._length) if drop_overlong else counts > 0
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out = len(counts) - len(usable)
@@ -148,60 +148,63 @@ class Dataset:
         return usable, counts[usable]
 
     def _batch(self, chosen: Indices) -> Batch:
-        if self._pack.offsets is None:
+        if self._cache.offsets is None:
             places = chosen[:, None] * self._length + np.arange(self._length + 1)
-            return from_blocks(self._pack.tokens[places].astype(np.int32))
-        assert self._pack.counted is not None
-        return gathered(self._pack.tokens, self._pack.counted, self._pack.offsets[chosen], self._targets_of(chosen))
+            return from_blocks(self._cache.tokens[places].astype(np.int32))
+        assert self._cache.counted is not None
+        return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen))
 
     def _packed(self, packs: Packs, indices: Indices) -> Batch:
-        assert self._pack.offsets is not None and self._pack.counted is not None
+        assert self._cache.offsets is not None and self._cache.counted is not None
         documents = [self._training[packs.members[slice(*packs.offsets[index : index + 2])]] for index in indices]
         chosen = np.concatenate(documents)
         rows = np.repeat(np.arange(len(documents)), [len(part) for part in documents])
-        return packed(self._pack.tokens, self._pack.counted, self._pack.offsets[chosen], self._targets_of(chosen), rows)
+        return packed(
+            self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen), rows
+        )
 
     def _targets_of(self, chosen: Indices) -> Indices:
         """How many targets samples of the data have within the sequence length."""
-        if self._pack.offsets is None:
+        if self._cache.offsets is None:
             return np.full(len(chosen), self._length, np.int64)
-        targets: Indices = np.minimum(self._pack.offsets[chosen + 1] - self._pack.offsets[chosen] - 1, self._length)
+        targets: Indices = np.minimum(self._cache.offsets[chosen + 1] - self._cache.offsets[chosen] - 1, self._length)
         return targets
 
     def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
         counted = self._counted(index)
         start = self._offset(index)
-        return self._pack.tokens[start : start + len(counted) + 1].astype(np.int32), counted
+        return self._cache.tokens[start : start + len(counted) + 1].astype(np.int32), counted
 
     def _counted(self, index: int) -> NDArray[np.bool_]:
         """Which of a sample's targets count, cut to the sequence length; the first token is no one's target."""
-        assert self._pack.counted is not None
+        assert self._cache.counted is not None
         start, stop = self._offset(index), self._offset(index + 1)
-        flags: NDArray[Any] = self._pack.counted[start + 1 : min(stop, start + 1 + self._length)]
+        flags: NDArray[Any] = self._cache.counted[start + 1 : min(stop, start + 1 + self._length)]
         return flags.astype(np.bool_)
 
     def _offset(self, index: int) -> int:
-        assert self._pack.offsets is not None
-        return int(self._pack.offsets[index])
+        assert self._cache.offsets is not None
+        return int(self._cache.offsets[index])
 
 
 def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
-    """The data of `config`, packed under `folder`. Raises InvalidInputError naming the file, line or field at fault."""
-    pack = open_pack(config, folder, where)
-    _check_lengths(config, pack, where)
+    """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
+    field at fault."""
+    cache = open_cache(config, folder, where)
+    _check_lengths(config, cache, where)
     return Dataset(
-        pack, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
+        cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
         drop_overlong=config.data.overlong == "drop",
         packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
     )  # fmt: skip
 
 
-def _check_lengths(config: RunFile, pack: Pack, where: str) -> None:
+def _check_lengths(config: RunFile, cache: TokenCache, where: str) -> None:
     """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
-    if pack.offsets is None or config.data.overlong == "drop":
+    if cache.offsets is None or config.data.overlong == "drop":
         return
     length = config.data.sequence_length
-    targets, counts = _targets(pack, length)
+    targets, counts = _targets(cache, length)
     refuse = config.data.overlong == "refuse"
     wrong = np.flatnonzero(targets > length) if refuse else np.flatnonzero(counts == 0)
     if not len(wrong) or (not refuse and config.data.kind != "rows"):
@@ -226,13 +229,13 @@ def place_of(config: RunFile, index: int) -> str:
     return next(islice((row.place for source in sources for row in read_rows(source)), index, None))
 
 
-def _targets(pack: Pack, length: int) -> tuple[Indices, NDArray[np.float64]]:
+def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float64]]:
     """Of each sample: its targets, and how many of the first `length` count."""
-    assert pack.offsets is not None and pack.counted is not None
-    before = np.concatenate([[0], np.cumsum(pack.counted, dtype=np.int64)])  # counted among the tokens before each
-    first = pack.offsets[:-1] + 1
-    counts = (before[np.minimum(pack.offsets[1:], first + length)] - before[first]).astype(np.float64)
-    return np.diff(pack.offsets) - 1, counts
+    assert cache.offsets is not None and cache.counted is not None
+    before = np.concatenate([[0], np.cumsum(cache.counted, dtype=np.int64)])  # counted among the tokens before each
+    first = cache.offsets[:-1] + 1
+    counts = (before[np.minimum(cache.offsets[1:], first + length)] - before[first]).astype(np.float64)
+    return np.diff(cache.offsets) - 1, counts
 
 
 def _held_out_count(samples: int, fraction: float) -> int:

@@ -1,7 +1,7 @@
-"""Text and samples to flat token files, made once on a node for each content of the sources and then memory-mapped.
+"""Token caches: tokens in flat files, made once on a node for each content of the sources, then memory-mapped.
 
-A pack is a folder: tokens.bin (uint16, or uint32 where ids need it), for rows and samples also counted.bin (one byte a
-token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and pack.json that
+A cache is a folder: tokens.bin (uint16, or uint32 where ids need it), for rows and samples also counted.bin (one byte a
+token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and cache.json that
 describes them.
 
 Texts are laid end to end, each followed by the end token, files in ascending order of their path.
@@ -35,7 +35,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 
 @dataclass(frozen=True)
-class Pack:
+class TokenCache:
     """Tokens of all sources; `counted` and `offsets` only where they came as samples."""
 
     tokens: NDArray[Any]
@@ -52,23 +52,23 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
     mask: list[int | bool] | None = None
 
 
-def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
-    """The pack of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so at
-    once. Raises InvalidInputError naming file and line."""
+def open_cache(config: RunFile, folder: Path, where: str) -> TokenCache:
+    """The token cache of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so
+    at once. Raises InvalidInputError naming file and line."""
     sources = data_files(Path(config.data.path), config.data.kind)
-    target = folder / f"pack-{_key(config, sources)}"
+    target = folder / f"tokens-{_key(config, sources)}"
     make_folder(target, lambda work: _write(config, sources, work, where))
-    notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
+    notes = json.loads((target / "cache.json").read_text(encoding="utf-8"))
     tokens = _mapped(target / "tokens.bin", np.dtype(notes["dtype"]))
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
     if config.data.kind == "text":
-        return Pack(tokens, None, None, notes["digest"], files)
+        return TokenCache(tokens, None, None, notes["digest"], files)
     counted = _mapped(target / "counted.bin", np.dtype(np.uint8))
-    return Pack(tokens, counted, _mapped(target / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
+    return TokenCache(tokens, counted, _mapped(target / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
 
 
 def _key(config: RunFile, sources: list[Path]) -> str:
-    """Of everything a pack depends on: the sources by path, size and time of change, and how they are read."""
+    """Of everything a cache depends on: the sources by path, size and time of change, and how they are read."""
     model = Path(config.model.path)
     readers = [model / "config.json"]
     if config.data.tokenizer == "model":
@@ -85,7 +85,7 @@ def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None
         notes = _write_samples(config, sources, work, where)
     files = data_digests(Path(config.data.path), config.data.kind).files
     notes["files"] = [[file.name, file.digest] for file in files]
-    (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
+    (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
 def _write_text(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:

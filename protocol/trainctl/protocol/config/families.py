@@ -1,0 +1,36 @@
+"""The model families that are tested, and how closely two ranks of one model must agree.
+
+Tested: random models of the family, in torch and MLX, against transformers' eager attention. docs/training.md has the
+same table.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Family(NamedTuple):
+    """A tested one. Tolerances apply to float32."""
+
+    title: str
+    log_probability: float  # nats, of one token
+    gradient: float  # of a parameter, relative to its norm
+
+
+TESTED: Final[dict[str, Family]] = {
+    "llama": Family("Llama", 1e-4, 1e-5),
+    "mistral": Family("Mistral", 1e-4, 1e-5),
+    "qwen2": Family("Qwen2", 1e-4, 1e-5),
+    "qwen3": Family("Qwen3", 1e-4, 1e-5),
+    "gemma2": Family("Gemma 2", 1e-4, 1e-5),
+    "gemma3_text": Family("Gemma 3", 1e-4, 1e-5),
+    "phi3": Family("Phi-3", 1e-4, 1e-5),
+    "smollm3": Family("SmolLM3", 1e-4, 1e-5),
+}
+"""By `model_type` in config.json."""
+
+
+def untested(family: str) -> str | None:
+    """What to say of a model whose family isn't tested; None for one that is."""
+    if family in TESTED:
+        return None
+    known = ", ".join(sorted(one.title for one in TESTED.values()))
+    return f"model family {family or 'unknown'!r} is untested; tested families: {known}"

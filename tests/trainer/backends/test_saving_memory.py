@@ -1,0 +1,150 @@
+"""Gradient checkpointing changes no bit of a gradient, a chunked loss only its last ones; both save memory."""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backends import activation_checkpointing, chunked_loss, host_memory
+from trainctl.trainer.backends.base import Backend, Memory
+from trainctl.trainer.backends.chunked_loss import Chunking
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+
+LORA = {"adapter": {"kind": "lora", "rank": 4}}
+Loader = Callable[..., Backend]
+
+
+@pytest.fixture
+def load_model(run_file: Callable[..., Any]) -> Loader:
+    def make(backend: str, **changes: Any) -> Backend:
+        config = run_file(nodes__here={"backend": backend, "device": "cpu", "threads": 1}, **changes)
+        return load(config, config.nodes["here"], "run.toml")
+
+    return make
+
+
+def batch(length: int = 20, rows: int = 3) -> batches.Batch:
+    """Some targets don't count."""
+    tokens = np.random.default_rng(3).integers(0, 200, (rows, length + 1), dtype=np.int32)
+    made = batches.from_blocks(tokens)
+    made.counted[0, : length // 2] = 0
+    return made
+
+
+def loss_and_gradient(backend: Backend, given: batches.Batch) -> tuple[float, dict[str, Any]]:
+    loss = backend.forward(given, 1.0)
+    backend.backward()
+    backend.accumulate()
+    return loss, backend.copy_of("accumulators")
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_gradient_checkpointing_is_bitwise_equal(load_model: Loader, backend: str, adapter: dict[str, Any]) -> None:
+    plain = load_model(backend, **adapter)
+    loss, gradient = loss_and_gradient(plain, batch())
+    for mode in ("alternate", "all"):
+        saving = load_model(backend, model__gradient_checkpointing=mode, **adapter)
+        assert list(saving.shapes) == list(plain.shapes)
+        again, same = loss_and_gradient(saving, batch())
+        assert again == loss
+        for name, array in gradient.items():
+            assert np.array_equal(same[name], array), name
+        assert saving.evaluate(batch()) == plain.evaluate(batch())
+
+
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_chunked_loss_is_the_same_one(load_model: Loader, backend: str, adapter: dict[str, Any]) -> None:
+    plain = load_model(backend, model__chunked_loss="off", **adapter)
+    saving: Any = load_model(backend, model__chunked_loss="on", **adapter)
+    saving.chunks._chunking = saving.chunks._chunking._replace(logits=257 * 7)  # 60 tokens in 9 chunks
+    loss, gradient = loss_and_gradient(plain, batch())
+    again, same = loss_and_gradient(saving, batch())
+    assert again == pytest.approx(loss, rel=1e-6)
+    for name, array in gradient.items():
+        assert np.linalg.norm(same[name] - array) <= 1e-6 * np.linalg.norm(array), name
+    assert saving.evaluate(batch()) == pytest.approx(plain.evaluate(batch()), rel=1e-6)
+    logs = saving.token_log_probabilities(batch())
+    assert logs == pytest.approx(plain.token_log_probabilities(batch()), rel=1e-5, abs=1e-6)
+    assert logs.shape == (3, 20)
+
+
+def peak_bytes(backend: Backend, given: batches.Batch) -> int:
+    """Above what was held before, of a forward and backward pass."""
+    loss_and_gradient(backend, given)
+    backend.clear()
+    gc.collect()
+    if backend.name == "mlx":  # of the allocator, which a GPU is asked for: it counts a CPU's as well
+        import mlx.core as mx
+
+        mx.reset_peak_memory()
+        held = mx.get_active_memory()
+        loss_and_gradient(backend, given)
+        return mx.get_peak_memory() - held
+    ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps of an earlier model
+    host_memory._reset_peak()
+    held = host_memory._kept_by_kernel(0).used_bytes or 0
+    loss_and_gradient(backend, given)
+    return (host_memory._kept_by_kernel(0).peak_bytes or 0) - held
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_gradient_checkpointing_saves_memory(load_model: Loader, tmp_path: Path, backend: str) -> None:
+    config = demo_assets.llama_config(hidden=64, layers=6, heads=4, intermediate=512)
+    demo_assets.make_model(tmp_path / "deep", config)
+    peaks = {}
+    for mode in ("none", "alternate", "all"):
+        model = load_model(backend, model__path=str(tmp_path / "deep"), model__gradient_checkpointing=mode)
+        peaks[mode] = peak_bytes(model, batch(256, 8))
+        del model
+    assert peaks["all"] < 0.7 * peaks["none"]
+    assert peaks["alternate"] < 0.9 * peaks["none"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_chunked_loss_saves_memory(load_model: Loader, tmp_path: Path, backend: str) -> None:
+    config = demo_assets.llama_config(hidden=32, layers=1, heads=2, intermediate=64) | {"vocab_size": 16384}
+    demo_assets.make_model(tmp_path / "wide", config)
+    peaks = {}
+    for mode in ("off", "on"):
+        model: Any = load_model(backend, model__path=str(tmp_path / "wide"), model__chunked_loss=mode)
+        model.chunks._chunking = model.chunks._chunking._replace(logits=1 << 20)
+        peaks[mode] = peak_bytes(model, batch(256, 4))
+        del model
+    assert peaks["on"] < 0.7 * peaks["off"]
+
+
+def test_auto_chunks_when_logits_would_take_over_a_tenth_of_the_free_memory() -> None:
+    chunking = Chunking("auto", vocabulary=1000, free_bytes=40_000_000, logits=250_500)
+    assert chunking.chunk_tokens(1000) is None
+    assert chunking.chunk_tokens(1001) == 250
+    assert chunking._replace(mode="on").chunk_tokens(1) == 250
+    assert chunking._replace(mode="off").chunk_tokens(10**9) is None
+    assert chunking._replace(mode="on", logits=10).chunk_tokens(5) == 1
+
+
+def test_free_memory_is_what_the_cap_leaves_and_the_host_has() -> None:
+    host = chunked_loss._free_bytes(Memory(), of_host=True)
+    assert host > 10_000_000
+    assert chunked_loss._free_bytes(Memory(used_bytes=7, cap_bytes=10), of_host=True) == 3
+    assert chunked_loss._free_bytes(Memory(used_bytes=0, cap_bytes=2**60), of_host=False) == 2**60
+    assert chunked_loss._free_bytes(Memory(used_bytes=9, cap_bytes=8), of_host=False) == 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_model_that_cannot_do_it_is_one_line(backend: str) -> None:
+    checkpoint = getattr(activation_checkpointing, f"checkpoint_{backend}")
+    from torch import nn
+
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.gradient_checkpointing: .* use \"none\"$"):
+        checkpoint(nn.Linear(2, 2), "all", "run.toml")
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.chunked_loss: "):
+        chunked_loss.MlxChunks(object(), Chunking("on", 1, 1), "run.toml")

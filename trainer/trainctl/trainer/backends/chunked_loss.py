@@ -1,0 +1,175 @@
+"""Cross-entropy over chunks of tokens, so that the logits of a whole micro-batch are never held at once.
+
+The body of the model gives the last hidden state of each token. Its head, with all that the library's model does after
+the body (tied embeddings, soft-capping, scaling), gives the logits of one chunk; backward computes them again. Losses
+differ from those of the whole by rounding alone.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from trainctl.protocol.config.run_tables import ChunkedLoss, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.base import Memory
+from trainctl.trainer.common.model_files import vocabulary_size
+
+CHUNK_LOGITS = 2**25
+"""Logits computed at a time: 128 MiB in float32."""
+_FLOAT32_BYTES = 4
+_FREE_PART = 0.1
+"""Fraction of the free memory that the logits may take before "auto" chunks them."""
+
+
+class Chunking(NamedTuple):
+    """When to chunk a micro-batch, and how."""
+
+    mode: ChunkedLoss
+    vocabulary: int
+    free_bytes: int  # as the model was loaded
+    logits: int = CHUNK_LOGITS  # at a time
+
+    def chunk_tokens(self, tokens: int) -> int | None:
+        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        too_large = tokens * self.vocabulary * _FLOAT32_BYTES > self.free_bytes * _FREE_PART
+        if self.mode == "off" or (self.mode == "auto" and not too_large):
+            return None
+        return max(1, self.logits // self.vocabulary)
+
+
+def chunking_of(config: RunFile, memory: Memory, *, of_host: bool) -> Chunking:
+    """As a run file asks for it; `memory` is that of the loaded model's device. `of_host`: it is the machine's."""
+    vocabulary = vocabulary_size(Path(config.model.path)) or 1
+    return Chunking(config.model.chunked_loss, vocabulary, _free_bytes(memory, of_host=of_host))
+
+
+def _free_bytes(memory: Memory, *, of_host: bool) -> int:
+    host: int = psutil.virtual_memory().available
+    if memory.cap_bytes is None:
+        return host
+    own = max(0, memory.cap_bytes - (memory.used_bytes or 0))
+    return min(own, host) if of_host else own
+
+
+class TorchChunks:
+    """The chunked losses of a transformers model, with or without adapters."""
+
+    def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
+        """Raises InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
+        self._chunking = chunking
+        self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._body = self._whole.base_model
+        self._is_possible = self._body is not self._whole
+        _check(self._is_possible, chunking, where)
+
+    def chunk_tokens(self, tokens: int) -> int | None:
+        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        return self._chunking.chunk_tokens(tokens) if self._is_possible else None
+
+    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int, more: dict[str, Any]) -> Any:
+        """[B L] in float32: the negative log-probability of each target, 0 for those that are `ignored`; the body takes
+        `more` arguments."""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        hidden = self._body(input_ids=inputs, use_cache=False, **more).last_hidden_state.flatten(0, 1)
+        loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=ignored, reduction="none")
+
+        def chunk_losses(part: Any, expected: Any) -> Any:
+            return loss(self._logits(part).float(), expected)
+
+        chunks = zip(hidden.split(chunk_tokens), targets.flatten().split(chunk_tokens), strict=True)
+        return torch.cat(
+            [checkpoint(chunk_losses, *pair, use_reentrant=False, preserve_rng_state=False) for pair in chunks]
+        )
+
+    def _logits(self, hidden: Any) -> Any:
+        """Of the library's own forward pass, its body replaced by one that gives `hidden`."""
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        self._body.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        try:
+            return self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        finally:
+            del self._body.forward
+
+
+class MlxChunks:
+    """The chunked losses of an mlx-lm model, with or without adapters."""
+
+    def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
+        """Raises InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
+        self._chunking = chunking
+        self._whole = model
+        self._body: Any = getattr(model, "model", None)
+        _check(self._body is not None, chunking, where)
+        if self._body is not None:
+            kind: Any = type(self._body)
+            self._body.__class__ = _bypassed(kind)
+
+    def chunk_tokens(self, tokens: int) -> int | None:
+        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        return self._chunking.chunk_tokens(tokens) if self._body is not None else None
+
+    def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, caches: Any) -> Any:
+        """[B L] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
+        evaluates what can be evaluated at once."""
+        import mlx.core as mx
+        from mlx import nn
+        from mlx.utils import tree_flatten, tree_unflatten
+
+        expected, count = targets.flatten(), targets.size
+        pairs: Any = tree_flatten(self._head_parameters())
+        spans = [slice(start, start + chunk_tokens) for start in range(0, count, chunk_tokens)]
+
+        def chunk_losses(span: slice, part: Any, *head: Any) -> Any:
+            self._whole.update(tree_unflatten([(name, array) for (name, _), array in zip(pairs, head, strict=True)]))
+            logits = self._whole(part[None])[0].astype(mx.float32)
+            return nn.losses.cross_entropy(logits, expected[span], reduction="none")
+
+        @mx.custom_function
+        def losses(hidden: Any, *head: Any) -> Any:
+            made: list[Any] = []
+            for span in spans:
+                made.append(chunk_losses(span, *mx.depends([hidden[span]], made[-1:]), *head))
+            return mx.concatenate(made)
+
+        @losses.vjp
+        def gradients(primals: Any, cotangent: Any, _: Any) -> Any:
+            hidden, *head = primals if pairs else [primals]
+            made: list[Any] = []
+            sums = [mx.zeros_like(array) for array in head]
+            for span in spans:
+                [part] = mx.depends([hidden[span]], [*made[-1:], *sums])
+                _, (own, *more) = mx.vjp(functools.partial(chunk_losses, span), [part, *head], [cotangent[span]])
+                made.append(own)
+                sums = [total + new for total, new in zip(sums, more, strict=True)]
+            return (mx.concatenate(made), *sums) if pairs else mx.concatenate(made)
+
+        return losses(self._body(inputs, cache=caches).flatten(0, 1), *(array for _, array in pairs))
+
+    def _head_parameters(self) -> Any:
+        """What the head trains: all outside the body, or the tied embeddings."""
+        outside = {key: child for key, child in self._whole.children().items() if child is not self._body}
+        if outside:
+            return {key: child.trainable_parameters() for key, child in outside.items()}
+        embeddings = self._body["embed_tokens"].trainable_parameters()
+        return {"model": {"embed_tokens": embeddings}} if embeddings else {}
+
+
+@functools.cache
+def _bypassed(kind: Any) -> Any:
+    """A body that returns hidden states as they are, so that the model computes its head alone for them."""
+
+    class Bypassed(kind):  # type: ignore[misc]
+        def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return inputs if inputs.ndim == 3 else super().__call__(inputs, *args, **kwargs)
+
+    return Bypassed
+
+
+def _check(is_possible: bool, chunking: Chunking, where: str) -> None:
+    if chunking.mode == "on" and not is_possible:
+        raise InvalidInputError(f"{where}: model.chunked_loss", 'this model does not support "on"; use "auto" or "off"')
