@@ -45,7 +45,7 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
     common = """
         import threading, time
         from trainctl.protocol import messages as m
-        from trainctl.protocol.config.run_file import GroupTable
+        from trainctl.protocol.config.run_tables import GroupTable
         from trainctl.trainer.collective.channel import Reduce
         from trainctl.trainer.collective.membership import Membership
         from trainctl.trainer.collective.shared_buffer import Layout

@@ -34,6 +34,15 @@ def test_packed_ranks_on_both_backends_draw_the_curve_of_one(new_rig: Rigs, new_
     assert worst(found, alone) < 5e-5
 
 
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_packing_and_dropout_stand_with_a_chunked_loss_and_gradient_checkpointing(new_rig: Rigs, backend: str) -> None:
+    table = PACKED | {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.2}}
+    saving = {"model__chunked_loss": "on", "model__gradient_checkpointing": "all"}
+    assert (
+        worst(losses(new_rig(backend, **table, **saving), True, 10), losses(new_rig(backend, **table), True, 10)) < 1e-6
+    )
+
+
 def test_a_pack_is_the_sample(new_rig: Rigs) -> None:
     packed, plain = new_rig("torch", **PACKED).dataset, new_rig("torch", **PACKED | {"data__packing": "none"}).dataset
     assert packed.samples < plain.samples / 2
