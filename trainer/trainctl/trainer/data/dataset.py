@@ -21,7 +21,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.rows import read_rows
-from trainctl.trainer.data.token_cache import TokenCache, open_cache
+from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
+from trainctl.trainer.data.tokenizing import open_cache
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
@@ -160,10 +161,10 @@ class Dataset:
         return int(self._cache.offsets[index])
 
 
-def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
+def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_report) -> Dataset:
     """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
     field at fault."""
-    cache = open_cache(config, folder, where)
+    cache = open_cache(config, folder, where, report)
     _check_lengths(config, cache, where)
     return Dataset(
         cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
