@@ -51,5 +51,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " own_tokens. Added the run's speed (RunSummary.rates) and units (RunView.weight_unit and loss_unit), and each"
         " rank's precision and kernels (Ready.compute and RankView.compute).",
     ),
+    (2, "2026-11-23", "Added Alive.detail. RankView.why has the progress of a rank that is starting."),
 )
 """(version, date, what it added), oldest first."""

@@ -100,8 +100,7 @@ def _answer(pipe: Any) -> Any:
 
 
 def _ended() -> TrainctlError:
-    return TrainctlError("a process that tokenizes has ended; if the kernel log shows that it was out of memory, use "
-                         "fewer cores or a machine with more memory")  # fmt: skip
+    return TrainctlError("a tokenizing process ended unexpectedly; look in the kernel log for an out-of-memory kill")
 
 
 def _serve(pipe: "Connection[Any, Chunk]", recipe: Recipe) -> None:
