@@ -357,6 +357,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             run=_RUN, rank=0, generation=_GENERATION, step=121, phase="backward", progress=2904, ready=_READY
         ),
         "alive-unformed": m.Alive(run=_RUN, rank=0, generation=None, step=0, phase="starting"),
+        "alive-loading": m.Alive(
+            run=_RUN, rank=0, generation=None, step=0, phase="starting", progress=12, detail="tokenizing 45% of 1.2 GB"
+        ),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

@@ -58,5 +58,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " end-work from clients, host-work, work-file-request and slice-request between agents, and work-slice and"
         " work-ask between an agent and its worker.",
     ),
+    (2, "2026-11-23", "Added Alive.detail. RankView.why has the progress of a rank that is starting."),
 )
 """(version, date, what it added), oldest first."""

@@ -332,6 +332,16 @@ def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins()
     check_ledger(simulation)
 
 
+def test_tokenizing_is_shown_and_is_progress_while_it_loads():
+    simulation = loading()
+    rank = simulation.ranks[2]
+    for percent in range(0, 100, 10):
+        rank.progress, rank.detail = rank.progress + 1, f"tokenizing {percent}% of 1,200.0 MB"
+        pass_seconds(simulation, 500)
+        assert (shown(simulation, 2).state, shown(simulation, 2).why) == ("starting", rank.detail)
+    assert not simulation.happened
+
+
 def test_one_that_never_says_a_word_as_well():
     simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 30.0})
     simulation.stop(simulation.ranks[2])

@@ -92,6 +92,7 @@ class SimRank:
     parameters: int = 1000
     connected: bool = True
     progress: int = 0  # pieces of work done
+    detail: str = ""  # how far it has come while it loads
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
     up: deque = dataclasses.field(default_factory=deque)
@@ -123,7 +124,7 @@ class SimRank:
         ready = self.ready() if self.loaded else None
         return m.Alive(
             run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
-            progress=self.progress,
+            progress=self.progress, detail=self.detail,
         )  # fmt: skip
 
     # ------------------------------------------------------------ orders

@@ -29,9 +29,13 @@ from trainctl.trainer.common.model_files import model_family
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
+
+LOG_SECONDS = 10.0
+"""Seconds between two lines in the log about the progress of loading."""
 
 
 class Trainer:
@@ -221,7 +225,8 @@ def load_trainer(
     config = run_file.on_node(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where)
-    dataset = open_dataset(config, paths.node_data, where)
+    dataset = open_dataset(config, paths.node_data, where, _tokenizing(status, control))
+    control.detail = ""
     if dataset.left_out:
         log.warning("skipped %s samples that have no token to learn within data.sequence_length", dataset.left_out)
     if dataset.truncated:
@@ -233,6 +238,24 @@ def load_trainer(
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+
+
+def _tokenizing(status: StatusWriter, control: Control) -> Report:
+    """Shows how far the data are tokenized: to the agent, where it counts as progress, and at times in the log."""
+    before, due = -1, time.monotonic() + LOG_SECONDS
+
+    def report(done: int, whole: int) -> None:
+        nonlocal before, due
+        if done == before:
+            return
+        before = done
+        status.show("starting")
+        control.detail = f"tokenizing {done / max(1, whole):.0%} of {whole / 1e6:,.1f} MB"
+        if time.monotonic() >= due:
+            due = time.monotonic() + LOG_SECONDS
+            log.info("%s", control.detail)
+
+    return report
 
 
 def _likely(config: run_tables.RunFile) -> m.Engine | None:

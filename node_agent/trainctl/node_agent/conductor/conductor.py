@@ -172,6 +172,7 @@ class Conductor:
             case m.Alive():
                 if event.rank in self.ranks:
                     self.ranks[event.rank].doing = f"{event.phase} of step {event.step}"
+                    self.ranks[event.rank].loading = event.detail
                     self._pipeline.deadlines.stalls.heard(event, now)
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)

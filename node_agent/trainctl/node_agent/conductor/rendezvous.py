@@ -43,6 +43,7 @@ class Rank:
     why: str = ""  # of its end
     heard: float | None = None  # when it last said something
     doing: str = ""  # what it was at then
+    loading: str = ""  # how far that has come, while it loads
 
     def forget(self) -> None:
         """It is lost: what it said counts no more."""

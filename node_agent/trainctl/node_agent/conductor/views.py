@@ -96,6 +96,6 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
         case "failed":
             return conductor.reason
         case "starting":
-            return conductor.ranks[rank].why if conductor.ranks[rank].ended else ""
+            return conductor.ranks[rank].why if conductor.ranks[rank].ended else conductor.ranks[rank].loading
         case _:
             return ""

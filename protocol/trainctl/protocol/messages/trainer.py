@@ -164,6 +164,7 @@ class Alive(Message, tag="alive", frozen=True):
     phase: str
     progress: Count | None = None  # counter of the main thread's phases and micro-batches
     ready: Ready | None = None  # repeated so that a restarted agent receives it
+    detail: str = ""  # progress within the phase, for example tokenizing 45% of 1.2 GB; empty: none
 
 
 class Soon(Message, tag="soon", frozen=True):

@@ -47,6 +47,7 @@ class Control:
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
+        self.detail = ""  # how far the phase has come
         self._outbox = Outbox()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
@@ -205,7 +206,7 @@ class Control:
             ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
         return m.Alive(
             run=self._who.run, rank=self._who.rank, generation=self._progress.highest, step=self._status.step,
-            phase=self._status.phase, progress=self._signs_of_life(), ready=ready,
+            phase=self._status.phase, progress=self._signs_of_life(), ready=ready, detail=self.detail,
         )  # fmt: skip
 
     def _signs_of_life(self) -> int:

@@ -1,1 +1,1 @@
-"""Samples: the token cache, the memory-mapped dataset, the permutation of positions, and batches."""
+"""Samples: tokenizing in processes, the memory-mapped token cache, the permutation of positions, and batches."""

@@ -27,10 +27,13 @@ from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gat
 from trainctl.trainer.data.best_fit import Packs, best_fit
 from trainctl.trainer.data.permutation import Indices, permute
 from trainctl.trainer.data.rows import read_rows
-from trainctl.trainer.data.token_cache import TokenCache, open_cache
+from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
+from trainctl.trainer.data.tokenizing import open_cache
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
+_BLOCK_TOKENS = 1 << 22
+"""Tokens whose flags are looked through at once: a cache may be larger than memory."""
 
 
 class Dataset:
@@ -189,10 +192,10 @@ class Dataset:
         return int(self._cache.offsets[index])
 
 
-def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
+def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_report) -> Dataset:
     """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
     field at fault."""
-    cache = open_cache(config, folder, where)
+    cache = open_cache(config, folder, where, report)
     if cache.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
@@ -237,9 +240,17 @@ def place_of(config: RunFile, index: int) -> str:
 def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float64]]:
     """Of each sample: its targets, and how many of the first `length` count."""
     assert cache.offsets is not None and cache.counted is not None
-    before = np.concatenate([[0], np.cumsum(cache.counted, dtype=np.int64)])  # counted among the tokens before each
-    first = cache.offsets[:-1] + 1
-    counts = (before[np.minimum(cache.offsets[1:], first + length)] - before[first]).astype(np.float64)
+    counts = np.empty(len(cache.offsets) - 1)
+    begin = 0
+    while begin < len(counts):
+        most = cache.offsets[begin] + _BLOCK_TOKENS
+        end = max(begin + 1, int(np.searchsorted(cache.offsets, most, side="right")) - 1)
+        places = cache.offsets[begin : end + 1] - cache.offsets[begin]
+        flags = cache.counted[cache.offsets[begin] : cache.offsets[end]]
+        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])  # counted among the tokens before each
+        first = places[:-1] + 1
+        counts[begin:end] = before[np.minimum(places[1:], first + length)] - before[first]
+        begin = end
     return np.diff(cache.offsets) - 1, counts
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.input_checks import ROW_KINDS
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.data.chunks import Chunk, row_chunks
 
 Message = dict[str, Any]
-_BATCH_ROWS = 1024
 
 
 class Text(NamedTuple):
@@ -45,8 +45,29 @@ Row = Text | Completion | Conversation
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file in its order. Raises InvalidInputError naming file, line and field."""
-    for place, fields in _parquet(path) if path.suffix == ".parquet" else _json_lines(path):
+    for chunk in row_chunks(path):
+        yield from rows_in(chunk)
+
+
+def rows_in(chunk: Chunk) -> Iterator[Row]:
+    """The rows of part of a file. Raises InvalidInputError naming file, line and field."""
+    if not isinstance(chunk.content, list):
+        for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
+            yield row_of(fields, f"{chunk.source}: row {number}")
+        return
+    for place, line in lines_in(chunk):
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
         yield row_of(fields, place)
+
+
+def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
+    """The lines that aren't blank, each with its place."""
+    for number, line in enumerate(chunk.content, chunk.first):
+        if line.strip():
+            yield f"{chunk.source}: line {number}", line
 
 
 def row_of(fields: Any, place: str) -> Row:
@@ -106,35 +127,3 @@ def _checked(text: str, where: str) -> str:
     except UnicodeEncodeError:
         raise InvalidInputError(where, "contains half of a surrogate pair, which is not valid text") from None
     return text
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file that aren't blank, each with its place."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield f"{path}: line {number}", line
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for place, line in numbered_lines(path):
-        try:
-            yield place, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise InvalidInputError(str(path), f"Parquet needs pyarrow; {installing('parquet')}") from None
-    number = 0
-    try:
-        file: Any = pyarrow.parquet.ParquetFile(path)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            for fields in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", fields
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InvalidInputError(str(path), f"not a readable Parquet file: {first_line(error)}") from None

@@ -9,29 +9,33 @@ Texts are laid end to end, each followed by the end token, files in ascending or
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
-from trainctl.trainer.common.atomic_folder import make_folder
-from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.model_files import model_config, vocabulary_size
-from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
-from trainctl.trainer.data.row_tokens import TokenRow, row_tokenizer
-from trainctl.trainer.data.rows import numbered_lines, read_rows
+from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.data.byte_tokens import BYTES_VOCABULARY
+from trainctl.trainer.data.chunk_tokens import Recipe, SampleTokens
+from trainctl.trainer.data.chunks import Chunk, TextTokens, joined, row_chunks, text_chunks
+from trainctl.trainer.data.worker_pool import tokenized
 
-_FORMAT = 2
+_FORMAT = 3
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+Report = Callable[[int, int], object]
+"""Takes the bytes tokenized so far, and all there are."""
+
+
+def no_report(done: int, whole: int) -> None:
+    """Keeps progress to itself."""
 
 
 @dataclass(frozen=True)
@@ -45,156 +49,114 @@ class TokenCache:
     files: tuple[FileDigest, ...]  # the sources
 
 
-class _Sample(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of a samples file; without a mask every token counts."""
-
-    tokens: list[int]
-    mask: list[int | bool] | None = None
+def sources_of(config: RunFile) -> list[Path]:
+    """The files that a run's data are read from."""
+    return data_files(Path(config.data.path), config.data.kind)
 
 
-def open_cache(config: RunFile, folder: Path, where: str) -> TokenCache:
-    """The token cache of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so
-    at once. Raises InvalidInputError naming file and line."""
-    sources = data_files(Path(config.data.path), config.data.kind)
-    target = folder / f"tokens-{_key(config, sources)}"
-    make_folder(target, lambda work: _write(config, sources, work, where))
-    notes = json.loads((target / "cache.json").read_text(encoding="utf-8"))
-    tokens = _mapped(target / "tokens.bin", np.dtype(notes["dtype"]))
-    files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
-    if config.data.kind == "text":
-        return TokenCache(tokens, None, None, notes["digest"], files)
-    counted = _mapped(target / "counted.bin", np.dtype(np.uint8))
-    return TokenCache(tokens, counted, _mapped(target / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
-
-
-def _key(config: RunFile, sources: list[Path]) -> str:
-    """Of everything a cache depends on: the sources by path, size and time of change, and how they are read."""
+def cache_name(config: RunFile) -> str:
+    """After everything a cache depends on: the sources by path, size and time of change, and how they are read."""
     model = Path(config.model.path)
     readers = [model / "config.json"]
     if config.data.tokenizer == "model":
         readers += [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources + readers]
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources_of(config) + readers]
     how = [_FORMAT, config.data.kind, config.data.tokenizer, stats]
-    return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
+    return f"tokens-{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]}"
 
 
-def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None:
-    if config.data.kind == "text":
-        notes = _write_text(config, sources, work, where)
+def read_cache(folder: Path) -> TokenCache:
+    """A cache that has been written."""
+    notes = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
+    tokens = _mapped(folder / "tokens.bin", np.dtype(notes["dtype"]))
+    files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
+    if not (folder / "offsets.bin").exists():
+        return TokenCache(tokens, None, None, notes["digest"], files)
+    counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
+    return TokenCache(tokens, counted, _mapped(folder / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
+
+
+def write_cache(config: RunFile, work: Path, where: str, workers: int, report: Report) -> None:
+    """Tokenize a run's data into an empty folder, by so many processes or by this one alone. Raises InvalidInputError
+    naming file and line."""
+    sources = sources_of(config)
+    recipe = Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where)
+    cut = text_chunks if recipe.kind == "text" else row_chunks
+    in_bytes = recipe.kind == "text" and recipe.tokenizer == "bytes"
+    done, whole = 0, sum(source.stat().st_size for source in sources)
+    report(done, whole)
+
+    def parts() -> Iterator[TextTokens | SampleTokens]:
+        nonlocal done
+        chunks: Iterator[Chunk] = (chunk for source in sources for chunk in cut(source))
+        for part, size in tokenized(recipe, chunks, 0 if in_bytes else workers):
+            yield part
+            done += size
+            report(min(done, whole), whole)
+
+    dtype = _dtype(recipe)
+    if recipe.kind == "text":
+        digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe.end(), dtype, work)
     else:
-        notes = _write_samples(config, sources, work, where)
-    files = data_digests(Path(config.data.path), config.data.kind).files
-    notes["files"] = [[file.name, file.digest] for file in files]
+        digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
+    files = data_digests(Path(config.data.path), recipe.kind).files
+    notes = {"dtype": dtype.str, "digest": digest, "files": [[file.name, file.digest] for file in files]}
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
-def _write_text(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:
-    encode, highest = _encoder(config, where)
-    _check_vocabulary(highest, Path(config.model.path), where)
-    dtype = np.dtype("<u2" if highest < 65536 else "<u4")
-    digest = hashlib.sha256()
-    with (work / "tokens.bin").open("wb") as file:
-        for source in sources:
-            raw = encode(source).astype(dtype).tobytes()
-            digest.update(raw)
-            file.write(raw)
-    return {"format": _FORMAT, "dtype": dtype.str, "digest": digest.hexdigest()}
+def _write_texts(parts: Iterator[TextTokens], end: Sequence[int], dtype: np.dtype[Any], work: Path) -> str:
+    """The digest of what was written."""
+    with _HashedFile(work / "tokens.bin") as file:
+        for tokens in joined(parts, np.array(end, np.uint32)):
+            file.write(tokens.astype(dtype))
+        return file.digest
 
 
-def _encoder(config: RunFile, where: str) -> tuple[Callable[[Path], NDArray[Any]], int]:
-    """What turns a file into tokens, and the highest id it gives."""
-    if config.data.tokenizer == "bytes":
-        return _encode_bytes, BYTES_VOCABULARY - 1
-    return _model_encoder(Path(config.model.path), where)
+def _write_samples(parts: Iterator[SampleTokens], dtype: np.dtype[Any], work: Path) -> str:
+    """The digest of what was written."""
+    with (
+        _HashedFile(work / "tokens.bin") as tokens, _HashedFile(work / "counted.bin") as counted,
+        _HashedFile(work / "offsets.bin") as offsets,
+    ):  # fmt: skip
+        written = 0
+        offsets.write(np.zeros(1, "<i8"))
+        for part in parts:
+            tokens.write(part.tokens.astype(dtype))
+            counted.write(part.counted)
+            offsets.write((written + np.cumsum(part.lengths)).astype("<i8"))
+            written += len(part.tokens)
+        together = f"{tokens.digest} {counted.digest} {offsets.digest}"
+        return hashlib.sha256(together.encode()).hexdigest()
 
 
-def _encode_bytes(source: Path) -> NDArray[Any]:
-    raw = np.frombuffer(source.read_bytes(), np.uint8)
-    return np.append(raw.astype(np.uint16), np.uint16(BYTES_END))
+class _HashedFile:
+    """A file of arrays, with its SHA-256."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._hash = path.open("wb"), hashlib.sha256()
+
+    def __enter__(self) -> "_HashedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, array: NDArray[Any]) -> None:
+        raw = array.tobytes()
+        self._hash.update(raw)
+        self._file.write(raw)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
 
 
-def _model_encoder(model: Path, where: str) -> tuple[Callable[[Path], NDArray[Any]], int]:
-    path = model / "tokenizer.json"
-    end = model_config(model).get("eos_token_id")
-    ends = end[:1] if isinstance(end, list) else [] if end is None else [end]
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise InvalidInputError(
-            f"{where}: data.tokenizer", "needs the tokenizers package: run pip install tokenizers"
-        ) from None
-    try:
-        tokenizer: Any = Tokenizer.from_buffer(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(str(path), f"not a readable tokenizer: {first_line(error)}") from None
-
-    def encode(source: Path) -> NDArray[Any]:
-        try:
-            text = source.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(str(source), f"not UTF-8 text: {error}") from None
-        return np.array([*tokenizer.encode(text, add_special_tokens=False).ids, *ends], np.uint32)
-
-    return encode, max([tokenizer.get_vocab_size(with_added_tokens=True) - 1, *ends])
-
-
-def _write_samples(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:
-    vocabulary = vocabulary_size(Path(config.model.path))
-    dtype = np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
-    digest, offsets = hashlib.sha256(), [0]
-    with (work / "tokens.bin").open("wb") as tokens_file, (work / "counted.bin").open("wb") as counted_file:
-        rows = config.data.kind == "rows"
-        samples = _read_rows(config, sources, where) if rows else _read_samples(sources[0], vocabulary)
-        for tokens, counted in samples:
-            raw, flags = np.array(tokens, dtype).tobytes(), np.array(counted, np.uint8).tobytes()
-            digest.update(len(tokens).to_bytes(8, "little") + raw + flags)
-            tokens_file.write(raw)
-            counted_file.write(flags)
-            offsets.append(offsets[-1] + len(tokens))
-    np.array(offsets, "<i8").tofile(work / "offsets.bin")
-    return {"format": _FORMAT, "dtype": dtype.str, "digest": digest.hexdigest()}
-
-
-def _read_rows(config: RunFile, sources: list[Path], where: str) -> Iterator[TokenRow]:
-    model = Path(config.model.path)
-    tokenizer = row_tokenizer(model, config.data.tokenizer, where)
-    _check_vocabulary(tokenizer.highest, model, where)
-    return tokenizer.encode(row for source in sources for row in read_rows(source))
-
-
-def _check_vocabulary(highest: int, model: Path, where: str) -> None:
-    vocabulary = vocabulary_size(model)
-    if vocabulary is not None and highest >= vocabulary:
-        raise InvalidInputError(
-            f"{where}: data.tokenizer",
-            f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
-        )
-
-
-def _read_samples(source: Path, vocabulary: int | None) -> Iterator[tuple[list[int], list[bool]]]:
-    decoder = msgspec.json.Decoder(_Sample)
-    highest = (vocabulary or 2**32) - 1
-    for where, line in numbered_lines(source):
-        try:
-            sample = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInputError(where, f"not a sample {{tokens, mask}}: {first_line(error)}") from None
-        yield sample.tokens, _checked_mask(sample, highest, where)
-
-
-def _checked_mask(sample: _Sample, highest: int, where: str) -> list[bool]:
-    if len(sample.tokens) < 2:
-        raise InvalidInputError(f"{where}: tokens", "a sample needs at least two tokens: the first is never a target")
-    worst = max(sample.tokens) if min(sample.tokens) >= 0 else min(sample.tokens)
-    if not 0 <= worst <= highest:
-        raise InvalidInputError(f"{where}: tokens", f"{worst} must be an ID from 0 to {highest}")
-    mask = [True] * len(sample.tokens) if sample.mask is None else sample.mask
-    if len(mask) != len(sample.tokens):
-        problem = f"{len(mask)} flags for {len(sample.tokens)} tokens; each token needs one"
-        raise InvalidInputError(f"{where}: mask", problem)
-    if any(flag not in (0, 1) for flag in mask):
-        raise InvalidInputError(f"{where}: mask", "flags must be 0 or 1")
-    return [bool(flag) for flag in mask]
+def _dtype(recipe: Recipe) -> np.dtype[Any]:
+    """The smallest that holds each ID."""
+    vocabulary = vocabulary_size(recipe.model)
+    if recipe.kind == "text" and recipe.tokenizer == "bytes":
+        vocabulary = BYTES_VOCABULARY
+    return np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,0 +1,160 @@
+"""Tokenizing in chunks and in processes: the same tokens as of the whole, and nothing left behind."""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
+from tests.waiting import HANG_SECONDS, until
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data import tokenizing
+from trainctl.trainer.data.chunk_tokens import Recipe
+from trainctl.trainer.data.chunks import TextTokens, joined, seam, text_chunks
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "llama3": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    ),
+    "metaspace": pre_tokenizers.Metaspace,
+}
+SOURCE = Path(random.__file__).read_text("utf-8").replace("=", "é=") + " \n\n\n \n" * 40 + "ü" * 50
+
+
+def bpe(split: str) -> Tokenizer:
+    made: Any = Tokenizer(models.BPE())
+    made.pre_tokenizer = SPLITS[split]()
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=800, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    made.train_from_iterator([SOURCE], trainer)
+    return made
+
+
+def model_of(folder: Path, made: Any) -> Path:
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 800, "eos_token_id": 0}), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("size", [2500, 7001])
+def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path: Path, split: str, size: int) -> None:
+    made: Any = bpe(split)
+    path = tmp_path / "text.txt"
+    path.write_text(SOURCE, "utf-8", newline="\r\n")
+    encode = Recipe(model_of(tmp_path / "model", made), "text", "model", "run.toml").encoder()
+    parts = [part for chunk in text_chunks(path, size, 500) if isinstance(part := encode(chunk), TextTokens)]
+    assert len(parts) > 4
+    found = np.concatenate([*joined(iter(parts), np.array([0], np.uint32))]).tolist()
+    assert found == [*made.encode(SOURCE, add_special_tokens=False).ids, 0]
+
+
+@given(st.binary(max_size=60), st.integers(4, 12), st.integers(0, 6))
+def test_parts_of_a_text_are_the_whole_file(raw: bytes, size: int, overlap: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        path.write_bytes(raw)
+        chunks = [*text_chunks(path, size, overlap)]
+    assert b"".join(chunk.content for chunk in chunks) == raw
+    assert [chunk.first for chunk in chunks] == [sum(one.size for one in chunks[:at]) for at in range(len(chunks))]
+    assert [chunk.is_end for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_parts_that_never_agree_are_joined_at_their_border() -> None:
+    assert seam([(0, 1), (2, 3)], [(0, 1), (1, 2)]) == (0, 0)
+    assert seam([], []) == (0, 0)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    model = make_chat_model(tmp_path / "model")
+
+    def make(rows: list[Any], process: bool) -> Any:
+        monkeypatch.setattr(tokenizing, "PROCESS_BYTES", 0 if process else 10**12)
+        path = write_rows(tmp_path / "rows.jsonl", rows)
+        config = run_file(
+            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer="model"
+        )  # fmt: skip
+        return tokenizing.open_cache(config, tmp_path / f"caches-{process}", "run.toml")
+
+    return make
+
+
+def test_processes_make_the_cache_that_one_makes(rows: Callable[..., Any], tmp_path: Path) -> None:
+    """Enough rows for three chunks, with the environment that makes the library use one thread."""
+    made = questions(9000)
+    one, other = rows(made, process=True), rows(made, process=False)
+    assert one.digest == other.digest
+    assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.offsets, other.offsets)
+    assert len(one.offsets) == 9001
+    assert [path.name[:7] for path in (tmp_path / "caches-True").iterdir()] == ["tokens-"]
+
+
+def test_a_row_that_a_process_refuses_is_named_by_its_line(rows: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 3001: completion: is empty"):
+        rows([*questions(3000), {"prompt": "a", "completion": ""}], process=True)
+    assert not [*(tmp_path / "caches-True").iterdir()]
+
+
+@pytest.mark.parametrize("victim", ["trainer", "tokenizer"])
+def test_a_kill_leaves_no_process_and_no_half_cache(run_file: Callable[..., Any], tmp_path: Path, victim: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(SOURCE * 400, "utf-8")
+    run_file(model__path=str(model_of(tmp_path / "model", bpe("gpt2"))), data__path=str(path), data__tokenizer="model")
+    script = """
+import sys
+from pathlib import Path
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.data.tokenizing import open_cache
+def show(done, whole):
+    print(done, whole, flush=True)
+try:
+    open_cache(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml", show)
+except TrainctlError as error:
+    print(error, flush=True)
+"""
+    folder = tmp_path / "caches"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(folder)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}, start_new_session=True,
+    )  # fmt: skip
+    assert trainer.stdout is not None
+    while int(trainer.stdout.readline().split()[0]) == 0:
+        pass  # until something is tokenized
+    family = psutil.Process(trainer.pid).children(recursive=True)
+    assert len(family) >= 2
+    assert [part.name for part in folder.glob(".*.part")]
+    (trainer if victim == "trainer" else family[0]).kill()
+    said, _ = trainer.communicate(timeout=HANG_SECONDS)
+    if victim == "tokenizer":
+        assert "the process that tokenizes the data was ended by signal 9" in said
+    until(lambda: not any(map(_lives, family)))
+    assert not [*folder.glob("tokens-*"), *folder.glob(".*.part")]
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
