@@ -332,7 +332,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.host_memory import limit_process
         from trainctl.trainer.backends.torch_backend import TorchBackend, read_model
-        from trainctl.protocol.config.run_file import OptimizerTable
+        from trainctl.protocol.config.run_tables import OptimizerTable
 
         torch.set_num_threads(1)
         backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), OptimizerTable(learning_rate=1e-3))
