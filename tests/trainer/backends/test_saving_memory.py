@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import activation_checkpointing, chunked_loss, host_memory
 from trainctl.trainer.backends.base import Backend, Memory
-from trainctl.trainer.backends.chunked_loss import Chunking
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 

@@ -233,6 +233,26 @@ def test_what_can_be_seen_without_loading_is_refused_here(
         assert says in err
 
 
+def test_check_estimates_what_is_trained_and_its_memory(main: Main, run_file: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
+    (run_file.parent / "model" / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    shapes = {"model.embed_tokens.weight": [300, 8], "model.layers.0.self_attn.q_proj.weight": [8, 8]}
+    entries = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps(entries).encode()
+    weights = run_file.parent / "model" / "model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    _, out, _ = main("check", str(run_file))
+    assert "\ntrains 2,464 parameters (all of 2,464); 0.00 GB of gradients per step\nestimated memory: 0.1" in out
+    adapters = ("--set", "adapter.kind=lora", "--set", "adapter.rank=2")
+    code, out, err = main("check", str(run_file), "--json", *adapters)
+    model = json.loads(out)["model"]
+    assert (code, model["trained"], model["family"], model["gradient_bytes"]) == (0, 32, "llama", 128)
+    assert sum(model["memory"][""].values()) == 2 * model["memory"][""]["total"]
+    code, out, err = main("check", str(run_file), *adapters, "--set", 'adapter.targets=["qkv"]')
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "adapter.targets: the model has no layer 'qkv'; it has q_proj" in err
+
+
 def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: Path) -> None:
     words = ["check", str(run_file), "--set", "model.path=none", "--set", "data.path=none"]
     code, out, err = main(*words)

@@ -31,6 +31,16 @@ def check_json(path: Path, where: str) -> None:
 def check_weights(path: Path, where: str) -> None:
     """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it lists. The
     layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError."""
+    _header(path, where)
+
+
+def stored_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in a safetensors file by its name. Raises InvalidInputError as `check_weights`."""
+    entries = {name: entry for name, entry in _header(path, where).items() if isinstance(entry, dict)}
+    return {name: tuple(entry["shape"]) for name, entry in entries.items() if _whole_numbers(entry.get("shape"))}
+
+
+def _header(path: Path, where: str) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -43,6 +53,7 @@ def check_weights(path: Path, where: str) -> None:
         raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
     if size < told:
         raise InvalidInputError(where, f"{path} is truncated: it has {size:,} bytes, but its header lists {told:,}")
+    return header
 
 
 def check_samples(path: Path, where: str) -> None:

@@ -10,7 +10,6 @@ seed and the layer's place, so every rank starts from the same bits on either ba
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.dropout import TokenKeys
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data.permutation import mix, uniform
 
 _PREFIX = "base_model.model."
-_LINEAR = re.compile(r"^(?P<layer>.*\.layers\.(?P<number>\d+)\..+)\.weight$")
-"""Weights of a decoder layer by stored name."""
 
 
 @dataclass(frozen=True)
@@ -80,33 +77,5 @@ def read_lora(config: RunFile, where: str) -> Lora | None:
 def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: str) -> Lora:
     """The adapters that `table` asks for in a model whose weights have the `stored` shapes. Raises InvalidInputError,
     blaming a field of `where`, for a layer that isn't there."""
-    found = {match["layer"]: int(match["number"]) for name in _matrices(stored) if (match := _LINEAR.match(name))}
-    if not found:
-        raise InvalidInputError(
-            f"{where}: adapter.kind", "the model has no linear layers to which an adapter can be attached"
-        )
-    count = max(found.values()) + 1
-    if table.layers > count:
-        raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")
-    first = count - table.layers if table.layers else 0
-    chosen = {layer for layer, number in found.items() if number >= first and _is_target(layer, table.targets)}
-    _check_targets(table, found, where)
-    shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
-    return Lora(table, {layer: (shape[0], shape[1]) for layer, shape in shapes.items()}, count)
-
-
-def _matrices(stored: Mapping[str, tuple[int, ...]]) -> list[str]:
-    return [name for name, shape in stored.items() if len(shape) == 2]
-
-
-def _is_target(layer: str, targets: str | tuple[str, ...]) -> bool:
-    return isinstance(targets, str) or any(f".{layer}".endswith(f".{target}") for target in targets)
-
-
-def _check_targets(table: AdapterTable, layers: Mapping[str, int], where: str) -> None:
-    if isinstance(table.targets, str):
-        return
-    for target in table.targets:
-        if not any(_is_target(layer, (target,)) for layer in layers):
-            known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
-            raise InvalidInputError(f"{where}: adapter.targets", f"the model has no layer {target!r}; it has {known}")
+    found = adapted_layers(table, stored, where)
+    return Lora(table, found.shapes, found.decoder_layers)

@@ -7,36 +7,15 @@ differ from those of the whole by rounding alone.
 
 import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
-from trainctl.protocol.config.run_tables import ChunkedLoss, RunFile
+from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.base import Memory
 from trainctl.trainer.common.model_files import vocabulary_size
-
-CHUNK_LOGITS = 2**25
-"""Logits computed at a time: 128 MiB in float32."""
-_FLOAT32_BYTES = 4
-_FREE_PART = 0.1
-"""Fraction of the free memory that the logits may take before "auto" chunks them."""
-
-
-class Chunking(NamedTuple):
-    """When to chunk a micro-batch, and how."""
-
-    mode: ChunkedLoss
-    vocabulary: int
-    free_bytes: int  # as the model was loaded
-    logits: int = CHUNK_LOGITS  # at a time
-
-    def chunk_tokens(self, tokens: int) -> int | None:
-        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
-        too_large = tokens * self.vocabulary * _FLOAT32_BYTES > self.free_bytes * _FREE_PART
-        if self.mode == "off" or (self.mode == "auto" and not too_large):
-            return None
-        return max(1, self.logits // self.vocabulary)
 
 
 def chunking_of(config: RunFile, memory: Memory, *, of_host: bool) -> Chunking:

@@ -7,12 +7,13 @@ import msgspec
 import typer
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_preview, start_agent
+from trainctl.tui.setup import data_preview, memory_report, start_agent
 
 app = subcommands()
 group = subgroup("Inspect a run's training data.")
@@ -86,14 +87,17 @@ def check(
     reads the weights' headers, the first lines of the samples and the size of text files. It can't see files on other
     machines: their agents check them when the run starts. A node with a loopback address may also
     be on a different machine, behind a forwarded port. Nothing is loaded or started.
+
+    It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
     """
     found = targets.cluster_file(cluster)
     config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
+    report = memory_report.report_of(runfile.parse(config, str(file)), nodes, str(file))
     if json:
-        output.emit_ok(config=config, nodes=nodes, unseen=unseen)
+        output.emit_ok(config=config, nodes=nodes, unseen=unseen, model=report and report.plain)
         return 0
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
@@ -101,6 +105,8 @@ def check(
     output.say(
         f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
     )
+    for line in memory_report.report_lines(report) if report is not None else ():
+        output.say(line)
     return 0
 
 

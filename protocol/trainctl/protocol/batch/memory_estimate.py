@@ -1,0 +1,85 @@
+"""An estimate of a rank's memory by part, from the run file and the model's sizes; no tensor library is needed.
+
+With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
+
+    weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits
+    optimizer    8 t: two moments
+    gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
+    activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
+                 probabilities on MLX; one more layer's that backward works on
+    logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
+    sum          4 t: the buffer in which a group sums gradients
+    overhead     10 % and 100 MB: the allocator's, and the libraries' working memory
+
+A layer with gradient checkpointing keeps its input alone.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+from trainctl.protocol.batch.loss_chunks import Chunking
+from trainctl.protocol.config.adapted_layers import adapted_layers
+from trainctl.protocol.config.model_facts import ModelFacts
+from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
+
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WIDTHS = {"torch": 10, "mlx": 8}
+"""Values of the width of hidden states that a layer keeps of a token."""
+_OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 100_000_000
+_CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
+
+
+class MemoryEstimate(NamedTuple):
+    """Of one rank."""
+
+    trained: int  # parameters
+    parameters: int  # of the model
+    gradient_bytes: int  # that a step sums over the ranks
+    parts: dict[str, int]  # bytes at the peak of a step
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak of a step."""
+        return sum(self.parts.values())
+
+
+def estimate_memory(
+    config: RunFile, facts: ModelFacts, node: NodeTable, backend: Literal["torch", "mlx"], where: str
+) -> MemoryEstimate:
+    """Of a rank of `config`, which is as its node has it. Raises InvalidInputError for adapters of layers that the
+    model doesn't have."""
+    model = sum(map(math.prod, facts.shapes.values()))
+    width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
+    copied = model if config.adapter.kind != "full" or width < 4 else 0
+    tokens = (node.micro or config.batch.micro) * config.data.sequence_length
+    fixed = {"weights": 4 * trained + width * copied, "optimizer": 8 * trained}
+    limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
+    free = max(0.0, limit - sum(fixed.values()))
+    chunking = Chunking(config.model.chunked_loss, facts.vocabulary, int(min(free, 2**60)))
+    once = min(tokens, chunking.chunk_tokens(tokens) or tokens)
+    passing = {
+        "activations": _activations(facts, tokens, config.data.sequence_length, backend, config) * width,
+        "logits": 12 * once * facts.vocabulary,
+    }
+    gradients = 4 * trained + max(0, 4 * trained - sum(passing.values()))
+    parts = {**fixed, "gradients": gradients, **passing}
+    if len(config.nodes) > 1:
+        parts["sum"] = 4 * trained
+    parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
+    return MemoryEstimate(trained, model, 4 * trained, parts)
+
+
+def _trained(config: RunFile, facts: ModelFacts, where: str) -> int:
+    if config.adapter.kind == "full":
+        return sum(map(math.prod, facts.shapes.values()))
+    found = adapted_layers(config.adapter, facts.shapes, where)
+    return config.adapter.rank * sum(rows + columns for rows, columns in found.shapes.values())
+
+
+def _activations(facts: ModelFacts, tokens: int, length: int, backend: str, config: RunFile) -> int:
+    """Values that are held as the backward pass begins, and those of the layer that it works on."""
+    layer = _WIDTHS[backend] * facts.width + 4 * facts.intermediate
+    layer += facts.heads * length if backend == "mlx" else 0
+    mode: GradientCheckpointing = config.model.gradient_checkpointing
+    saving = round(_CHECKPOINTED[mode] * facts.layers)
+    return tokens * (saving * facts.width + (facts.layers - saving + 1) * layer)

@@ -1,0 +1,50 @@
+"""The linear layers to which a run's adapters are attached, by the names and shapes of the model's stored weights."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from trainctl.protocol.config.run_tables import AdapterTable
+from trainctl.protocol.errors import InvalidInputError
+
+_LINEAR = re.compile(r"^(?P<layer>.*\.layers\.(?P<number>\d+)\..+)\.weight$")
+"""Weights of a decoder layer by stored name."""
+
+
+class AdaptedLayers(NamedTuple):
+    """Of one model."""
+
+    shapes: dict[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model, ascending
+    decoder_layers: int  # that the model has
+
+
+def adapted_layers(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: str) -> AdaptedLayers:
+    """The layers that `table` asks for in a model whose weights have the `stored` shapes. Raises InvalidInputError,
+    blaming a field of `where`, for a layer that isn't there."""
+    matrices = [name for name, shape in stored.items() if len(shape) == 2]
+    found = {match["layer"]: int(match["number"]) for name in matrices if (match := _LINEAR.match(name))}
+    if not found:
+        raise InvalidInputError(
+            f"{where}: adapter.kind", "the model has no linear layers to which an adapter can be attached"
+        )
+    count = max(found.values()) + 1
+    if table.layers > count:
+        raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")
+    first = count - table.layers if table.layers else 0
+    chosen = {layer for layer, number in found.items() if number >= first and _is_target(layer, table.targets)}
+    _check_targets(table, found, where)
+    shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
+    return AdaptedLayers({layer: (shape[0], shape[1]) for layer, shape in shapes.items()}, count)
+
+
+def _is_target(layer: str, targets: str | tuple[str, ...]) -> bool:
+    return isinstance(targets, str) or any(f".{layer}".endswith(f".{target}") for target in targets)
+
+
+def _check_targets(table: AdapterTable, layers: Mapping[str, int], where: str) -> None:
+    if isinstance(table.targets, str):
+        return
+    for target in table.targets:
+        if not any(_is_target(layer, (target,)) for layer in layers):
+            known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
+            raise InvalidInputError(f"{where}: adapter.targets", f"the model has no layer {target!r}; it has {known}")

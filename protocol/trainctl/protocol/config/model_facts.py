@@ -1,0 +1,44 @@
+"""What a model directory's config.json and the heads of its weight files say, read without a tensor library."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainctl.protocol.config import input_checks
+
+
+class ModelFacts(NamedTuple):
+    """A causal language model's size."""
+
+    family: str  # `model_type`
+    shapes: Mapping[str, tuple[int, ...]]  # of each weight by its stored name; a tied head isn't there twice
+    width: int  # of hidden states
+    intermediate: int  # width of the feed-forward layers
+    layers: int
+    heads: int
+    vocabulary: int
+
+
+def read_facts(model: Path, where: str) -> ModelFacts | None:
+    """Of a Hugging Face directory; None if its configuration doesn't state these sizes. Raises InvalidInputError
+    blaming `where`, for a file that cannot be read."""
+    input_checks.check_json(model / "config.json", where)
+    whole: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = whole["text_config"] if isinstance(whole.get("text_config"), dict) else whole
+    sizes: list[Any] = [
+        config.get(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    ]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    shapes = _stored(model, where)
+    if config.get("tie_word_embeddings", False) and "model.embed_tokens.weight" in shapes:
+        shapes.pop("lm_head.weight", None)
+    stated = config.get("intermediate_size")
+    intermediate = stated if isinstance(stated, int) else 4 * sizes[0]
+    return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:])
+
+
+def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
+    files = sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
+    return {name: shape for file in files for name, shape in input_checks.stored_shapes(file, where).items()}

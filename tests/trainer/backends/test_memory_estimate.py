@@ -1,0 +1,67 @@
+"""The memory that `trainctl check` estimates is what a rank takes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory
+from trainctl.protocol.config.model_facts import read_facts
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import demo_assets
+
+ROOT = Path(__file__).parents[3]
+
+
+def estimated(config: Any) -> MemoryEstimate:
+    node = config.nodes["here"]
+    facts = read_facts(Path(config.model.path), "run.toml: model.path")
+    assert facts is not None
+    return estimate_memory(config, facts, node, node.backend, "run.toml")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is the kernel's")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_estimate_is_within_a_quarter_of_what_is_measured(
+    run_file: Callable[..., Any], tmp_path: Path, backend: str
+) -> None:
+    shape = demo_assets.llama_config(hidden=384, layers=10, heads=6, intermediate=1024) | {"vocab_size": 8192}
+    demo_assets.make_model(tmp_path / "model", shape)
+    there = {"backend": backend, "device": "cpu", "threads": 1}
+    config = run_file(model__path=str(tmp_path / "model"), data__sequence_length=128, nodes__here=there)
+    found = estimated(config)
+    assert 18e6 < found.trained == found.parameters < 50e6
+    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(tmp_path / "run.toml"), "here"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=10 * HANG_SECONDS)
+    assert found.total == pytest.approx(int(done.stdout), rel=0.25)
+
+
+def test_what_is_trained_and_how_each_setting_changes_a_part(run_file: Callable[..., Any]) -> None:
+    full = estimated(run_file())
+    assert full.trained == full.parameters == 29_088
+    assert (full.gradient_bytes, full.parts["weights"], full.parts["optimizer"]) == (116_352, 116_352, 232_704)
+    lora = estimated(run_file(adapter={"kind": "lora", "rank": 4}))
+    assert lora.trained == 4 * 2 * (4 * (32 + 32) + 3 * (32 + 64))
+    assert lora.parts["weights"] == 4 * lora.parameters + 4 * lora.trained
+    half = estimated(run_file(model__dtype="bfloat16"))
+    assert half.parts["weights"] == 6 * full.parameters
+    saving = estimated(run_file(model__gradient_checkpointing="all"))
+    assert saving.parts["activations"] < 0.6 * full.parts["activations"]
+
+
+def test_a_chunked_loss_keeps_the_logits_of_a_chunk(run_file: Callable[..., Any]) -> None:
+    tokens = {"data__sequence_length": 100_000, "batch": {"global": 12, "micro": 12}}
+    whole, chunked = (estimated(run_file(model__chunked_loss=mode, **tokens)) for mode in ("off", "on"))
+    assert chunked.parts["logits"] < 0.2 * whole.parts["logits"]
+    there = {"backend": "torch", "device": "cpu", "memory_limit_gb": 4.0}
+    assert estimated(run_file(nodes__here=there, **tokens)).parts["logits"] == chunked.parts["logits"]
+
+
+def test_an_unknown_target_is_named(run_file: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: adapter\.targets: the model has no layer 'qkv'; it has "):
+        estimated(run_file(adapter={"kind": "lora", "targets": ["qkv"]}))

@@ -1,0 +1,58 @@
+"""`python -m tests.trainer.support.peak_memory RUN.toml NODE`: the memory that a rank's model takes at its peak.
+
+Prints the bytes by which the peak of two steps, of two micro-batches each, exceeds what the process held once all was
+imported.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from trainctl.protocol.config import run_file
+from trainctl.trainer.backends.host_memory import _kept_by_kernel, _reset_peak
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+
+
+def import_all(backend: str) -> None:
+    if backend == "torch":
+        import peft  # noqa: F401
+        import torch
+        import torch._dynamo  # an optimizer's first step imports it
+        from transformers.models.llama import modeling_llama  # noqa: F401
+
+        torch.set_num_threads(1)
+        parameter = torch.nn.Parameter(torch.zeros(2, 2))
+        parameter.grad = torch.zeros(2, 2)
+        torch.optim.AdamW([parameter]).step()
+    else:
+        import mlx_lm.models.llama
+        import mlx_lm.tuner
+        import mlx_lm.utils  # noqa: F401
+
+
+def main() -> None:
+    """Of a rank's model, optimizer and micro-batches."""
+    config, node = run_file.read(Path(sys.argv[1])), sys.argv[2]
+    import_all(config.nodes[node].backend)
+    held = _kept_by_kernel(0).used_bytes or 0
+    _reset_peak()
+    config = run_file.on_node(config, node)
+    backend = load(config, config.nodes[node], "run.toml")
+    rows = config.nodes[node].micro or config.batch.micro
+    shape = (rows, config.data.sequence_length + 1)
+    given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32))
+    for _ in range(2):
+        for _ in range(2):
+            backend.forward(given, 1.0)
+            backend.backward()
+            backend.accumulate()
+        backend.gradient_norm()
+        backend.update(1e-3, 1.0)
+        backend.clear()
+    print((_kept_by_kernel(0).peak_bytes or 0) - held)
+
+
+if __name__ == "__main__":
+    main()
