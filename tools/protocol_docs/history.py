@@ -51,5 +51,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " own_tokens. Added the run's speed (RunSummary.rates) and units (RunView.weight_unit and loss_unit), and each"
         " rank's precision and kernels (Ready.compute and RankView.compute).",
     ),
+    (
+        2,
+        "2026-11-23",
+        "Added the verb sample, plans of kind sample with their report, the live message sample, samples-request and"
+        " kept-sample.",
+    ),
 )
 """(version, date, what it added), oldest first."""

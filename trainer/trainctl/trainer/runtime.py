@@ -32,6 +32,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
 
 
 class Trainer:
@@ -51,6 +52,7 @@ class Trainer:
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
             self._model_files.whole,
         )  # fmt: skip
+        self._sampler = Sampler(config, backend, progress, status)
         self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
@@ -198,6 +200,19 @@ class Trainer:
                 return self._executor.measure(plan, started)
             case "probe":
                 return self._executor.probe(plan, started, self._family)
+            case "sample":
+                return self._sample(plan, started)
+
+    def _sample(self, plan: m.StepPlan, started: float) -> m.SampleReport:
+        """A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report says why."""
+        answers: tuple[m.Answer, ...] = ()
+        failure = None
+        try:
+            answers = self._sampler.answers(plan)
+        except SAMPLE_FAILURES as error:
+            failure = f"sample failed: {first_line(error)}"
+        report = self._executor.written(plan, started, failure)
+        return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why."""

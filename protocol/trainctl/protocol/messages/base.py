@@ -23,7 +23,7 @@ RankState = Literal[
 RunKind = Literal["hosted", "guest", "exec"]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
-PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]
+PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe", "sample"]
 Engine = Literal["gloo", "ring"]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})

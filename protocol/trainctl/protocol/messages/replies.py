@@ -6,7 +6,16 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState
-from trainctl.protocol.messages.telemetry import Alerts, Event, HostReading, Live, RankStep, RunView, StepCommitted
+from trainctl.protocol.messages.telemetry import (
+    Alerts,
+    Event,
+    HostReading,
+    Live,
+    RankStep,
+    RunView,
+    Sample,
+    StepCommitted,
+)
 from trainctl.protocol.messages.trainer import FileDigest
 
 
@@ -147,6 +156,15 @@ class Hosts(Reply, tag="hosts", frozen=True):
     more: bool
 
 
+class Samples(Reply, tag="samples", frozen=True):
+    """A page of the model's answers."""
+
+    run: str | None
+    samples: tuple[Sample, ...]  # answers, oldest first
+    last_row: Count  # last row of this page; use it as the next `after_row`
+    more: bool
+
+
 class LogPart(Reply, tag="log-part", frozen=True):
     """Part of a trainer's log file."""
 
@@ -275,6 +293,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | LogPart | Viewers | Facts | Digests | Audit | RunKept
-    | CommandReply | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests
+    | Audit | RunKept | CommandReply | Refusal
 )  # fmt: skip

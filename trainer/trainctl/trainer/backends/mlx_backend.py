@@ -8,7 +8,7 @@ bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends import mlx_generation, rope_config
+from trainctl.trainer.backends.base import Array, Backend, BackendName, Decoding, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
@@ -188,6 +188,14 @@ class MlxBackend(Backend):
             self._totals = {name: mx.zeros_like(p) for name, p in self._masters.items()}
             mx.eval(self._totals)
         return self._totals
+
+    def _seed(self, seed: int) -> None:
+        mx.random.seed(seed)
+
+    def _generated(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        return mlx_generation.generate(self._model, prompt, how, ends, on_token)
 
     def _random_state(self) -> dict[str, NDArray[Any]]:
         state: Any = mx.random.state

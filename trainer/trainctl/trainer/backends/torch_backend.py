@@ -5,7 +5,7 @@ Phases are honest because each ends in a wait for the device: `forward` reads it
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
-from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
+from trainctl.trainer.backends import rope_config, torch_generation
+from trainctl.trainer.backends.base import Array, Backend, BackendName, Decoding, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
@@ -227,10 +227,20 @@ class TorchBackend(Backend):
         elif self._device.type == "mps":
             torch.mps.synchronize()
 
+    def _seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def _generated(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        return torch_generation.generate(self._model, prompt, how, ends, on_token)
+
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
         if self._device.type == "cuda":
             states["torch.cuda"] = torch.cuda.get_rng_state(self._device).numpy()
+        elif self._device.type == "mps":
+            states["torch.mps"] = torch.mps.get_rng_state().numpy()
         return states
 
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
@@ -238,6 +248,8 @@ class TorchBackend(Backend):
             torch.set_rng_state(torch.from_numpy(states["torch.cpu"].copy()))
         if "torch.cuda" in states and self._device.type == "cuda":
             torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._device)
+        if "torch.mps" in states and self._device.type == "mps":
+            torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
 
 
 def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
