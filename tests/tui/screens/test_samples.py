@@ -11,7 +11,7 @@ from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m
 from trainctl.tui.screens import samples_view as view
-from trainctl.tui.screens.samples_view import Answers, Chosen
+from trainctl.tui.screens.samples_view import AnswerTable, Chosen
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import plain
 
@@ -48,14 +48,14 @@ def run_of(source: Recorded) -> str:
     return next(item.run.run for item in source.messages if isinstance(item, m.Snapshot) and item.run is not None)
 
 
-def shown(answers: Answers, columns: int = 80, rows: int = 20, glyphs: Any = UNICODE) -> list[str]:
+def shown(answers: AnswerTable, columns: int = 80, rows: int = 20, glyphs: Any = UNICODE) -> list[str]:
     lines = [plain(line) for line in view.body(answers, columns, rows, glyphs)]
     assert len(lines) == rows and {len(line) for line in lines} == {columns}
     return lines
 
 
 def test_the_newest_answers_to_the_first_prompt_stand_side_by_side_with_their_losses() -> None:
-    lines = shown(Answers.of(samples(), Chosen()))
+    lines = shown(AnswerTable.of(samples(), Chosen()))
     assert lines[0].split() == ["PROMPT", "@12,000", "loss", "3.100", "@18,000", "loss", "2.100"]
     assert "Once upon a…" in lines[1]
     assert "there was a the old man" in lines[1] and "there was an old man who" in lines[1]
@@ -64,22 +64,22 @@ def test_the_newest_answers_to_the_first_prompt_stand_side_by_side_with_their_lo
 
 
 def test_keys_move_over_prompts_and_steps_and_the_newest_is_followed() -> None:
-    answers = Answers.of(samples(), Chosen())
-    back = Answers.of(samples(), answers.to_step(answers.step_index - 1))
+    answers = AnswerTable.of(samples(), Chosen())
+    back = AnswerTable.of(samples(), answers.to_step(answers.step_index - 1))
     assert back.sample is not None and back.sample.step == 12_000
-    other = Answers.of(samples(), back.to_prompt(1))
+    other = AnswerTable.of(samples(), back.to_prompt(1))
     assert other.sample is not None
     assert (other.sample.prompt, other.sample.step) == ("Why is the sky blue?", 12_000)
     newest = other.to_step(10**6)
     assert newest.sample is None, "what comes next is shown"
-    assert Answers.of(samples(), other.to_prompt(-5)).prompt_index == 0
+    assert AnswerTable.of(samples(), other.to_prompt(-5)).prompt_index == 0
 
 
 def test_answers_given_twice_are_shown_once_and_hostile_text_stays_text() -> None:
     once = samples()
     answer = "\x1b[2J\tx\u202ey" + "w" * 5000
     hostile = [msgspec.structs.replace(once[-3], answer=answer, loss=math.nan, at=NOW)]
-    answers = Answers.of((*once, *once, *hostile), Chosen())
+    answers = AnswerTable.of((*once, *once, *hostile), Chosen())
     assert len(answers.row) == 4
     for glyphs in (UNICODE, ASCII):
         for columns, rows in ((60, 10), (80, 20), (200, 50)):
@@ -88,7 +88,7 @@ def test_answers_given_twice_are_shown_once_and_hostile_text_stays_text() -> Non
 
 
 def test_without_samples_it_says_how_to_get_some() -> None:
-    assert any("every_steps" in line for line in shown(Answers.of((), Chosen())))
+    assert any("every_steps" in line for line in shown(AnswerTable.of((), Chosen())))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")

@@ -9,7 +9,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import samples_view
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.screens.samples_view import Answers, Chosen
+from trainctl.tui.screens.samples_view import AnswerTable, Chosen
 from trainctl.tui.text.styled_line import Line, rule
 
 SAMPLES_PAGE = 100
@@ -35,11 +35,11 @@ class SamplesScreen(BaseScreen):
         self._chosen = Chosen()
 
     @property
-    def answers(self) -> Answers:
+    def answers(self) -> AnswerTable:
         """Those of the run shown: from its record, and what came since."""
         state = self.owner.shown
         run = state.run.run if state.run is not None else ""
-        return Answers.of((one for one in (*self._recorded, *state.samples) if one.run == run), self._chosen)
+        return AnswerTable.of((one for one in (*self._recorded, *state.samples) if one.run == run), self._chosen)
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()

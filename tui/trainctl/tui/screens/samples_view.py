@@ -29,14 +29,14 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerTable:
     """A run's answers, each once, by prompt in the order in which prompts were first asked."""
 
     by_prompt: dict[str, list[m.Sample]]  # by time
     chosen: Chosen
 
     @classmethod
-    def of(cls, samples: Iterable[m.Sample], chosen: Chosen) -> "Answers":
+    def of(cls, samples: Iterable[m.Sample], chosen: Chosen) -> "AnswerTable":
         """Some may be given twice."""
         known = {key(one): one for one in samples}
         by_prompt: dict[str, list[m.Sample]] = {}
@@ -87,7 +87,7 @@ def key(sample: m.Sample) -> tuple[float, int]:
     return sample.at, sample.number
 
 
-def body(answers: Answers, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Exactly `rows` lines."""
     if not answers.by_prompt:
         made = [ln.line(Piece(text, role)) for text, role in _NO_SAMPLES]
@@ -97,7 +97,7 @@ def body(answers: Answers, columns: int, rows: int, glyphs: Glyphs) -> list[Line
     return [ln.fit(pieces, columns) for pieces in [*made, *([()] * rows)][:rows]]
 
 
-def title(answers: Answers, glyphs: Glyphs) -> str:
+def title(answers: AnswerTable, glyphs: Glyphs) -> str:
     """Of the rule above."""
     count, steps = len(answers.by_prompt), len({one.at for row in answers.by_prompt.values() for one in row})
     counted = f": {_counted(count, 'prompt')}, answered {_counted(steps, 'time')}" if count else ""
@@ -108,7 +108,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
-def _side_by_side(answers: Answers, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """The prompts at the left, and the newest answers up to the chosen one, or from it on."""
     left = min(max(columns // 5, 16), 34)
     count = max((columns - left) // _COLUMN_CELLS, 1)
@@ -124,7 +124,7 @@ def _side_by_side(answers: Answers, columns: int, rows: int, glyphs: Glyphs) -> 
     ]
 
 
-def _prompt_lines(answers: Answers, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """A line a prompt, those around the chosen one."""
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
@@ -137,7 +137,7 @@ def _prompt_lines(answers: Answers, cells: int, rows: int, glyphs: Glyphs) -> li
     return made
 
 
-def _column(answers: Answers, sample: m.Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _column(answers: AnswerTable, sample: m.Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
     head = f"@{sample.step:,} loss {f.loss(sample.loss)}"
@@ -148,7 +148,7 @@ def _column(answers: Answers, sample: m.Sample, cells: int, rows: int, glyphs: G
     return [*made, *(ln.line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
 
 
-def _in_full(answers: Answers, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """The rule that says of what, and the answer from where it is scrolled to."""
     sample = answers.sample
     assert sample is not None

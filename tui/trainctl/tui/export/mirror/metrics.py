@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 
-EVALUATION, PERPLEXITY = "eval/loss", "eval/perplexity"
+EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 RUN_METRICS = tuple(metric for metric in m.METRICS.values() if metric.scope == "run" and metric.drawn)
