@@ -23,13 +23,14 @@ from tools.protocol_docs import examples, generated, meanings, prose
 from tools.protocol_docs.conversations import UNIONS, types_of
 from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import prompts
 from trainctl.protocol.messages import base, events, guests, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, trainer, telemetry, events, guests, requests, peers, kept, replies)
+SOURCES = (base, prompts, trainer, telemetry, events, guests, requests, peers, kept, replies)
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""

@@ -14,6 +14,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
 
@@ -86,6 +87,12 @@ _HOST = m.HostReading(
         m.ProcessReading(pid=4711, role="trainer", rank=0, cpu_percent=98.0, memory_bytes=_GIGABYTE),
     ),
 )  # fmt: skip
+_SAMPLING = m.Sampling(("Once upon a time", (ChatMessage("user", "Why?"),)), 128, 0.8, 0.95, 7)
+_SAMPLE = m.Sample(
+    run=_RUN, step=121, at=_AT, number=0, prompt="Once upon a time", answer=" there was a loop.", tokens=6, ended=True,
+    seconds=0.42, loss=2.15, eval_loss=2.31, max_tokens=128, temperature=0.8, top_p=0.95, seed=7, node="studio",
+    by="anna", boot=_BOOT, seq=906,
+)  # fmt: skip
 _EVENT = m.Event(
     id=17, at=_AT, severity="info", by="anna", run=_RUN, step=121, generation=_GENERATION, command=_ID,
     verb="resize-batch", outcome="applied", boot=_BOOT, seq=905,
@@ -128,6 +135,8 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.StateShared(source="studio", drift=1.3e-7, rank="mbp"),
     events.ProbePassed(rank="mbp", other="studio", difference=2.1e-6, tolerance=1e-4, tokens=256, seconds=0.4),
     events.Evaluated(loss=2.31, seconds=1.9),
+    events.Sampled(node="studio", prompts=2, tokens=57, seconds=1.4),
+    events.SampleFailed(node="mbp", reason="sample failed: prompt has 9000 tokens; the model's context has 8192"),
     events.CheckpointWritten(step=120, size_bytes=82_100_000, loop_seconds=0.014),
     events.CheckpointFailed(node="mbp", reason="no space left on device"),
     events.RankChanged(ranks=("mbp",), state="restarted", detail="1 of 5"),
@@ -170,6 +179,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "runs-request": m.RunsRequest(rid=_RID),
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
+        "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
@@ -256,6 +266,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
         "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
         "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
@@ -323,6 +334,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-committed-nan": msgspec.structs.replace(_STEP, loss=float("nan"), skipped="nan"),
         "rank-step": _RANK_STEP,
         "host-reading": _HOST,
+        "sample": _SAMPLE,
         "event": _EVENT,
         **{
             f"event-{data.__struct_config__.tag}": msgspec.structs.replace(
@@ -339,6 +351,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-plan": _PLAN,
         "step-plan-checkpoint": msgspec.structs.replace(
             _PLAN, kind="checkpoint", work=(), finishes=None, writers=(0,), commands=()
+        ),
+        "step-plan-sample": msgspec.structs.replace(
+            _PLAN, kind="sample", finishes=None, commands=(), work=_PLAN.work[:1], sampling=_SAMPLING
         ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
         "offer": m.Offer(run=_RUN, generation=_GENERATION, engine="gloo"),
@@ -388,6 +403,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "work-ask": m.WorkAsk(
             run=_WORK, rank=0, device="mlx gpu Apple M2 Max", answered=0,
             results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
+        ),
+        "sample-report": m.SampleReport(
+            **{**msgspec.structs.asdict(_REPORT), "kind": "sample", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
+            answers=(m.Answer("Once upon a time", " there was a loop.", 6, True, 0.42),),
         ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },
@@ -440,6 +459,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "kept-part": m.KeptPart(part=_RANK_STEP),
         "kept-event": m.KeptEvent(event=_EVENT),
         "kept-value": m.KeptValue(key="conductor", value='{"seq":0}'),
+        "kept-sample": m.KeptSample(sample=_SAMPLE),
         "kept-evaluation": m.KeptEvaluation(step=120, at=_AT, loss=2.31, weight=51_200.0, seconds=1.9),
         "kept-drifts": m.KeptDrifts(step=100, at=_AT, ranks=(0, 1), drifts=(0.0, 1.3e-7)),
         "kept-retraction": m.KeptRetraction(after_step=119, after_event=47),

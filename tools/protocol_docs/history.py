@@ -59,5 +59,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " work-ask between an agent and its worker.",
     ),
     (2, "2026-11-23", "Added Alive.detail. RankView.why has the progress of a rank that is starting."),
+    (
+        2,
+        "2026-11-23",
+        "Added the verb sample, plans of kind sample with their report, the live message sample, samples-request and"
+        " kept-sample.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -7,6 +7,7 @@ from tests.node_agent.support.simulation import Simulation, check_ledger, config
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.prompts import ChatMessage
 
 
 def test_runs_to_its_last_step_and_leaves():
@@ -136,6 +137,33 @@ def test_periodic_evaluation_and_checkpoint_are_plans_of_their_own():
         ("checkpoint", 4), ("evaluate", 5), ("checkpoint", 8), ("evaluate", 10), ("checkpoint", 10),
     ]  # fmt: skip
     check_ledger(simulation)
+
+
+def test_samples_are_asked_of_one_rank_by_schedule_and_by_command_each_with_its_own_plan():
+    tables = {"samples": {"prompts": ["one", "two"], "every_steps": 4, "max_tokens": 9, "seed": 3}}
+    simulation = Simulation(config(steps=10, **tables), durable(("a", "b"))).begin().until_step(5)
+    ids = [simulation.command("sample", prompt=text, chat=chat) for text, chat in (("x", False), ("y", True))]
+    on_b, nowhere = (simulation.command("sample", temperature=0.5, node=node) for node in ("b", "c"))
+    simulation.run()
+    made = [plan for plan in simulation.plans if plan.kind == "sample"]
+    assert [plan.step for plan in made if not plan.commands] == [4, 8, 10]
+    assert all(len(plan.work) == 1 for plan in made)
+    by_id = {plan.commands[0]: plan for plan in made if plan.commands}
+    assert [by_id[id].sampling.prompts for id in ids] == [("x",), ((ChatMessage("user", "y"),),)]
+    assert (by_id[on_b].work[0].rank, by_id[on_b].sampling) == (1, m.Sampling(("one", "two"), 9, 0.5, 1.0, 3))
+    assert [simulation.ends[id].after for id in (*ids, on_b)] == ["yes", "yes", "one\nyes\n\ntwo\nyes"]
+    assert (simulation.ends[nowhere].state, simulation.ends[nowhere].field) == ("rejected", "node")
+    check_ledger(simulation)
+
+
+def test_a_sample_is_not_repeated_by_the_next_generation():
+    simulation = Simulation(config(), durable(("a", "b"))).begin().until_step(3)
+    id = simulation.command("sample", prompt="x")
+    simulation.until(lambda: any(plan.kind == "sample" for plan in simulation.sent_plans))
+    simulation.kill(simulation.ranks[0])
+    simulation.finish()
+    assert simulation.ends[id].state == "failed"
+    assert sum(plan.kind == "sample" for plan in simulation.sent_plans) == 1
 
 
 def test_a_failed_trainer_fails_the_run_with_its_own_words():

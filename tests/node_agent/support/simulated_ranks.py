@@ -338,5 +338,8 @@ class SimRank:
             loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, tokens=2, own_tokens=count,
             micro_batch=mine.micro_batch, step_seconds=self.step_seconds, **fields,
         )  # fmt: skip
+        if plan.kind == "sample":
+            answers = tuple(m.Answer(str(prompt), "yes", 1, True, 0.1) for prompt in plan.sampling.prompts)
+            report = m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
         self.up.append(report)
         return report

@@ -13,6 +13,7 @@ COMMANDS: tuple[tuple[str, dict], ...] = (
     ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
     ("set-global-batch", {"value": 6}), ("set-global-batch", {"value": 24, "schedule": "scale"}),
     ("set-global-batch", {"value": 3}), ("checkpoint", {}), ("evaluate", {}), ("pause", {}), ("resume", {}),
+    ("sample", {"prompt": "x"}),
     ("resume", {}), ("note", {"text": "here"}), ("rebalance", {"auto": True}), ("rebalance", {"shares": {"a": 3}}),
     ("rebalance", {"shares": {"b": "50%"}}), ("rebalance", {"shares": {"a": 8, "b": 4}}),
     ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),
@@ -28,6 +29,7 @@ def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
     tables = {
         "run": {"name": RUN, "steps": steps, "load_seconds": 20.0},
         "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
+        "samples": {"prompts": ["x"], "every_steps": 6},
         "group": {
             "sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even", "hung_seconds": 4.0,
         },

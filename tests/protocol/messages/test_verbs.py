@@ -16,6 +16,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "set-lr": {"value": 1e-4},
     "checkpoint": {},
     "evaluate": {},
+    "sample": {"prompt": "x", "max_tokens": 5},
     "drain": {},
     "admit": {},
     "promote": {"old_lead_is_off": True},

@@ -1,5 +1,6 @@
 """The reader: any zoom of a long run is exact and cheap, and every message comes back as it was written."""
 
+import contextlib
 import itertools
 import math
 import sqlite3
@@ -247,6 +248,18 @@ def test_the_newest_evaluation_of_a_step_counts(small: RunPaths) -> None:
         series = reader.series("eval_loss")
         assert series.steps == (0, 2) and series.last == (6.0, 4.5)
         assert reader.series("eval_loss", columns=1).mean == (5.25,)
+        found = reader.series("perplexity")
+        assert found.steps == (0, 2) and found.last == (math.exp(6.0), math.exp(4.5))
+    assert m.perplexity(2.0) == math.exp(2.0)
+    assert [m.perplexity(None), m.perplexity(9e9), m.perplexity(2.0, "")] == [None, None, None]
+
+
+def test_a_record_of_an_earlier_program_has_no_samples(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    with contextlib.closing(open_for_writing(paths.record, RUN_SCHEMA)) as connection:
+        connection.execute("DROP TABLE samples")
+    with RecordReader(paths) as reader:
+        assert reader.samples() == ((), 0, False)
 
 
 def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None:

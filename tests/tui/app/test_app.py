@@ -27,7 +27,7 @@ async def test_it_opens_on_the_overview_of_a_running_run() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert isinstance(app.screen, OverviewScreen)
         assert "118/150" in body(app)
-        assert hint(app).startswith("02345 view")
+        assert hint(app).startswith("023456 view")
         assert hint(app).endswith("q detach")
 
     await driven(source_of(1), play)
@@ -170,7 +170,7 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         await pilot.press("escape")
         assert not app.screen.query_one(CommandBar).open
-        assert hint(app).startswith("02345 view")
+        assert hint(app).startswith("023456 view")
         await pilot.press("colon", "enter")
         assert not app.screen.query_one(CommandBar).open
 

@@ -21,7 +21,8 @@ FLEET = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VI
 EXAMPLES = {
     "start-run": "start-run resume=sft-1b-20261119-110000", "resize-batch": "resize-batch micro=4 --node forge",
     "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
-    "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate", "drain": "drain --node mbp",
+    "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate",
+    "sample": "sample prompt=x", "drain": "drain --node mbp",
     "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
     "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
     "mute": "mute kind=memory minutes=30", "autopilot": "autopilot name=first-shares mode=off",
@@ -112,6 +113,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
             "writes step 18,240 or the next one; the last one: 300.0 MB, loop paused 14 ms; curve unchanged",
         ),
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
+        ("sample", "one rank answers the prompt after step 18,240 while the others wait; curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),
         ("promote", "forge leads instead of studio; curve unchanged"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.support import records
 from tests.tui.support.cli_calls import assert_one_line, call
+from tests.tui.support.run_directory import sample
 
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -156,6 +157,26 @@ def test_a_step_that_is_redone_is_told_again(growing: Growing) -> None:
     growing.commit(8 + 3 * PAGE, 8 + 3 * PAGE, m.Generation(1, 3))
     mirror.catch_up(whole=True)
     assert sheet.backs == [3, 7] and sheet.points[-1][1] == 3
+
+
+def test_answers_are_told_once_each_after_its_step_and_again_after_going_back(growing: Growing) -> None:
+    sheet = Sheet()
+    sheet.forgets = True
+    mirror = growing.mirror(sheet)
+    growing.commit(1, 4)
+    for step in (2, 4):
+        growing.recorder.sample(sample("run-1", step, 1000.0 + step))
+    mirror.catch_up(whole=False)
+    assert sheet.texts == [(2, "def → return 2")], "step 4 isn't settled"
+    growing.commit(5, 9)
+    mirror.catch_up(whole=False)
+    mirror.catch_up(whole=True)
+    assert sheet.texts[1:] == [(4, "def → return 4")]
+    growing.recorder.retract_after(3)
+    growing.commit(4, 6, m.Generation(1, 2))
+    growing.recorder.sample(sample("run-1", 4, 2004.0))
+    mirror.catch_up(whole=True)
+    assert sheet.texts[2:] == [(4, "def → return 4")] * 2
 
 
 def test_events_are_told_once_in_order_and_late_ones_where_they_come(growing: Growing) -> None:

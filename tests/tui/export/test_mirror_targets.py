@@ -73,6 +73,7 @@ def test_tensorboard_has_events_and_settings(board: event_files.Board, directory
     told = board.texts["events"]
     assert sum(text.count("\n") + 1 for text in told.values()) == len(events)
     assert "- step 160: [run] finished at step 160 (auto)" in told[160]
+    assert all(f"- def → return {step}" in text for step, text in board.texts["samples"].items())
     assert "| optimizer.learning_rate | 0.003 |" in board.texts["settings"][0]
     assert b"optimizer.learning_rate" in board.settings
 

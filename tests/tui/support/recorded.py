@@ -438,6 +438,7 @@ class Recorded:
     def __init__(self, messages: Sequence[Message], runs: tuple[m.RunSummary, ...] = RUNS) -> None:
         self.messages = list(messages)
         self.known_runs = runs
+        self.known_samples: tuple[m.Sample, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
         self.asked: list[m.HistoryRequest] = []
@@ -502,6 +503,11 @@ class Recorded:
     ) -> m.Events:
         view = next((item.run for item in self.messages if isinstance(item, m.Snapshot)), None)
         return m.Events(rid="r", run=run, events=events(view) if view else (), more=False)
+
+    async def samples(
+        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
+    ) -> m.Samples:
+        return m.Samples(rid="r", run=run, samples=self.known_samples, last_row=0, more=False)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

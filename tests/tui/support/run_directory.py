@@ -44,6 +44,7 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
                 )
             if played_step.held_out is not None:
                 recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5)
+                recorder.sample(sample(recorder.path.parent.name, number, at))
         recorder.event(at, RunStateChanged("", "finished", step=STEPS), "good", "auto", step=STEPS)
         reading = m.HostReading(
             node=timeline.nodes[0], read_at=at - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
@@ -64,4 +65,12 @@ def _view(timeline: Timeline, directory: Path) -> m.RunView:
         generation=m.Generation(1, 1), step=STEPS, steps=STEPS, plan_version=4, global_batch=batch, samples=86_282,
         cursor=STEPS * batch, learning_rate=1e-3, started_at=BEGAN_AT, ranks=timeline.ranks(STEPS, BEGAN_AT),
         directory=str(directory),
+    )  # fmt: skip
+
+
+def sample(run: str, step: int, at: float) -> m.Sample:
+    return m.Sample(
+        run=run, step=step, at=at, number=0, prompt="def", answer=f"return {step}\n", tokens=4, ended=True,
+        seconds=0.2, loss=2.0, eval_loss=None, max_tokens=8, temperature=0.0, top_p=1.0, seed=0, node="studio",
+        by="auto",
     )  # fmt: skip

@@ -33,6 +33,7 @@ from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
+from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
 
 LOG_SECONDS = 10.0
 """Seconds between two lines in the log about the progress of loading."""
@@ -56,6 +57,7 @@ class Trainer:
             self._model_files.whole,
         )  # fmt: skip
         self._family = model_family(Path(config.model.path))
+        self._sampler = Sampler(config, backend, progress, status)
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
@@ -202,6 +204,19 @@ class Trainer:
                 return self._executor.measure(plan, started)
             case "probe":
                 return self._executor.probe(plan, started, self._family)
+            case "sample":
+                return self._sample(plan, started)
+
+    def _sample(self, plan: m.StepPlan, started: float) -> m.SampleReport:
+        """A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report says why."""
+        answers: tuple[m.Answer, ...] = ()
+        failure = None
+        try:
+            answers = self._sampler.answers(plan)
+        except SAMPLE_FAILURES as error:
+            failure = f"sample failed: {first_line(error)}"
+        report = self._executor.written(plan, started, failure)
+        return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why."""

@@ -103,6 +103,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _steps(request, source)
         case m.HostsRequest():
             return await _hosts(request, source)
+        case m.SamplesRequest():
+            return await _samples(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -294,6 +296,14 @@ async def _hosts(request: m.HostsRequest, source: QuerySource) -> m.Hosts:
     readings, last = await _from_record(paths, lambda reader: reader.host_readings(request.after_row, request.limit))
     place = last or request.after_row
     return m.Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
+
+
+async def _samples(request: m.SamplesRequest, source: QuerySource) -> m.Samples:
+    paths = _paths(request.run, source)
+    found, last, more = await _from_record(
+        paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
+    )  # fmt: skip
+    return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

@@ -8,7 +8,7 @@ from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
-from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning import edits, plans
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
@@ -100,6 +100,13 @@ class Commands:
                 self._pending.side["evaluate"].append(command)
             case verbs.Checkpoint():
                 self._pending.side["checkpoint"].append(command)
+            case verbs.SampleModel(prompt=prompt):
+                if prompt is None and not self._state.config.samples.prompts:
+                    self.refuse(command, "prompt", "the run file has no [samples] prompts: add prompt=TEXT")
+                elif command.node is not None and not plans.on_node(self._state.durable, command.node):
+                    self.refuse(command, "node", f"no rank of {command.node} is in the group")
+                else:
+                    self._pending.side["sample"].append(command)
             case _ as missing:
                 assert_never(missing)
 

@@ -17,13 +17,15 @@ LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part is reported after this many seconds, or this many times its expected time if that is longer."""
 LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
 """The same for showing a part as late; without an expected time it is shown when it is reported."""
+NEVER_LATE = ("sync", "sample")
+"""Kinds of plans that are not reported as slow: one has a deadline, the other takes as long as its answers are."""
 HUNG_PART = 0.5
 """Fraction of the time that makes a stall a hang after which it is shown as hung."""
 JOINS = 2.0
 """A stall that lasts as long as this many rendezvous is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint at step {step}",
-    "measure": "the measurement of initial shares", "probe": "the probe",
+    "measure": "the measurement of initial shares", "probe": "the probe", "sample": "the samples at step {step}",
 }  # fmt: skip
 
 
@@ -87,7 +89,7 @@ class Deadlines:
     def late(self, now: float) -> dict[int, str]:
         """Why, of each rank that takes much longer over its part than is usual."""
         first = self.first
-        if first is None or first.plan.kind == "sync":
+        if first is None or first.plan.kind in NEVER_LATE:
             return {}
         usual = self._expected_of(first.plan)
         if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
@@ -148,7 +150,7 @@ class Deadlines:
     def tell_slow(self, now: float) -> None:
         """An event that names who has not finished a part long after it should have."""
         first = self.first
-        if first is None or first.plan.kind == "sync" or first.told_slow:
+        if first is None or first.plan.kind in NEVER_LATE or first.told_slow:
             return
         slow, waited_seconds = first.at_own_part(alone=self._is_alone), now - first.since
         if slow and waited_seconds >= max(LEAST_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):

@@ -153,6 +153,13 @@ class Evaluated:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sampled:
+    """An answer of the model, for the record and for clients."""
+
+    sample: m.Sample
+
+
+@dataclasses.dataclass(frozen=True)
 class Drifted:
     """How far each rank's parameters were from those given to all after `step`: largest difference over overall RMS."""
 
@@ -219,5 +226,5 @@ class Ended:
 
 
 ToRanks = Tell | Start | Kill | Issue
-ToRecord = Persist | Commit | Retract | RankDone | Evaluated | Drifted | CommandEnded | Happened | Proposed
+ToRecord = Persist | Commit | Retract | RankDone | Evaluated | Sampled | Drifted | CommandEnded | Happened | Proposed
 Decision = ToRanks | ToRecord | Ended

@@ -1,4 +1,4 @@
-"""Periodic evaluations, checkpoints and syncs of the run file: fills `Pending.scheduled`."""
+"""Periodic evaluations, samples, checkpoints and syncs of the run file: fills `Pending.scheduled`."""
 
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.proposals import Proposals
@@ -34,6 +34,7 @@ class PeriodicPlans:
         every = {
             "sync": config.group.sync_weights_every if len(self._rendezvous.live) > 1 else 0,
             "evaluate": config.evaluate.every_steps if self._rendezvous.any_ready().held_out else 0,
+            "sample": config.samples.every_steps if config.samples.prompts else 0,
             "checkpoint": config.checkpoint.every_steps,
         }
         if self._state.durable.eval_step == step:
@@ -52,6 +53,9 @@ class PeriodicPlans:
         self._ending_scheduled = True
         if finishing and self._rendezvous.any_ready().held_out and self._done.get("evaluate") != step:
             self._pending.scheduled.add("evaluate")
+        samples = config.samples
+        if finishing and samples.prompts and samples.every_steps and self._done.get("sample") != step:
+            self._pending.scheduled.add("sample")
         if self.owes_checkpoint(step):
             self._pending.scheduled.add("checkpoint")
 

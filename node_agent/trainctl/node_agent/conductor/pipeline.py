@@ -10,6 +10,7 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import Replayed
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commits import Commits, Half
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
@@ -25,6 +26,7 @@ from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import verbs
 
 Wish = Literal["form", "pause", "stopped", "finished"]
 """What the conductor must do at a boundary that has no plan to issue."""
@@ -139,8 +141,19 @@ class Pipeline:
                 self._issue(plans.sync(*where), now)
             case "evaluate":
                 self._issue(plans.evaluate(*where, self._rendezvous.any_ready().held_out, ids), now)
+            case "sample":
+                self._issue_sample(commands, now)
             case _:
                 self._issue(plans.checkpoint(*where, ids), now)
+
+    def _issue_sample(self, commands: list[d.Commanded], now: float) -> None:
+        """What one command asks; without one, what the run file does."""
+        asked, node = verbs.SampleModel(), None
+        for command in commands:
+            assert isinstance(command.args, verbs.SampleModel)
+            asked, node = command.args, command.node
+        where = self._state.run, self._state.durable, self._state.config, self.planned_step, self._planned_cursor
+        self._issue(plans.sample(*where, asked, node, [command.id for command in commands]), now)
 
     def _issue(self, plan: m.StepPlan, now: float) -> None:
         if plan.kind == "train":
@@ -206,10 +219,14 @@ class Pipeline:
     def abandon(self) -> None:
         """The generation of all plans under way is left: what was wanted of them is wanted of the next one."""
         for plan in self._in_flight.take_all():
-            if plan.kind != "train" and not plan.commands:
+            if plan.kind == "sample":
+                side_plans.sample_interrupted(self._state, plan)
+            elif plan.kind != "train" and not plan.commands:
                 self._pending.scheduled.add(plan.kind)
         for id, carried in list(self._state.durable.carried.items()):
-            if carried.verb in self._pending.side:
+            if carried.verb == "sample":
+                self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED)
+            elif carried.verb in self._pending.side:
                 self._pending.put_back(id, carried)
                 self._state.uncarry(id)
 

@@ -1,6 +1,7 @@
 """Rows of the record for a step, made from a rank's report."""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
@@ -40,6 +41,21 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
         step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
         values=_of_scope(report, "rank"),
     )  # fmt: skip
+
+
+def samples(
+    plan: m.StepPlan, at: float, answers: Sequence[m.Answer], node: str, by: str, loss: float | None,
+    eval_loss: float | None,
+) -> Iterator[m.Sample]:  # fmt: skip
+    """A row of the record for each answer, and the losses of its step."""
+    how = plan.sampling
+    assert how is not None, "a sample plan says what it asks"
+    for number, answer in enumerate(answers):
+        yield m.Sample(
+            run=plan.run, step=plan.step, at=at, number=number, prompt=answer.prompt, answer=answer.text,
+            tokens=answer.tokens, ended=answer.ended, seconds=answer.seconds, loss=loss, eval_loss=eval_loss,
+            max_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=how.seed, node=node, by=by,
+        )  # fmt: skip
 
 
 def _of_scope(report: m.Report, scope: m.Scope) -> dict[str, float]:

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from trainctl.node_agent.autopilot.policy import Measured
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import probes
+from trainctl.node_agent.conductor import probes, rows
 from trainctl.node_agent.conductor.probes import Difference
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
@@ -15,6 +17,10 @@ from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.messages import events as e
 
 Reports = Mapping[int, m.Report]
+INTERRUPTED = "the group re-formed before the model had answered; send the command again"
+"""Why a plan to sample is not repeated: what interrupts it may be caused by it, such as a lack of memory."""
+ANSWER_CHARACTERS = 8000
+"""Most characters of all answers in the reply to a command; an event in the record has fewer."""
 
 
 def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> str:
@@ -27,6 +33,8 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
             levelling(state, plan, reports)
         case "evaluate":
             evaluation(state, plan, reports)
+        case "sample":
+            sample(state, plan, reports)
         case "checkpoint":
             return checkpoint(state, plan, reports)
         case "train" | "probe":
@@ -71,6 +79,37 @@ def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> Non
     state.happen(e.Evaluated(loss, seconds), step=plan.step)
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=e.Evaluated(loss))
+
+
+def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+    """The model's answers. Without any the commands fail, never the run."""
+    ((rank, report),) = reports.items()
+    node, answers = state.node(rank), report.answers if isinstance(report, m.SampleReport) else ()
+    if not answers:
+        _no_answer(state, plan, node, report.skipped or "it sent none")
+        return
+    asked_by = next((state.durable.carried[id].by for id in plan.commands if id in state.durable.carried), "auto")
+    losses = state.progress.loss, state.durable.eval_loss if state.durable.eval_step == plan.step else None
+    for row in rows.samples(plan, report.finished_at, answers, node, asked_by, *losses):
+        state.decide(d.Sampled(row))
+    tokens, seconds = sum(answer.tokens for answer in answers), sum(answer.seconds for answer in answers)
+    done = e.Sampled(node, len(answers), tokens, seconds)
+    state.happen(done, step=plan.step)
+    texts = [answer.text if len(answers) == 1 else f"{answer.prompt}\n{answer.text}" for answer in answers]
+    made = msgspec.structs.replace(done, answer="\n\n".join(texts)[:ANSWER_CHARACTERS])
+    for id in plan.commands:
+        state.end(id, "applied", plan.step, made=made)
+
+
+def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:
+    """The group was left while a rank answered."""
+    _no_answer(state, plan, state.node(plan.work[0].rank), INTERRUPTED)
+
+
+def _no_answer(state: ConductorState, plan: m.StepPlan, node: str, why: str) -> None:
+    state.happen(e.SampleFailed(node, why), "warning", plan.step)
+    for id in plan.commands:
+        state.end(id, "failed", plan.step, why)
 
 
 def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int, str]:

@@ -34,12 +34,15 @@ class Progress:
     cursor: int = 0
     totals: RunSums = RunSums()  # noqa: RUF009  immutable
     before: RunSums = RunSums()  # noqa: RUF009  immutable; without the last step
+    loss: float | None = None  # of the last step
 
     def commit(self, plan: m.StepPlan, report: m.Report) -> m.StepCommitted:
         """Move on to the step of `plan`, which `report` commits."""
         self.step, self.cursor = report.step, plan.cursor + plan.global_batch
         self.before, self.totals = self.totals, self.totals.after(report)
-        return step_committed(report, plan, self.cursor, self.totals)
+        row = step_committed(report, plan, self.cursor, self.totals)
+        self.loss = row.loss
+        return row
 
 
 class ConductorState:

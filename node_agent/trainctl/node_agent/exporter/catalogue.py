@@ -73,6 +73,7 @@ RUN_SPECS = (
     Spec("trainctl_generation_term", "gauge", RUN, "Term of the generation; grows when the lead changes."),
     Spec("trainctl_generation_number", "gauge", RUN, "Number of the generation; grows whenever the group forms again."),
     Spec("trainctl_global_batch_samples", "gauge", RUN, "Samples per step over all ranks."),
+    Spec("trainctl_perplexity", "gauge", RUN, "Perplexity of the latest evaluation: exp(held-out loss)."),
     Spec("trainctl_eval_loss", "gauge", RUN, "Latest loss on the held-out samples, in `loss_unit`."),
     Spec("trainctl_alerts_firing", "gauge", RUN, "Open alerts."),
     Spec("trainctl_alert_firing", "gauge", ("run", "kind", "node", "rank", "severity"), "1 for each open alert."),
@@ -103,7 +104,7 @@ def _exported(scope: m.Scope) -> tuple[m.Metric, ...]:
 
 
 def _is_summed(metric: m.Metric) -> bool:
-    return metric.name in ("step_seconds", "eval_loss") or metric.field.startswith("phases.")
+    return metric.name in ("step_seconds", "eval_loss", "perplexity") or metric.field.startswith("phases.")
 
 
 EXPORTED_AS = {"grad_norm": "gradient_norm"}

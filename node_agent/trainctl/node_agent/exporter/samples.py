@@ -129,7 +129,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     )  # fmt: skip
     yield from _given(
         "trainctl", run, ("generation_term", view.generation.term), ("generation_number", view.generation.n),
-        ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss),
+        ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss), ("perplexity", view.perplexity),
     )  # fmt: skip
     for metric in RUN_METRICS if last is not None else ():
         yield from _given("trainctl", run, (EXPORTED_AS.get(metric.name, metric.name), metric.of(last)))

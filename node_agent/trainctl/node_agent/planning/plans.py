@@ -8,8 +8,10 @@ from trainctl.node_agent.planning import ranges as shares
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.batch.apportion import spread
+from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, StepPlan
+from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sampling, StepPlan
+from trainctl.protocol.messages.verbs import SampleModel
 
 
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
@@ -72,6 +74,32 @@ def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
 def probe(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
     """What every live rank's model says of the same first samples of the data: nothing is consumed."""
     return _plan(run, durable, "probe", step, cursor, _work(durable, {}))
+
+
+def sample(
+    run: str, durable: Durable, config: RunFile, step: int, cursor: int, asked: SampleModel, node: str | None,
+    commands: Sequence[str],
+) -> StepPlan:  # fmt: skip
+    """The model's answers, by one rank: the lowest live one of a node, or of all if it has none."""
+    rank = min(on_node(durable, node or config.samples.node) or durable.settings.live)
+    work = tuple(work for work in _work(durable, {}) if work.rank == rank)
+    plan = _plan(run, durable, "sample", step, cursor, work, commands=tuple(commands))
+    return msgspec.structs.replace(plan, sampling=_sampling(asked, config))
+
+
+def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
+    """What a command asks, the rest as in the run file."""
+    table = config.samples
+    own = (ChatMessage("user", asked.prompt),) if asked.prompt is not None and asked.chat else asked.prompt
+    chosen = msgspec.structs.asdict(asked)
+    given = {name: chosen[name] for name in ("max_tokens", "temperature", "seed") if chosen[name] is not None}
+    usual = {"max_tokens": table.max_tokens, "temperature": table.temperature, "seed": table.seed}
+    return Sampling(prompts=table.prompts if own is None else (own,), top_p=table.top_p, **{**usual, **given})
+
+
+def on_node(durable: Durable, node: str) -> list[int]:
+    """The live ranks of a node."""
+    return [rank for rank, setting in durable.settings.live.items() if setting.node == node]
 
 
 def _plan(

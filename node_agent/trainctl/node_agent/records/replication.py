@@ -123,13 +123,21 @@ def agreed(reader: RecordReader, hosted: m.HostedRank) -> tuple[int, int]:
 
 
 def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
-    """What of a record isn't in its steps and events; of evaluations those from a step on."""
+    """What of a record isn't in its steps and events; of evaluations and samples those from a step on."""
     for key, value in reader.metas().items():
         if key not in OWN_KEYS:
             yield m.KeptValue(key=key, value=value)
     for made in reader.evaluations():
         if made.step >= after_step:
             yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
+    yield from _samples(reader, after_step)
+
+
+def _samples(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
+    after, more = 0, True
+    while more:
+        page, after, more = reader.samples(after)
+        yield from (m.KeptSample(sample=one) for one in page if one.step >= after_step)
 
 
 def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
@@ -203,6 +211,8 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
             recorder.set_meta(key, value)
         case m.KeptEvaluation():
             recorder.evaluation(item.step, item.at, item.loss, item.weight, item.seconds)
+        case m.KeptSample(sample=sample):
+            recorder.sample(sample)
         case m.KeptDrifts():
             recorder.drifts(item.step, item.at, dict(zip(item.ranks, item.drifts, strict=True)))
         case m.KeptRetraction():

@@ -191,6 +191,11 @@ class RunDb:
         self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds)))
         self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds))
 
+    def sample(self, sample: m.Sample) -> None:
+        """Keep an answer of the model, or if it is already kept change nothing."""
+        self._write(writes.sample(sample))
+        self.on_kept(m.KeptSample(sample=sample))
+
     def drifts(self, step: int, at: float, found: Mapping[int, float]) -> None:
         """Keep by how much each rank's parameters differed (relative) from those it was given after `step`."""
         self._write(writes.drifts(step, at, found))

@@ -172,6 +172,15 @@ def evaluation(made: Evaluation) -> Write:
     return write
 
 
+def sample(made: m.Sample) -> Write:
+    row = (made.at, made.number, made.step, encode(made))
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute(_insertion("samples", row), row)
+
+    return write
+
+
 def host(reading: m.HostReading, oldest_kept_at: float) -> Write:
     row = (
         reading.read_at, reading.node, reading.cpu_percent, reading.memory_used_bytes, reading.disk_free_bytes,

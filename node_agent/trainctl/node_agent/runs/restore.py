@@ -298,7 +298,7 @@ def _progress(state: LastState) -> Progress:
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
     totals = RunSums(last.weight_total or 0.0, last.tokens_total, last.seconds_total or 0.0)
     before = RunSums(*(whole - one for whole, one in zip(totals, own, strict=True)))
-    return Progress(last.step, last.cursor, totals, before)
+    return Progress(last.step, last.cursor, totals, before, last.loss)
 
 
 def _kept(recorder: RunDb) -> Durable | None:

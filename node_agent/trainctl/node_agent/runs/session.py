@@ -199,6 +199,9 @@ class Session:
                 self._add_part(part, step)
             case d.Evaluated(step, loss, weight, seconds):
                 self.recorder.evaluation(step, time.time(), loss, weight, seconds)
+            case d.Sampled(sample):
+                self.recorder.sample(sample)
+                self._publisher.publish(sample)
             case d.Drifted(step, by_rank):
                 self.recorder.drifts(step, time.time(), by_rank)
             case d.CommandEnded():

@@ -58,6 +58,7 @@ class BlockingClient:
     events = _blocking(Client.events)
     steps = _blocking(Client.steps)
     hosts = _blocking(Client.hosts)
+    samples = _blocking(Client.samples)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)

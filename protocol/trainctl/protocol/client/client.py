@@ -177,6 +177,13 @@ class Client(AttachedRuns):
         request = m.LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
         return await self.ask(request, m.LogPart)
 
+    async def samples(
+        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
+    ) -> m.Samples:
+        """A page of the model's answers, oldest first."""
+        request = m.SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
+        return await self.ask(request, m.Samples)
+
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)

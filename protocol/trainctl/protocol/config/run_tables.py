@@ -9,6 +9,7 @@ from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyName, PolicyTable
+from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
@@ -110,6 +111,18 @@ class EvaluateTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked
 
 
+class SamplesTable(_Table, frozen=True):
+    """Prompts that the model answers while it trains."""
+
+    prompts: Annotated[tuple[Prompt, ...], Meta(max_length=16)] = ()  # texts to continue, or lists of messages
+    every_steps: NonNegativeInt = 0  # 0: only when asked
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # tokens an answer has at most
+    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # draws from the likeliest tokens of this total probability
+    seed: NonNegativeInt = 0  # of the random numbers; those of the training are others
+    node: Annotated[str, Meta(pattern=rf"^$|{NAME_PATTERN}")] = ""  # whose rank answers; empty: the lowest rank's
+
+
 class NodeTable(_Table, frozen=True):
     share: PositiveInt | None = None  # samples of the global batch; None: what others leave
     micro: PositiveInt | None = None
@@ -135,6 +148,7 @@ class RunFile(_Table, frozen=True):
     adapter: AdapterTable = AdapterTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
+    samples: SamplesTable = SamplesTable()
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()
     objective: ObjectiveTable = ObjectiveTable()

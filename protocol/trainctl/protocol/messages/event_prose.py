@@ -87,6 +87,11 @@ def brief(data: e.AnyEvent) -> str:
         case e.Evaluated(loss=loss, seconds=seconds):
             took = f", took {seconds:.3g} s" if seconds is not None else ""
             return f"held-out loss {loss:.4f}{took}"
+        case e.Sampled():
+            said = "answered 1 prompt" if data.prompts == 1 else f"answered {data.prompts} prompts"
+            return f"{data.node} {said}: {data.tokens} tokens, took {_seconds(data.seconds)}"
+        case e.SampleFailed(node=node, reason=reason):
+            return f"no answer from {node}: {reason}"
         case e.CheckpointWritten():
             return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
         case e.CheckpointFailed(node=node, reason=reason):
@@ -145,6 +150,8 @@ def result(data: e.AnyEvent) -> tuple[str | None, str | None]:
             return None, done or None
         case e.Evaluated(loss=loss):
             return None, f"loss {loss:.4f}"
+        case e.Sampled(answer=answer, prompts=prompts):
+            return None, answer or f"{prompts} answers"
         case e.CheckpointWritten(step=step):
             return None, f"step-{step}"
         case e.ProbePassed(difference=difference):

@@ -11,7 +11,8 @@ from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import Count, Generation
 
 Category = Literal[
-    "command", "run", "rank", "checkpoint", "evaluation", "probe", "agent", "alert", "note", "record"
+    "command", "run", "rank", "checkpoint", "evaluation", "sample", "probe", "agent", "alert", "note",
+    "record",
 ]  # fmt: skip
 """Kinds of events grouped as filters and tables show them."""
 Pairs = tuple[tuple[str, Count], ...]
@@ -208,6 +209,25 @@ class Evaluated(EventData, tag="evaluated", frozen=True):
     seconds: float | None = None  # duration of the evaluation; None: unknown
 
 
+class Sampled(EventData, tag="sampled", frozen=True):
+    """The model answered prompts."""
+
+    category: ClassVar[Category] = "sample"
+    node: str  # node whose rank answered
+    prompts: Count  # number of prompts
+    tokens: Count  # number of tokens in all answers
+    seconds: float  # time that all answers took
+    answer: str = ""  # of a command: the answer; of several prompts: each prompt with its answer
+
+
+class SampleFailed(EventData, tag="sample-failed", frozen=True):
+    """The model couldn't answer; training continues."""
+
+    category: ClassVar[Category] = "sample"
+    node: str  # node whose rank was asked
+    reason: str  # reason for the failure
+
+
 class CheckpointWritten(EventData, tag="checkpoint-written", frozen=True):
     """A node wrote a checkpoint."""
 
@@ -303,8 +323,8 @@ AnyEvent = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
     | NodeStateChanged | PolicyModeChanged | PolicyAdvised | CommandApplied | CommandFailed | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
-    | Evaluated | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured | NodeState | AlertRaised
-    | AlertCleared | AlertFailed | RecordState | Notice
+    | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
+    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice
 )  # fmt: skip
 """The closed union of events."""
 Change = (
@@ -335,7 +355,7 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
             found = {*data.nodes}
         case (
             NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | NodeState() | AlertRaised()
-            | AlertCleared()
+            | AlertCleared() | Sampled() | SampleFailed()
         ):  # fmt: skip
             found = {data.node}
         case _:

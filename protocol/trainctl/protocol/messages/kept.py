@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name
-from trainctl.protocol.messages.telemetry import Event, RankStep, StepCommitted
+from trainctl.protocol.messages.telemetry import Event, RankStep, Sample, StepCommitted
 from trainctl.protocol.messages.trainer import StepPlan
 
 
@@ -48,6 +48,12 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
     seconds: float
 
 
+class KeptSample(Message, tag="kept-sample", frozen=True):
+    """One answer of the model."""
+
+    sample: Sample  # the answer
+
+
 class KeptDrifts(Message, tag="kept-drifts", frozen=True):
     """The distance of each rank's parameters from those that it received in a `sync`."""
 
@@ -89,6 +95,15 @@ class KeptCommand(Message, tag="kept-command", frozen=True):
 
 
 Kept = (
-    KeptPlan | KeptStep | KeptPart | KeptEvent | KeptValue | KeptEvaluation | KeptDrifts | KeptRetraction | KeptCommand
+    KeptPlan
+    | KeptStep
+    | KeptPart
+    | KeptEvent
+    | KeptValue
+    | KeptEvaluation
+    | KeptSample
+    | KeptDrifts
+    | KeptRetraction
+    | KeptCommand
 )
 """The items of `PeerKeep.items`."""

@@ -4,6 +4,7 @@ A metric that every step has is a field of its message; all others go by name, i
 and the table doesn't know is kept and shown all the same.
 """
 
+import math
 import operator
 import statistics
 from collections.abc import Mapping, Sequence
@@ -63,11 +64,14 @@ class Metric(NamedTuple):
 
 
 _LOSS_UNIT = "nats per token"
+_MOST_NATS = 700.0
+"""Loss above which its exponential is too large for a float."""
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
 _RUN = (
     Metric("loss", _LOSS_UNIT, "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
     Metric("eval_loss", _LOSS_UNIT, "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
+    Metric("perplexity", "", "run", "perplexity", "exp(held-out loss), if the loss is in nats per token.", short="ppl"),
     Metric(
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
@@ -251,7 +255,7 @@ RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r
 """Metrics that go by name in a message and have a column in the record."""
 
 
-_OWN_TABLES: Final = frozenset({"eval_loss", "drift"})
+_OWN_TABLES: Final = frozenset({"eval_loss", "perplexity", "drift"})
 """Metrics that the record has a table for, with few rows."""
 
 
@@ -266,6 +270,11 @@ def host_values(host: Any, device: str | None) -> dict[str, float]:
     gpu = host.gpu_of(device)
     found = ((name, metric.of_machine(host, gpu)) for name, metric in METRICS.items() if metric.scope == "host")
     return {name: float(value) for name, value in found if value is not None}
+
+
+def perplexity(loss: float | None, unit: str = _LOSS_UNIT) -> float | None:
+    """exp(loss); None if there is none, if the loss is in another unit, or if it is too large."""
+    return math.exp(loss) if loss is not None and unit == _LOSS_UNIT and loss < _MOST_NATS else None
 
 
 def metric_of(name: str, *, per_rank: bool = True) -> Metric:

@@ -6,7 +6,16 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
-from trainctl.protocol.messages.telemetry import Alerts, Event, HostReading, Live, RankStep, RunView, StepCommitted
+from trainctl.protocol.messages.telemetry import (
+    Alerts,
+    Event,
+    HostReading,
+    Live,
+    RankStep,
+    RunView,
+    Sample,
+    StepCommitted,
+)
 from trainctl.protocol.messages.trainer import FileDigest
 
 
@@ -143,6 +152,15 @@ class Hosts(Reply, tag="hosts", frozen=True):
 
     run: str | None
     readings: tuple[HostReading, ...]  # one reading per node every 10 s, kept for a week
+    last_row: Count  # last row of this page; use it as the next `after_row`
+    more: bool
+
+
+class Samples(Reply, tag="samples", frozen=True):
+    """A page of the model's answers."""
+
+    run: str | None
+    samples: tuple[Sample, ...]  # answers, oldest first
     last_row: Count  # last row of this page; use it as the next `after_row`
     more: bool
 
@@ -329,6 +347,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | LogPart | Viewers | Facts | Digests | Audit | RunKept
-    | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests
+    | Audit | RunKept | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
 )  # fmt: skip

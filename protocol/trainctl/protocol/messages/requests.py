@@ -71,6 +71,15 @@ class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=200)] = 100
 
 
+class SamplesRequest(Request, tag="samples-request", frozen=True, forbid_unknown_fields=True):
+    """Requests a page of the model's answers, oldest first."""
+
+    run: str | None = None
+    after_row: Count = 0  # `last_row` of the previous page
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+    newest: bool = False  # whether to return the last `limit` answers instead of the first
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of a trainer's log file."""
 
@@ -233,6 +242,7 @@ WorkRequest = OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | Wo
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun | RunSteps | EndRun
-    | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest | Command
+    | SamplesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun
+    | RunSteps | EndRun | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest
+    | SliceRequest | Command
 )  # fmt: skip

@@ -21,7 +21,7 @@ from trainctl.protocol.messages.base import (
     Values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
-from trainctl.protocol.messages.metrics import METRICS, Metric
+from trainctl.protocol.messages.metrics import METRICS, Metric, perplexity
 from trainctl.protocol.messages.trainer import Compute, Phases
 from trainctl.protocol.messages.verbs import VERBS
 
@@ -102,6 +102,11 @@ class RunView(Message, tag="run-view", frozen=True):
     def rate_metric(self) -> str:
         """The metric of a step that is the run's rate."""
         return "tokens_per_second" if self.weight_unit == TOKENS else "weight_per_second"
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the newest evaluation; None without one, or if the loss is in another unit than nats per token."""
+        return perplexity(self.eval_loss, self.loss_unit)
 
     def unit_of(self, metric: Metric) -> str:
         """Of a metric, by what the run is trained for."""
@@ -241,6 +246,30 @@ class ProcessReading(msgspec.Struct, frozen=True):
     memory_bytes: Count | None = None  # resident memory
 
 
+class Sample(Message, tag="sample", frozen=True):
+    """The model's answer to one prompt, as it was after a step."""
+
+    run: Name
+    step: Count  # last committed step
+    at: float  # time when the rank had answered all prompts; with `number`, it identifies the answer
+    number: Count  # the prompt's place in its list
+    prompt: str  # the prompt's text, at most 1,000 bytes; of messages: the last one's content
+    answer: str  # the answer, at most 4,000 bytes
+    tokens: Count  # number of tokens in the answer, including the end token
+    ended: bool  # whether the model ended its answer; false: it reached `max_tokens`
+    seconds: float  # time that the answer took
+    loss: float | None  # loss of the step; None: unknown
+    eval_loss: float | None  # held-out loss, if it was measured after the same step
+    max_tokens: Count  # most tokens that were allowed
+    temperature: float  # 0: always the likeliest token
+    top_p: float  # tokens were drawn from the likeliest ones with this total probability
+    seed: Count  # seed of the random numbers
+    node: str  # node whose rank answered
+    by: str  # who asked: a user, or `auto` for the run file's schedule
+    boot: str = ""
+    seq: Count = 0
+
+
 class HostReading(Message, tag="host-reading", frozen=True):
     """Readings of the machine, once per second; None: not available."""
 
@@ -364,11 +393,11 @@ class Alerts(Message, tag="alerts", frozen=True):
     seq: Count = 0
 
 
-Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts
+Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts | Sample
 """Messages that are published with a sequence number."""
 
 TOPICS: dict[type[Message], bytes] = {
     RunView: b"run", StepCommitted: b"step", RankStep: b"rank", HostReading: b"host", Event: b"event",
-    Alerts: b"alert", Heartbeat: b"beat",
+    Alerts: b"alert", Sample: b"sample", Heartbeat: b"beat",
 }  # fmt: skip
 """First frame of a published message, by the type of the second."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range, Values
 
 
@@ -16,11 +17,22 @@ class RankWork(msgspec.Struct, frozen=True):
     micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward and backward pass
 
 
+class Sampling(msgspec.Struct, frozen=True):
+    """What a `sample` plan asks of the model. A prompt is a text to continue, or messages to answer."""
+
+    prompts: tuple[Prompt, ...]  # texts and conversations, in the order of the answers
+    max_tokens: Annotated[int, Meta(ge=1)]  # most tokens per answer
+    temperature: float  # 0: always the likeliest token
+    top_p: float  # tokens are drawn from the likeliest ones with this total probability
+    seed: Count  # seed of the random numbers, the same for each prompt
+
+
 class StepPlan(Message, tag="step-plan", frozen=True):
     """One message for all ranks, identified by (generation, seq).
 
     `train` moves the cursor; `evaluate` and `checkpoint` don't. `sync` copies the lowest rank's state to all ranks.
     `measure` times micro-batches without adding gradients. `probe` checks that all ranks have the same model.
+    `sample` has the model answer prompts; only one rank has work.
     """
 
     run: Name
@@ -37,6 +49,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     finishes: Generation | None = None  # generation whose unfinished batch this plan completes
     writers: tuple[int, ...] = ()  # checkpoint: ranks that write it
     commands: tuple[str, ...] = ()  # IDs of the commands that take effect with this plan
+    sampling: Sampling | None = None  # sample: what is asked
 
 
 class Offer(Message, tag="offer", frozen=True):
@@ -224,6 +237,22 @@ class Probed(Report, tag="probed", kw_only=True, frozen=True):
     tf32: bool = False  # whether float32 matrix products may use TF32
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """The model's answer to one prompt."""
+
+    prompt: str  # the prompt's text, at most 1,000 bytes; of messages: the last one's content
+    text: str  # the answer, at most 4,000 bytes
+    tokens: Count  # number of tokens in the answer, including the end token
+    ended: bool  # whether the model ended its answer; false: it reached `max_tokens`
+    seconds: float  # time that the answer took
+
+
+class SampleReport(Report, tag="sample-report", kw_only=True, frozen=True):
+    """Report of a `sample` plan. If it failed, there are no answers, and `skipped` has the reason."""
+
+    answers: tuple[Answer, ...] = ()  # in the order of the prompts
+
+
 class Fenced(Message, tag="fenced", frozen=True):
     """Answer to Fence: the rank no longer commits or adds anything under an older generation."""
 
@@ -282,4 +311,6 @@ class WorkAsk(Message, tag="work-ask", frozen=True):
     results: tuple[bytes, ...] = ()  # one JSON object per row of that slice, in order
 
 
-FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed
+FromTrainer = (
+    Ready | Alive | Soon | Report | Probed | SampleReport | Fenced | Offered | Formed | GroupFailed | TrainerFailed
+)

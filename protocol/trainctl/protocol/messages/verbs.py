@@ -16,6 +16,7 @@ from msgspec import Meta
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.alert_rules import AlertKind
 from trainctl.protocol.config.policies import PolicyMode, PolicyName
+from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
@@ -154,6 +155,25 @@ class Evaluate(Args, frozen=True):
     """It has no arguments."""
 
 
+class SampleModel(Args, frozen=True):
+    """Without a prompt, the model answers those of the run file. What isn't given is as in the run file."""
+
+    prompt: Annotated[PromptText | None, _about("text to continue or answer")] = None
+    chat: Annotated[bool, _about("send the prompt as a user's message, through the model's chat template")] = False
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] | None, _about("most tokens per answer", "tokens")
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=10)] | None, _about("randomness; 0: always the likeliest token")
+    ] = None
+    seed: Annotated[Annotated[int, Meta(ge=0, le=2**40)] | None, _about("seed of the random numbers")] = None
+
+    def check(self) -> None:
+        """Raises InvalidInputError for `chat` without a prompt."""
+        if self.chat and self.prompt is None:
+            raise InvalidInputError("chat", "needs a prompt: add prompt=TEXT")
+
+
 class Drain(Args, frozen=True):
     """It has no arguments."""
 
@@ -199,7 +219,7 @@ class Autopilot(Args, frozen=True):
 AgentArgs = StartRun | Promote | Acknowledge | Mute
 RunArgs = Pause | Resume | Stop | Note | Autopilot
 EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
-BoundaryArgs = Checkpoint | Evaluate
+BoundaryArgs = Checkpoint | Evaluate | SampleModel
 AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
 """The closed union. A handler that takes it, or one scope's, ends in `assert_never`: mypy says what is missing."""
 _BY_SCOPE: Final[dict[Scope, Any]] = {"agent": AgentArgs, "run": RunArgs, "edit": EditArgs, "boundary": BoundaryArgs}
@@ -252,6 +272,8 @@ VERBS: dict[str, Verb] = {
         Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary", "nothing", None),
         Verb("evaluate", Evaluate, "measure the held-out loss at the next step boundary, even while paused",
              "nothing", None),
+        Verb("sample", SampleModel, "have the model answer prompts at the next step boundary, even while paused",
+             "nothing", None, "prompt='Once upon a time' max_tokens=64", takes_node=True),
         Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
         "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -46,6 +46,7 @@ from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
 """Metrics by name, for each step and rank."""
+K = TypeVar("K")
 _EVENT_DATA = msgspec.msgpack.Decoder(AnyEvent)
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
@@ -233,19 +234,33 @@ class RecordReader:
     def host_reading(self, at: float) -> m.HostReading | None:
         """The newest reading of this record's machine up to a time (Unix seconds), if one was kept."""
         rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))
-        return _reading(rows[0][0]) if rows else None
+        return _stored(rows[0][0], m.HostReading) if rows else None
 
     def last_host_reading(self, node: str) -> m.HostReading | None:
         """The newest of a node's machine, None without one."""
         rows = self._rows("SELECT body FROM host WHERE node = ? ORDER BY rowid DESC LIMIT 1", (node,))
-        return next((_reading(body) for (body,) in rows), None)
+        return next((_stored(body, m.HostReading) for (body,) in rows), None)
 
     def host_readings(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.HostReading, ...], int]:
         """Those of this program's version among `limit` readings after a row, as they came, and the last row of them;
         0 where there is none after it."""
         rows = self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, limit))
-        readings = tuple(found for _, body in rows if (found := _reading(body)) is not None)
+        readings = tuple(found for _, body in rows if (found := _stored(body, m.HostReading)) is not None)
         return readings, rows[-1][0] if rows else 0
+
+    def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[m.Sample, ...], int, bool]:
+        """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
+        more. They are the first ones, or with `newest` the last ones."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'samples'"):
+            return (), after, False
+        order = "DESC" if newest else "ASC"
+        found = self._rows(
+            f"SELECT rowid, body FROM samples WHERE rowid > ? ORDER BY rowid {order} LIMIT ?",  # noqa: S608
+            (after, limit + 1),
+        )
+        kept = found[:limit][::-1] if newest else found[:limit]
+        read = (_stored(body, m.Sample) for _, body in kept)
+        return tuple(one for one in read if one is not None), kept[-1][0] if kept else after, len(found) > limit
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""
@@ -259,6 +274,8 @@ class RecordReader:
         """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span. Buckets
         without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault."""
         self._check_series(metric, rank, columns)
+        if metric == "perplexity":
+            return _perplexities(self.series(EVALUATION_METRIC, rank, first_step, last_step, columns))
         oldest, newest = self._ends()
         first = max(first_step, 0 if metric == EVALUATION_METRIC else oldest)  # that can come before the first step
         last = newest if last_step is None else min(last_step, newest)
@@ -356,6 +373,14 @@ class RecordReader:
         )  # fmt: skip
 
 
+def _perplexities(losses: m.Series) -> m.Series:
+    """Of the held-out losses; buckets with one that is too large are left out."""
+    rows = zip(losses.steps, losses.minimum, losses.maximum, losses.mean, losses.last, strict=True)
+    kept = [(step, *map(math.exp, values)) for step, *values in rows if m.perplexity(max(values)) is not None]
+    steps, *found = zip(*kept, strict=True) if kept else ((), (), (), (), ())
+    return m.Series("perplexity", losses.rank, losses.bucket_steps, steps, *found)
+
+
 def _event_data(body: bytes, text: str) -> AnyEvent:
     """Of a kind that this program doesn't know, which a later one wrote: its text."""
     try:
@@ -365,10 +390,10 @@ def _event_data(body: bytes, text: str) -> AnyEvent:
     return data
 
 
-def _reading(body: bytes) -> m.HostReading | None:
+def _stored(body: bytes, kind: type[K]) -> K | None:
     """None for one of another version of this program."""
     try:
-        found: m.HostReading = codec.decode_stored(body, m.HostReading)
+        found: K = codec.decode_stored(body, kind)
     except ProtocolError:
         return None
     return found

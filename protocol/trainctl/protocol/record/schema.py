@@ -70,6 +70,11 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS evaluations (
   step INTEGER NOT NULL, at REAL NOT NULL, loss REAL, weight REAL NOT NULL, seconds REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS samples (       -- the model's answers to prompts
+  at REAL NOT NULL, number INTEGER NOT NULL, step INTEGER NOT NULL,
+  body BLOB NOT NULL,                      -- the Sample as sent
+  UNIQUE (at, number)
+);
 CREATE TABLE IF NOT EXISTS drifts (        -- how far a rank's parameters were from those it was given
   rank INTEGER NOT NULL, step INTEGER NOT NULL, at REAL NOT NULL, drift REAL,
   PRIMARY KEY (rank, step, at)

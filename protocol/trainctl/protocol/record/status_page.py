@@ -14,7 +14,7 @@ from trainctl.protocol.messages import BUSY_PHASES
 
 STATUS_PHASES = (
     "starting", "idle", *BUSY_PHASES, "sync", "optimizer", "commit", "evaluate", "checkpoint",
-    "regroup", "probe",
+    "regroup", "probe", "sample",
 )  # fmt: skip
 _LAYOUT = struct.Struct("<QQQQQQd")
 _SIZE = 64

@@ -16,7 +16,7 @@ order:
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -62,6 +62,15 @@ class Memory:
             ("memory_cap_bytes", self.cap_bytes),
         )
         return {name: float(size) for name, size in known if size is not None}
+
+
+class Decoding(NamedTuple):
+    """How tokens are chosen."""
+
+    max_tokens: int
+    temperature: float  # 0: always the likeliest token
+    top_p: float
+    seed: int
 
 
 @dataclass
@@ -180,6 +189,20 @@ class Backend(ABC):
         """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
         DeviceMemoryError."""
 
+    def generate(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        """The tokens that follow `prompt`, up to one of `ends` or as many as `how` allows; `on_token` is called after
+        each. By random numbers of its own: those of training stay as they are. Raises DeviceMemoryError, what
+        `on_token` does, and what the library does."""
+        before = self._random_state()
+        try:
+            with self._evaluating():
+                self._seed(how.seed)
+                return self._generated(prompt, how, ends, on_token)
+        finally:
+            self._restore_random(before)
+
     @abstractmethod
     def reset_peak(self) -> None:
         """Begin a new peak of memory, at what is held now."""
@@ -197,6 +220,15 @@ class Backend(ABC):
 
     @abstractmethod
     def _random_state(self) -> dict[str, NDArray[Any]]: ...
+
+    @abstractmethod
+    def _seed(self, seed: int) -> None:
+        """Begin the random numbers of `seed`."""
+
+    @abstractmethod
+    def _generated(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]: ...
 
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...

@@ -9,7 +9,7 @@ bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends import rope_config
+from trainctl.trainer.backends import mlx_generation, rope_config
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
@@ -30,6 +30,7 @@ from trainctl.trainer.backends.base import (
     Backend,
     BackendName,
     BatchOutputs,
+    Decoding,
     Memory,
     Part,
     Parts,
@@ -209,6 +210,14 @@ class MlxBackend(Backend):
             self._totals = {name: mx.zeros_like(p) for name, p in self._masters.items()}
             mx.eval(self._totals)
         return self._totals
+
+    def _seed(self, seed: int) -> None:
+        mx.random.seed(seed)
+
+    def _generated(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        return mlx_generation.generate(self._model, prompt, how, ends, on_token)
 
     def _random_state(self) -> dict[str, NDArray[Any]]:
         state: Any = mx.random.state

@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.adapters.lora import read_lora
-from trainctl.trainer.backends import rope_config, torch_masks
+from trainctl.trainer.backends import rope_config, torch_generation, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
@@ -30,6 +30,7 @@ from trainctl.trainer.backends.base import (
     Backend,
     BackendName,
     BatchOutputs,
+    Decoding,
     Memory,
     Part,
     Parts,
@@ -315,10 +316,20 @@ class TorchBackend(Backend):
             if len(self._queued) > 1:
                 self._queued.popleft().synchronize()
 
+    def _seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def _generated(
+        self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
+    ) -> list[int]:
+        return torch_generation.generate(self._model, prompt, how, ends, on_token)
+
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
         if self._device.type == "cuda":
             states["torch.cuda"] = torch.cuda.get_rng_state(self._device).numpy()
+        elif self._device.type == "mps":
+            states["torch.mps"] = torch.mps.get_rng_state().numpy()
         return states
 
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
@@ -326,6 +337,8 @@ class TorchBackend(Backend):
             torch.set_rng_state(torch.from_numpy(states["torch.cpu"].copy()))
         if "torch.cuda" in states and self._device.type == "cuda":
             torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._device)
+        if "torch.mps" in states and self._device.type == "mps":
+            torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
 
 
 def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:

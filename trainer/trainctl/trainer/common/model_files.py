@@ -51,6 +51,14 @@ def stored_tensors(model: Path) -> dict[str, StoredTensor]:
     return found
 
 
+def end_tokens(model: Path) -> tuple[int, ...]:
+    """The tokens that end a text, by the directory's config.json and generation_config.json."""
+    path = model / "generation_config.json"
+    named = [model_config(model), *([read_object(path, "generation configuration")] if path.is_file() else [])]
+    found = [config.get("eos_token_id") for config in named]
+    return tuple(token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids]))
+
+
 def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
     path = model / "config.json"

@@ -34,7 +34,7 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
-_LONG_PHASES = ("starting", "checkpoint", "probe")
+_LONG_PHASES = ("starting", "checkpoint", "probe", "sample")
 
 
 class Control:

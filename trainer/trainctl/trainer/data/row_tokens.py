@@ -11,9 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.data.byte_tokens import ByteTokenizer
+from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
 from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
 
@@ -54,6 +58,40 @@ class RowTokenizer:
     def highest(self) -> int:
         """The highest id that it gives."""
         return max(int(number) for number in self._tokenizer.get_vocab().values())
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer: those that the model's directory names, and the tokenizer's own."""
+        named = () if isinstance(self._tokenizer, ByteTokenizer) else model_files.end_tokens(self._model)
+        own = self._tokenizer.eos_token_id
+        return frozenset(named if own is None else (*named, own))
+
+    def prompt(self, prompt: Prompt, *, plain: bool) -> list[int]:
+        """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
+        InvalidInputError."""
+        if not isinstance(prompt, str):
+            messages: list[Message] = [msgspec.to_builtins(message) for message in prompt]
+            return self._opened(Conversation("prompt", messages))
+        tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
+        if not tokens:
+            raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
+        return tokens[:-1] if tokens[1:] and tokens[-1] == self._tokenizer.eos_token_id else tokens
+
+    def _plain(self, text: str) -> list[int]:
+        if isinstance(self._tokenizer, ByteTokenizer):
+            return self._ids([text])[0]
+        return [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+
+    def _opened(self, row: Conversation) -> list[int]:
+        """A conversation up to where the assistant's turn begins."""
+        self._check_template(row)
+        return [*self._applied(row, row.messages, return_dict=True, add_generation_prompt=True)["input_ids"]]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as a person reads them, without special ones."""
+        if isinstance(self._tokenizer, ByteTokenizer):
+            return self._tokenizer.decode([token for token in tokens if token < BYTES_BEGIN])
+        return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
 
     def pieces(self, tokens: Sequence[int], flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
         """Tokens as text, each with its flag. Tokens that hold parts of a character are put together."""
@@ -101,11 +139,7 @@ class RowTokenizer:
     def _conversations(self, rows: Sequence[Conversation]) -> list[TokenRow]:
         if not rows:
             return []
-        template = self._tokenizer.chat_template
-        if not template:
-            raise InvalidInputError(
-                rows[0].place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
-            )
+        template = self._check_template(rows[0])
         if "{% generation" in template or "{%- generation" in template:
             return [self._marked(row) for row in rows]
         found = [self._spans(row) for row in rows]
@@ -116,6 +150,14 @@ class RowTokenizer:
                 encoded["input_ids"], encoded["offset_mapping"], found, strict=True
             )
         ]  # fmt: skip
+
+    def _check_template(self, row: Conversation) -> str:
+        template: str | None = self._tokenizer.chat_template
+        if not template:
+            raise InvalidInputError(
+                row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
+            )
+        return template
 
     def _marked(self, row: Conversation) -> TokenRow:
         """As the template itself marks it; of what a prompt holds nothing counts."""

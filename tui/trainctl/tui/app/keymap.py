@@ -37,6 +37,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("3", "show('charts')", "charts", tooltip="charts of all metrics", priority=True),
     Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
     Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
+    Binding("6", "show('samples')", "samples", tooltip="the model's answers", priority=True),
     *_verb_keys(range(_ALERTS_PLACE)),
     Binding("a", "show('alerts')", "alerts", tooltip="open alerts", priority=True),
     Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),

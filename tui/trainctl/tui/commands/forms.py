@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, VerbDescription
@@ -101,8 +102,11 @@ def way_back(state: ViewState) -> list[str]:
 
 
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:
-    """The command a filled dialog means. Raises InvalidInputError naming the field, as the agent would."""
+    """The command a filled dialog means: an empty field that may be left out is. Raises InvalidInputError naming the
+    field, as the agent would."""
+    optional = {argument.name for argument in arguments_of(verbs.VERBS[asked.verb]) if argument.default == ""}
     texts = {name: value.strip() for name, value in values.items() if name != "node"}
+    texts = {name: text for name, text in texts.items() if text or name not in optional}
     args = verbs.parse_args(asked.verb, texts)
     node = values.get("node") or None
     verbs.check(asked.verb, args, node)

@@ -14,7 +14,7 @@ from trainctl.tui.export.single_steps import Value, questions, values
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
-What = Literal["steps", "ranks", "metrics", "events", "hosts"]
+What = Literal["steps", "ranks", "metrics", "samples", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE, HOSTS_PAGE = 500, 100
 
@@ -38,6 +38,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
     },
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
+    "samples": {
+        "step": int, "at": float, "number": int, "prompt": str, "answer": str, "tokens": int, "ended": bool,
+        "seconds": float, "loss": float, "eval_loss": float, "max_tokens": int, "temperature": float, "top_p": float,
+        "seed": int, "node": str, "by": str,
+    },
     "events": {
         "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
         "command": str, "verb": str, "before": str, "after": str, "outcome": str, "undoes": str, "data": dict,
@@ -68,6 +73,11 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
             yield from _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, _step)
         elif what == "events":
             yield from _paged(lambda after: reader.events(after, PAGE), lambda event: event.id, _event)
+        elif what == "samples":
+            after, more = 0, True
+            while more:
+                answers, after, more = reader.samples(after)
+                yield [_sample(one) for one in answers]
         elif what == "metrics":
             pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step,))
             for page in filter(None, pages):
@@ -108,6 +118,11 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
             hosts = await client.hosts(run, after, HOSTS_PAGE)
             yield [row for one in hosts.readings for row in _host(one)]
             more, after = hosts.more, hosts.last_row
+            continue
+        if what == "samples":
+            found = await client.samples(run, after)
+            yield [_sample(one) for one in found.samples]
+            more, after = found.more, found.last_row
             continue
         if what == "events":
             events = await client.events(run, after, PAGE)
@@ -183,6 +198,10 @@ def _event(event: m.Event) -> Row:
     generation = str(event.generation) if event.generation is not None else None
     special = {"generation": generation, "data": msgspec.to_builtins(event.data)}
     return tuple(special[name] if name in special else getattr(event, name) for name in COLUMNS["events"])
+
+
+def _sample(sample: m.Sample) -> Row:
+    return tuple(getattr(sample, name) for name in COLUMNS["samples"])
 
 
 def _host(reading: m.HostReading) -> list[Row]:

@@ -49,7 +49,8 @@ class _Csv:
 
     def write(self, rows: list[Row]) -> None:
         """The header first, once there is something to write: a run that isn't there leaves nothing."""
-        self._csv.writerows([self._head, *_flat(rows)] if self._head else _flat(rows))
+        flat = [tuple(str(cell).lower() if isinstance(cell, bool) else cell for cell in row) for row in _flat(rows)]
+        self._csv.writerows([self._head, *flat] if self._head else flat)
         self._head = ()
 
     def close(self) -> None:
@@ -80,7 +81,13 @@ class _Parquet:
         except ImportError:
             problem = f"parquet needs pyarrow; {installing('parquet')}"
             raise InvalidInputError("--format", problem) from None
-        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), dict: pyarrow.string()}
+        kinds = {
+            int: pyarrow.int64(),
+            bool: pyarrow.bool_(),
+            float: pyarrow.float64(),
+            str: pyarrow.string(),
+            dict: pyarrow.string(),
+        }
         self._arrow = pyarrow
         self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
         self._writer = pyarrow.parquet.ParquetWriter(stream, self._schema)

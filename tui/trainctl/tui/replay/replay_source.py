@@ -48,6 +48,8 @@ class ReplaySource:
         self._event = 0  # id of the newest event that was passed on
         self._moved = asyncio.Event()
         self.events_known = self._all_events()
+        self._samples_known = self._all_samples()
+        self._sampled_to = -math.inf  # time of the newest answer that was passed on
 
     def close(self) -> None:
         self._reader.close()
@@ -103,6 +105,8 @@ class ReplaySource:
         made: list[m.Live] = [step, *self._reader.rank_steps(step.step)]
         events = [event for event in self.events_known if self._event < event.id and event.at <= self._shown_to]
         made += events
+        made += [one for one in self._samples_known if self._sampled_to < one.at <= self._shown_to]
+        self._sampled_to = self._shown_to
         if any(event.kind != "evaluation" for event in events) or self._evaluated(step.step)[0] == step.step:
             made.append(self._view_at(step))
         self._event = max([self._event, *(event.id for event in events)])
@@ -127,6 +131,7 @@ class ReplaySource:
         self.at = step.committed_at
         events = tuple(event for event in self.events_known if event.at <= self._shown_to)[-EVENTS:]
         self._event = events[-1].id if events else 0
+        self._sampled_to = self._shown_to
         host = self._reader.host_reading(self.at)
         node = m.NodeView(self._view.lead, BOOT, str(self.paths.directory), "", host, "")
         return m.Snapshot(
@@ -198,6 +203,13 @@ class ReplaySource:
         page = found[-limit:] if newest else found[:limit]
         return m.Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
 
+    async def samples(
+        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
+    ) -> m.Samples:
+        """The newest of those up to the place."""
+        found = tuple(one for one in self._samples_known if one.at <= self._shown_to)
+        return m.Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
+
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
@@ -213,6 +225,14 @@ class ReplaySource:
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         raise RefusedError(NO_COMMANDS)
         yield  # makes it the iterator that a source's commands are
+
+    def _all_samples(self) -> tuple[m.Sample, ...]:
+        found: tuple[m.Sample, ...] = ()
+        after, more = 0, True
+        while more:
+            page, after, more = self._reader.samples(after)
+            found += page
+        return found
 
     def _all_events(self) -> tuple[m.Event, ...]:
         found: list[m.Event] = []

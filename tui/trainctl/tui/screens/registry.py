@@ -9,7 +9,7 @@ from textual.screen import Screen
 
 KINDS: Final = {
     "overview": "OverviewScreen", "runs": "RunsScreen", "charts": "ChartsScreen", "events": "EventsScreen",
-    "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen",
+    "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen", "samples": "SamplesScreen",
 }  # fmt: skip
 """By name, in the module of that name."""
 

@@ -19,7 +19,7 @@ from trainctl.tui.state import stragglers
 from trainctl.tui.state.plan_changes import changed_step
 from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
 
-MAX_EVENTS = 500
+MAX_EVENTS, MAX_SAMPLES = 500, 200
 MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
@@ -157,7 +157,8 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         peers=snapshot.peers, tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""), slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts), heartbeat=None,
-        events=snapshot.events[-MAX_EVENTS:], alerts=_frozen(_alerts_after(state, snapshot)), windows=_frozen(windows),
+        events=snapshot.events[-MAX_EVENTS:], samples=(),
+        alerts=_frozen(_alerts_after(state, snapshot)), windows=_frozen(windows),
         recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
         values=object(),
     )  # fmt: skip
@@ -190,6 +191,8 @@ def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
             return _with(state, alerts=_set(state.alerts, {message.node: message}))
         case m.Event():
             return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
+        case m.Sample() if _ours(state, message.run):
+            return _with(state, samples=(*state.samples, message)[-MAX_SAMPLES:])
         case m.StepCommitted() if _ours(state, message.run):
             return _step(state, message, now)
         case m.RankStep() if _ours(state, message.run):
@@ -207,7 +210,8 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
         return replace(
             state, run=view, last_step=None, steps=(), ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}),
-            plan_step=0, slow=None, tried=_frozen({}), windows=_frozen({}), recent=_frozen({}), values=object(),
+            plan_step=0, slow=None, samples=(), tried=_frozen({}), windows=_frozen({}), recent=_frozen({}),
+            values=object(),
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -216,7 +220,9 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
         if known is None or bucket not in known.first:
-            return _record(state, view.eval_step, {("eval_loss", None): view.eval_loss})
+            found = {"eval_loss": view.eval_loss, "perplexity": view.perplexity}
+            values: dict[SeriesKey, float] = {(name, None): one for name, one in found.items() if one is not None}
+            return _record(state, view.eval_step, values)
     return state
 
 

@@ -34,6 +34,10 @@ class Source(Protocol):
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events: ...
 
+    async def samples(
+        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
+    ) -> m.Samples: ...
+
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
@@ -136,6 +140,11 @@ class ClusterSource:
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:
         return await self._client.events(run, after_id, limit, newest)
+
+    async def samples(
+        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
+    ) -> m.Samples:
+        return await self._client.samples(run, after_row, limit, newest)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         """From the node's own agent; where that can't be reached from here, through the one that conducts."""

@@ -81,6 +81,7 @@ class ViewState:
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
     events: tuple[m.Event, ...] = ()  # oldest first
+    samples: tuple[m.Sample, ...] = ()  # answers of the model that came live, oldest first
     alerts: Mapping[str, m.Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
     windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
     recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps

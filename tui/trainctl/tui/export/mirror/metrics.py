@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
@@ -49,6 +49,7 @@ class Text(NamedTuple):
     step: int
     at: float  # of the last one, Unix seconds
     text: str  # a line each
+    kind: Literal["events", "samples"] = "events"
 
 
 def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str], view: m.RunView | None) -> Point:
@@ -88,6 +89,12 @@ def line(event: m.Event) -> str:
     """An event in one line."""
     at = f"step {event.step}: " if event.step is not None else ""
     return f"{at}[{event.kind}] {event.text} ({event.by})"
+
+
+def answer_line(sample: m.Sample) -> str:
+    """A prompt and its answer in one line."""
+    prompt, answer = (" ".join(text.split()) for text in (sample.prompt, sample.answer))
+    return f"{prompt} → {answer}"
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:

@@ -41,6 +41,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
     events: tuple[Told, ...] = ()  # the newest
     text_step: int = -1  # of the target's last text
     evaluations: dict[int, float | None] = {}  # mirrored, by step; None: it was no number
+    samples: dict[int, int] = {}  # mirrored answers of the model: row of the last one by step
     attempt: int = 1  # grows whenever steps that were mirrored are retracted
     rows: int = 0  # written in all
     sessions: tuple[str, ...] = ()  # whole folders of a target that has one a session
@@ -68,6 +69,15 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         """Whether just this loss was mirrored."""
         return step in self.evaluations and self.evaluations[step] == (loss if math.isfinite(loss) else None)
 
+    @property
+    def sample_row(self) -> int:
+        """Row of the last answer mirrored."""
+        return max(self.samples.values(), default=0)
+
+    def sampled(self, step: int, row: int) -> "MirrorProgress":
+        """After a step's answers."""
+        return msgspec.structs.replace(self, samples={**self.samples, step: row}, rows=self.rows + 1)
+
     def texted(self, step: int, events: Sequence[m.Event]) -> "MirrorProgress":
         """After a text of these events."""
         told = (*self.events, *(Told(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
@@ -83,7 +93,8 @@ class MirrorProgress(msgspec.Struct, frozen=True):
     def without_later_texts(self) -> "MirrorProgress":
         """For a target that has dropped what was written after the last step: those events are written again."""
         kept = tuple(told for told in self.events if told.step <= self.step)
-        return msgspec.structs.replace(self, events=kept, text_step=min(self.text_step, self.step))
+        samples = {step: row for step, row in self.samples.items() if step <= self.step}
+        return msgspec.structs.replace(self, events=kept, samples=samples, text_step=min(self.text_step, self.step))
 
     def finished(self, session: str) -> "MirrorProgress":
         """With one more session that is whole, if it has a name."""

@@ -69,6 +69,11 @@ class DirectorySource:
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
         return self._reader.events(after_id, limit)[0]
 
+    def samples(self, after_row: int) -> tuple[tuple[m.Sample, ...], int]:
+        """A page of the model's answers, and the row of its last one."""
+        found, last, _ = self._reader.samples(after_row)
+        return found, last
+
     def close(self) -> None:
         self._reader.close()
 
@@ -129,6 +134,10 @@ class AgentSource:
 
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
         return self._client.events(self.run, after_id, min(limit, PAGE)).events
+
+    def samples(self, after_row: int) -> tuple[tuple[m.Sample, ...], int]:
+        found = self._client.samples(self.run, after_row)
+        return found.samples, found.last_row
 
 
 RunSource = DirectorySource | AgentSource

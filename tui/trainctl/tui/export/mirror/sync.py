@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 from typing import Protocol
 
 from trainctl.protocol import messages as m
-from trainctl.tui.export.mirror.metrics import Point, Text, line, of_step, prefixes
+from trainctl.tui.export.mirror.metrics import Point, Text, answer_line, line, of_step, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress
 from trainctl.tui.export.mirror.run_source import PAGE, RunSource
 
@@ -94,6 +94,7 @@ class Mirror:
         if steps:
             self._points(steps)
         self._evaluations(min(began_after, max(0, self.place.step - LATE_EVALUATION_STEPS)))
+        self._samples()
         return self._texts(whole=whole and not more) or (more and bool(steps))
 
     def _points(self, steps: Sequence[m.StepCommitted]) -> None:
@@ -111,6 +112,21 @@ class Mirror:
             if not self.place.has_evaluation(step, loss):
                 self._target.evaluation(step, loss, self._clock() if at is None else at, self.place.rows)
                 self.place = self.place.evaluated(step, loss)
+
+    def _samples(self) -> None:
+        """The answers of mirrored steps: one text for each time that the model was asked."""
+        before = None
+        while self.place != before and not self._stop():
+            before = self.place
+            found, last_row = self._source.samples(self.place.sample_row)
+            row = last_row - len(found)
+            for at, group in ((at, tuple(group)) for at, group in groupby(found, key=lambda sample: sample.at)):
+                row += len(group)
+                if group[0].step > self.place.step:
+                    return
+                text = Text(group[0].step, at, "\n".join(map(answer_line, group)), "samples")
+                self._target.text(text, self.place.rows)
+                self.place = self.place.sampled(group[0].step, row)
 
     def _texts(self, *, whole: bool) -> bool:
         """The events of mirrored steps; those of the last step wait a while for more. Whether a page was full."""

@@ -75,7 +75,7 @@ class TensorBoard:
 
     def text(self, text: Text, number: int) -> None:
         lines = "\n".join(f"- {one}" for one in text.text.splitlines())
-        self._write(text.step, text.at, summary.text("events", lines))
+        self._write(text.step, text.at, summary.text(text.kind, lines))
 
     def flush(self) -> None:
         self._writer.flush()

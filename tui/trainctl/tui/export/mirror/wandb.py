@@ -20,8 +20,6 @@ try:
 except ImportError:
     raise InvalidInputError("--to", f"wandb needs its library; {installing('wandb')}") from None
 
-EVENTS = "events"
-
 
 def check_key() -> None:
     """Raises InvalidInputError if nothing could be uploaded, for nobody has logged in."""
@@ -73,7 +71,7 @@ class WeightsBiases:
         self._log(number, {"step": step, EVALUATION: loss})
 
     def text(self, text: Text, number: int) -> None:
-        self._log(number, {"step": text.step, EVENTS: text.text})
+        self._log(number, {"step": text.step, text.kind: text.text})
 
     def flush(self) -> None:
         """The library writes when it likes."""

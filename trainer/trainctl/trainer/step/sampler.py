@@ -1,0 +1,73 @@
+"""The model's answers to prompts, between two steps of training."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainctl.protocol.config.prompts import Prompt
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.messages import Answer, Sampling, StepPlan
+from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends.base import Backend, Decoding
+from trainctl.trainer.common.model_files import model_config
+from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.step.progress import Progress
+
+PROMPT_BYTES, ANSWER_BYTES = 1000, 4000
+"""Most bytes of a prompt and of an answer in a report; what is longer is cut."""
+SAMPLE_FAILURES = (
+    TrainctlError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, MemoryError,
+)  # fmt: skip
+"""Errors of tokenizers and array libraries, which cost the answers and not the run."""
+
+
+class Sampler:
+    """Has the model answer what a plan asks. It changes nothing that training reads."""
+
+    def __init__(self, config: RunFile, backend: Backend, progress: Progress, status: StatusWriter) -> None:
+        self._config, self._backend, self._progress, self._status = config, backend, progress, status
+
+    def answers(self, plan: StepPlan) -> tuple[Answer, ...]:
+        """One for each prompt. Raises AbandonedError if fenced meanwhile, and SAMPLE_FAILURES."""
+        assert plan.sampling is not None, "a sample plan says what it asks"
+
+        def alive() -> None:
+            self._progress.check(plan.generation)
+            self._status.show("sample")  # once more for each token, as a sign of life
+
+        alive()
+        return tuple(self._answer(prompt, plan.sampling, alive) for prompt in plan.sampling.prompts)
+
+    def _answer(self, prompt: Prompt, asked: Sampling, alive: Callable[[], None]) -> Answer:
+        begun, tokens = time.perf_counter(), self._tokenizer.prompt(prompt, plain=self._config.data.kind == "text")
+        ends = self._tokenizer.ends
+        how = Decoding(self._most_tokens(len(tokens), asked.max_tokens), asked.temperature, asked.top_p, asked.seed)
+        made = self._backend.generate(tokens, how, ends, alive)
+        ended = bool(made) and made[-1] in ends
+        text = self._tokenizer.text(made[:-1] if ended else made)
+        return Answer(
+            _cut(_shown(prompt), PROMPT_BYTES), _cut(text, ANSWER_BYTES), len(made), ended, time.perf_counter() - begun
+        )
+
+    def _most_tokens(self, length: int, wanted: int) -> int:
+        """Those that are wanted, as far as the model's context has room for them after a prompt."""
+        most = model_config(Path(self._config.model.path)).get("max_position_embeddings")
+        if isinstance(most, int) and length >= most:
+            raise InvalidInputError("prompt", f"has {length} tokens; the model's context has {most}")
+        return min(wanted, most - length) if isinstance(most, int) else wanted
+
+    @functools.cached_property
+    def _tokenizer(self) -> RowTokenizer:
+        return row_tokenizer(Path(self._config.model.path), self._config.data.tokenizer, "run file")
+
+
+def _shown(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1].content
+
+
+def _cut(text: str, size: int) -> str:
+    """At most so many bytes of UTF-8."""
+    encoded = text.encode("utf-8", "replace")
+    return encoded[:size].decode("utf-8", "ignore") if len(encoded) > size else encoded.decode()
