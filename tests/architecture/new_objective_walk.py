@@ -49,6 +49,7 @@ def trained(folder: Path, backend: str, micro: int) -> list[m.Report]:
         open_dataset(config, folder / "data", "run.toml"), progress, status, lambda _: None,
     )  # fmt: skip
     made = [executor.train(plan_of(step, micro), time.perf_counter()) for step in range(1, 7)]
+    executor.close()
     status.close()
     return made
 

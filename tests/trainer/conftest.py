@@ -145,6 +145,7 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
     """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`.
     One of a group, `rank=2`, has not been told to form anything."""
     pages: list[StatusWriter] = []
+    opened: list[Executor] = []
 
     def make(
         backend: str,
@@ -167,12 +168,15 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
         executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)
+        opened.append(executor)
         rig = Rig(config, model, dataset, progress, executor, sent)
         if rank is None:
             rig.form()
         return rig
 
     yield make
+    for executor in opened:
+        executor.close()
     for page in pages:
         page.close()
 

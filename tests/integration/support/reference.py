@@ -38,6 +38,7 @@ def one_rank_curve(
         executor = _executor(run, dataset, status)
         plans = _plans(run, dataset, steps or run.run.steps)
         curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
+        executor.close()
         status.close()
     return curve
 

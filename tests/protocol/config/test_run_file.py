@@ -107,6 +107,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),
         ("optimizer.final_fraction", 1.1, " of at most 1"),
         ("data.overlong", "wrap", "'wrap'"),
+        ("data.prefetch", -1, " of at least 0"),
+        ("data.workers", 0, " of at least 1"),
         ("data.packing", "first-fit", "'first-fit'"),
         ("adapter.kind", "dora", "'dora'"),
         ("adapter.rank", 0, " of at least 1"),

@@ -100,7 +100,7 @@ class Trainer:
                 if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
-            self._executor.group.close()
+            self._executor.close()
             self._membership.close()
             self._metrics.close()
 

@@ -54,6 +54,8 @@ class DataTable(_Table, frozen=True):
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
     overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
+    prefetch: Annotated[int, Meta(ge=0, le=64)] = 2  # micro-batches assembled before they are needed; 0: none
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1  # threads that assemble them
     packing: Literal["none", "best-fit"] = "none"  # best-fit: rows and samples, put together up to sequence_length
 
 

@@ -10,8 +10,10 @@ everywhere else. Held-out samples are never packed.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
 from trainctl.trainer.data.permutation import Indices, permute
@@ -47,6 +50,7 @@ class Dataset:
         left to train on."""
         self._cache, self._length = cache, sequence_length
         self.files = cache.files  # the sources
+        self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end
         found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong, where)
@@ -69,8 +73,26 @@ class Dataset:
         self.digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
     def batch(self, indices: Indices) -> Batch:
-        """Training samples as one micro-batch."""
+        """Training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache lacks."""
+        try:
+            return self._assembled(indices)
+        except (IndexError, ValueError) as error:
+            wrong = next((index for index in indices if not self._is_whole(index)), indices[0])
+            number = self._training[self.packs.members[self.packs.offsets[wrong]] if self.packs else wrong]
+            raise TrainctlError(
+                f"{self.place(int(number))}: its tokens are missing from the token cache ({first_line(error)});"
+                " delete the cache to have it made again"
+            ) from None
+
+    def _assembled(self, indices: Indices) -> Batch:
         return self._batch(self._training[indices]) if self.packs is None else self._packed(self.packs, indices)
+
+    def _is_whole(self, index: np.int64) -> bool:
+        try:
+            self._assembled(np.array([index]))
+        except (IndexError, ValueError):
+            return False
+        return True
 
     def targets(self, indices: Indices) -> Indices:
         """How many targets each of these training samples has, counted or not."""
@@ -200,11 +222,13 @@ def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
     _check_lengths(config, cache, where)
-    return Dataset(
+    dataset = Dataset(
         cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
         drop_overlong=config.data.overlong == "drop",
         packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
     )  # fmt: skip
+    dataset.place = functools.partial(place_of, config)
+    return dataset
 
 
 def _check_lengths(config: RunFile, cache: TokenCache, where: str) -> None:

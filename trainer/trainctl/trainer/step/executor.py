@@ -8,7 +8,7 @@ cut, and never a mean of means.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -26,6 +26,7 @@ from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
@@ -55,13 +56,18 @@ class Settings:
     dtype: str
     clip_norm: float
     micro_tokens: int
+    prefetch: int = 0
+    workers: int = 1
 
     @classmethod
     def of(cls, config: RunFile, node: str) -> "Settings":
         """Those of a node's ranks."""
         own = config.nodes.get(node, NodeTable()).micro_tokens
         tokens = config.batch.micro_tokens if own is None else own
-        return cls(config.run.seed, config.model.dtype, config.optimizer.clip_norm, tokens)
+        data = config.data
+        return cls(
+            config.run.seed, config.model.dtype, config.optimizer.clip_norm, tokens, data.prefetch, data.workers
+        )  # fmt: skip
 
 
 class Executor:
@@ -77,7 +83,13 @@ class Executor:
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches(settings.micro_tokens)
+        self._prefetch = Prefetch(self._data, settings.prefetch, settings.workers)
         self._memory_trend = MemoryTrend()
+
+    def close(self) -> None:
+        """Leave the group, and end the threads that assemble batches."""
+        self.group.close()
+        self._prefetch.close()
 
     def train(self, plan: StepPlan, started: float) -> Report:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
@@ -87,9 +99,14 @@ class Executor:
         work = self._work(plan)
         batch = self._begin(plan)
         scales, sums = self._step_scales(plan, batch), PlanSums()
-        self._micro_batches.each(
-            plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, scales, watch), self._targets
-        )
+
+        def once(positions: Indices, following: Iterator[Indices]) -> None:
+            with watch.phase("data"):
+                data = self._prefetch.get(positions, following)
+            self._micro_batch(plan, batch, positions, data, scales, watch)
+
+        self._micro_batches.each(plan, work, sums, once, self._targets)
+        self._prefetch.expect(self._micro_batches.of_next_step(plan, work, self._targets))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         totals = self._backend.totals(with_norm=self.group.is_alone)
         watch.settle(self._backend)
@@ -116,7 +133,7 @@ class Executor:
         work = self._work(plan)
         sums = PlanSums()
 
-        def measure(indices: Indices) -> None:
+        def measure(indices: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
             self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
@@ -135,7 +152,7 @@ class Executor:
         watch, work = self._begin_plan(started), self._work(plan)
         sums, timed = PlanSums(), list[tuple[int, float]]()
 
-        def once(positions: Indices) -> None:
+        def once(positions: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
             data = self._data(positions)
             begun = time.perf_counter()
@@ -166,7 +183,7 @@ class Executor:
         watch, batch, sums = Stopwatch(self._status, started), self._dataset.probe_batch(), PlanSums()
         whole, found = RankWork(self._who.rank, (Range(0, len(batch)),), len(batch)), list[Array]()
 
-        def once(rows: Indices) -> None:
+        def once(rows: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
             part = batch.rows(rows)
             found.append(self._backend.token_log_probabilities(part)[part.counted > 0])
@@ -203,11 +220,10 @@ class Executor:
         return batch
 
     def _micro_batch(
-        self, plan: StepPlan, batch: HalfBatch, positions: Indices, scales: tuple[float, ...], watch: Stopwatch
-    ) -> None:
+        self, plan: StepPlan, batch: HalfBatch, positions: Indices, data: Batch, scales: tuple[float, ...],
+        watch: Stopwatch,
+    ) -> None:  # fmt: skip
         """One forward and backward, added only when whole and only if the generation still stands."""
-        with watch.phase("data"):
-            data = self._data(positions)
         with watch.on_device("forward", self._backend):
             self._backend.forward(data, *scales)
         with watch.on_device("backward", self._backend):

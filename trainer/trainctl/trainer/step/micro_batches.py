@@ -1,6 +1,6 @@
 """A rank's work of one plan, cut into micro-batches that memory suffices for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,9 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.permutation import Indices, positions_of
+
+Lengths = Callable[[Indices], Indices]
+"""Of each position, the length of its sample."""
 
 
 @dataclass
@@ -40,23 +43,21 @@ class MicroBatches:
         self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
 
     def each(
-        self, plan: StepPlan, work: RankWork, sums: PlanSums, run: Callable[[Indices], None],
-        lengths: Callable[[Indices], Indices] | None = None,
+        self, plan: StepPlan, work: RankWork, sums: PlanSums, run: Callable[[Indices, Iterator[Indices]], None],
+        lengths: Lengths | None = None,
     ) -> None:  # fmt: skip
-        """`run` over the work in micro-batches. If `lengths` are given, the longest samples come first: micro-batches
-        of like lengths have little padding, and a lack of memory shows at once. A micro-batch that memory didn't
-        suffice for is run again in halves, and the smaller size is kept until another version of the plan. Raises
-        TrainctlError if one sample is too much."""
-        positions = positions_of(work.ranges)
-        widths = np.zeros(len(positions), np.int64) if lengths is None else lengths(positions)
-        order = np.argsort(-widths, kind="stable")
-        positions, widths = positions[order], widths[order]
+        """`run` over the work in micro-batches; it is given those that follow too. If `lengths` are given, the longest
+        samples come first: micro-batches of like lengths have little padding, and a lack of memory shows at once. A
+        micro-batch that memory didn't suffice for is run again in halves, and the smaller size is kept until another
+        version of the plan. Raises TrainctlError if one sample is too much."""
+        positions, widths = _longest_first(positions_of(work.ranges), lengths)
         size = self._allowed(plan, work)
         done = 0
         while done < len(positions):
-            piece = positions[done : done + self._within(size, int(widths[done]))]
+            following = self._pieces(positions[done:], widths[done:], size)
+            piece = next(following)
             try:
-                run(piece)
+                run(piece, following)
                 done += len(piece)
             except DeviceMemoryError as error:
                 if len(piece) == 1:
@@ -65,6 +66,18 @@ class MicroBatches:
                 sums.replays += 1
                 self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, size)
         sums.micro_batch = min(size, len(positions))
+
+    def of_next_step(self, plan: StepPlan, work: RankWork, lengths: Lengths) -> Iterator[Indices]:
+        """The micro-batches of the step after `plan` as long as nothing changes."""
+        positions = positions_of(work.ranges) + plan.global_batch
+        return self._pieces(*_longest_first(positions, lengths), self._allowed(plan, work))
+
+    def _pieces(self, positions: Indices, widths: Indices, size: int) -> Iterator[Indices]:
+        done = 0
+        while done < len(positions):
+            piece = positions[done : done + self._within(size, int(widths[done]))]
+            yield piece
+            done += len(piece)
 
     def _within(self, size: int, width: int) -> int:
         """How many of `size` samples, padded to `width`, a micro-batch takes."""
@@ -75,6 +88,13 @@ class MicroBatches:
         found = self._fits.get(_has_backward(plan.kind))
         known = found is not None and (found.plan_version, found.asked) == (plan.plan_version, work.micro_batch)
         return found.fits if found is not None and known else work.micro_batch
+
+
+def _longest_first(positions: Indices, lengths: Lengths | None) -> tuple[Indices, Indices]:
+    """Positions and their lengths; the order of equals stays."""
+    widths = np.zeros(len(positions), np.int64) if lengths is None else lengths(positions)
+    order = np.argsort(-widths, kind="stable")
+    return positions[order], widths[order]
 
 
 def _has_backward(kind: PlanKind) -> bool:
