@@ -106,6 +106,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("optimizer.warmup_steps", -1, " of at least 0"),
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),
         ("optimizer.final_fraction", 1.1, " of at most 1"),
+        ("optimizer.warmup_ratio", 1, "must be a number below 1"),
+        ("optimizer.warmup_ratio", -0.1, " of at least 0"),
         ("data.overlong", "wrap", "'wrap'"),
         ("data.packing", "first-fit", "'first-fit'"),
         ("adapter.kind", "dora", "'dora'"),
@@ -455,6 +457,20 @@ def test_a_block_needs_its_last_byte(tmp_path: Path) -> None:
     text.write_bytes(b"x" * (config.data.sequence_length - 1))
     with pytest.raises(InvalidInputError, match="one block needs"):
         run_file.check_paths(config)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "warmup"), [(0.07, 100, 7), (0.03, 110, 4), (1e-9, 100, 1), (0.999, 100, 99), (0.5, 1, 0)]
+)
+def test_a_warmup_ratio_is_rounded_up_and_leaves_a_step(ratio: float, steps: int, warmup: int) -> None:
+    raw = with_value(with_value(good(), "optimizer.warmup_ratio", ratio), "run.steps", steps)
+    config = run_file.parse(raw)
+    assert config.optimizer.warmup(config.run.steps) == warmup
+
+
+def test_a_warmup_is_given_in_steps_or_as_a_ratio(tmp_path: Path) -> None:
+    raw = with_value(with_value(good(), "optimizer.warmup_ratio", 0.1), "optimizer.warmup_steps", 5)
+    assert "optimizer.warmup_ratio: can't be combined with optimizer.warmup_steps" in problem_of(write(tmp_path, raw))
 
 
 def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:

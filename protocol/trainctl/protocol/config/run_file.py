@@ -153,6 +153,10 @@ def _check_lengths(config: RunFile, where: str) -> None:
             problem = f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
     with wrong.going_on():
+        if optimizer.warmup_steps and optimizer.warmup_ratio:
+            problem = "can't be combined with optimizer.warmup_steps: remove one of them"
+            raise InvalidInputError(f"{where}: optimizer.warmup_ratio", problem)
+    with wrong.going_on():
         if config.data.kind == "text" and config.data.packing != "none":
             problem = 'packs rows and samples; text fills its blocks already: set data.packing = "none"'
             raise InvalidInputError(f"{where}: data.packing", problem)

@@ -1,5 +1,7 @@
 """The tables of a run file: their fields, types and defaults."""
 
+import math
+from fractions import Fraction
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -87,6 +89,13 @@ class OptimizerTable(_Table, frozen=True):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
+    warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
+
+    def warmup(self, steps: int) -> int:
+        """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""
+        if not self.warmup_ratio:
+            return self.warmup_steps
+        return min(steps - 1, math.ceil(Fraction(str(self.warmup_ratio)) * steps))
 
 
 class AdapterTable(_Table, frozen=True):
