@@ -50,7 +50,7 @@ class ModelTable(_Table, frozen=True):
 
 
 class DataTable(_Table, frozen=True):
-    path: PathText  # a file; text and rows: or a folder of *.txt, of *.jsonl and *.parquet
+    path: PathText  # a file; text and rows: or a folder or glob of *.txt, of *.jsonl and *.parquet
     kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
     tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
