@@ -10,6 +10,7 @@ import tomli_w
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.policies import PolicyTable
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
+from trainctl.protocol.machine.file_digests import data_digests
 
 
 def good() -> dict[str, Any]:
@@ -106,6 +107,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("optimizer.warmup_steps", -1, " of at least 0"),
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),
         ("optimizer.final_fraction", 1.1, " of at most 1"),
+        ("optimizer.warmup_ratio", 1, "must be a number below 1"),
+        ("optimizer.warmup_ratio", -0.1, " of at least 0"),
         ("data.overlong", "wrap", "'wrap'"),
         ("data.prefetch", -1, " of at least 0"),
         ("data.workers", 0, " of at least 1"),
@@ -399,6 +402,9 @@ def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: 
     [
         ({"data.path": "nowhere"}, "data.path", "no such file or folder"),
         ({"data.kind": "samples"}, "data.path", "is a folder"),
+        ({"data.kind": "samples", "data.path": "data/*"}, "data.path", "is a glob"),
+        ({"data.path": "data/b*.txt"}, "data.path", "matches no *.txt file with text"),
+        ({"data.path": "data/*", "data.kind": "rows"}, "data.path", "matches no *.jsonl or *.ndjson or *.parquet file"),
         ({"data.tokenizer": "model"}, "data.tokenizer", "tokenizer.json"),
         ({"model.path": "data"}, "model.path", "no Hugging Face model"),
     ],
@@ -409,6 +415,28 @@ def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], f
         run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
     assert says in str(caught.value)
+
+
+def test_a_glob_takes_the_files_of_the_kind_in_order(tmp_path: Path) -> None:
+    assets(tmp_path)
+    for name in ("data/c.txt", "data/b/d.txt", "data/e.md", "data/f[1].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text " * 200)
+
+    def found(pattern: str) -> list[str]:
+        config = run_file.read(tmp_path / "run.toml", {"data.path": pattern})
+        run_file.check_paths(config)
+        path = Path(config.data.path)
+        names = [file.relative_to(tmp_path).as_posix() for file in run_file.data_files(path, "text")]
+        assert [file.name for file in data_digests(path, "text").files] == [
+            name.removeprefix("data/") for name in names
+        ]
+        return names
+
+    assert found("data/*") == ["data/a.txt", "data/c.txt", "data/f[1].txt"]
+    assert found("data/**/[a-d].txt") == ["data/a.txt", "data/b/d.txt", "data/c.txt"]
+    assert found("data/f[1].txt") == ["data/f[1].txt"]
+    assert found("data/**/**/d*") == ["data/b/d.txt"]
 
 
 GOOD_LINE = '{"tokens": [1, 2, 3], "mask": [0, 1, true]}\n'
@@ -457,6 +485,20 @@ def test_a_block_needs_its_last_byte(tmp_path: Path) -> None:
     text.write_bytes(b"x" * (config.data.sequence_length - 1))
     with pytest.raises(InvalidInputError, match="one block needs"):
         run_file.check_paths(config)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "warmup"), [(0.07, 100, 7), (0.03, 110, 4), (1e-9, 100, 1), (0.999, 100, 99), (0.5, 1, 0)]
+)
+def test_a_warmup_ratio_is_rounded_up_and_leaves_a_step(ratio: float, steps: int, warmup: int) -> None:
+    raw = with_value(with_value(good(), "optimizer.warmup_ratio", ratio), "run.steps", steps)
+    config = run_file.parse(raw)
+    assert config.optimizer.warmup(config.run.steps) == warmup
+
+
+def test_a_warmup_is_given_in_steps_or_as_a_ratio(tmp_path: Path) -> None:
+    raw = with_value(with_value(good(), "optimizer.warmup_ratio", 0.1), "optimizer.warmup_steps", 5)
+    assert "optimizer.warmup_ratio: can't be combined with optimizer.warmup_steps" in problem_of(write(tmp_path, raw))
 
 
 def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:

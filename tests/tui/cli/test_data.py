@@ -40,6 +40,15 @@ def test_a_script_gets_one_object(run_file: Path) -> None:
     assert found["shown"][0]["tokens"][0] == ["2", False]
 
 
+def test_data_of_a_glob_are_read_in_order(run_file: Path) -> None:
+    rows = run_file.with_name("rows.jsonl")
+    rows.with_name("also.jsonl").write_text(json.dumps({"prompt": "1+1?\n", "completion": "2"}) + "\n", "utf-8")
+    found = call_json("data", "preview", run_file, "-n", "1", "--set", "data.path=*.jsonl")
+    assert (found["samples"], found["shown"][0]["place"]) == (3, f"{rows.with_name('also.jsonl')}: line 1")
+    done = call("data", "preview", run_file, "--set", "data.path=no*.jsonl")
+    assert_one_line(done, 2, "matches no *.jsonl or *.ndjson or *.parquet file")
+
+
 def test_what_is_wrong_is_one_line(run_file: Path) -> None:
     assert_one_line(call("data", "preview", run_file.with_name("none.toml")), 2, "no such run file")
     run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")

@@ -195,6 +195,16 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
     assert next(one.text for one in found if one.level == "ok").startswith("identical on studio, mini")
 
 
+def test_the_folder_of_a_glob_is_copied() -> None:
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
+        hashed("studio", "/data/*.jsonl", "c" * 64, "data", x_jsonl="7"),
+        hashed("mbp", "/mine/*.jsonl", "d" * 64, "data", x_jsonl="8"),
+    ))))  # fmt: skip
+    (line,) = [run_checks.line(one) for one in found if one.level == "fail"]
+    assert line.endswith("on mbp: rsync -av --checksum studio.local:/data/ /mine/")
+
+
 # ---------------------------------------------------------------- the probes
 
 

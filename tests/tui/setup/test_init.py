@@ -148,7 +148,15 @@ def test_the_kind_of_data_shows_in_its_files(tmp_path: Path, files: dict[str, st
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
-    assert init_probe.data_kind(tmp_path / next(iter(files)).partition("/")[0]) == kind
+    first = next(iter(files)).partition("/")[0]
+    assert init_probe.data_kind(tmp_path / first) == kind
+    if kind != "samples":
+        assert init_probe.data_kind(tmp_path / ("d/*" if first == "d" else "a.*")) == kind
+
+
+def test_a_glob_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"\*\.md matches no \*\.txt, "):
+        init_probe.data_kind(tmp_path / "*.md")
 
 
 def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(

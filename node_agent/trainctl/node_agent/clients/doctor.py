@@ -4,8 +4,7 @@ import asyncio
 from pathlib import Path
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import data_files
-from trainctl.protocol.config.run_tables import SUFFIXES
+from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
@@ -63,8 +62,7 @@ def _files(request: m.DigestsRequest, path: Path) -> list[Path]:
         return [path / "config.json", *sorted(path.glob("*.safetensors"))]
     found = data_files(path, request.kind)
     if not found:
-        suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[request.kind])
-        raise FileNotFoundError(2, f"contains no {suffixes} file", str(path))
+        raise FileNotFoundError(2, lacks_files(path, request.kind), str(path))
     return found
 
 

@@ -21,10 +21,10 @@ class LrRule(msgspec.Struct, frozen=True):
 def base_rate(optimizer: OptimizerTable, steps: int, step: int) -> float:
     """The run file's learning rate at `step` (from 1) of `steps`.
 
-    Linear warm-up to the peak at step `warmup_steps`, then to `final_fraction` of it at the last step, by a half cosine
-    (Loshchilov and Hutter 2017, without restarts), a straight line, or not at all.
+    Linear warm-up to the peak at the last warm-up step, then to `final_fraction` of it at the last step, by a half
+    cosine (Loshchilov and Hutter 2017, without restarts), a straight line, or not at all.
     """
-    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    peak, warmup = optimizer.learning_rate, optimizer.warmup(steps)
     if step <= warmup:
         return peak * step / warmup
     if optimizer.schedule == "constant":

@@ -1,6 +1,7 @@
 """The run file: one TOML document that describes a training run; read, checked, and seen from one node."""
 
 import contextlib
+import glob
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
+
+_WILDCARDS = frozenset("*?[")
 
 
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
@@ -83,10 +86,31 @@ def _files_named(where: str) -> Iterator[None]:
 
 
 def data_files(path: Path, kind: DataKind) -> list[Path]:
-    """The files that data of a kind are read from, in order: a folder's by their suffix, or the file itself."""
-    if not path.is_dir():
+    """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
+    itself."""
+    if path.is_dir():
+        return sorted(file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+    if not is_glob(path):
         return [path]
-    return sorted(file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+    matches = set(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  as a shell, without hidden files
+    return sorted(file for file in matches if file.suffix in SUFFIXES[kind] and file.is_file())
+
+
+def lacks_files(path: Path, kind: DataKind) -> str:
+    """What to say of a folder or a glob without data."""
+    suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[kind])
+    return f"{'matches' if is_glob(path) else 'contains'} no {suffixes} file"
+
+
+def is_glob(path: Path) -> bool:
+    """Whether a path has wildcards and isn't the name of a file or folder."""
+    return glob_root(path) != path and not path.exists()
+
+
+def glob_root(path: Path) -> Path:
+    """The folder above the first part with a wildcard; without one, the path itself."""
+    first = next((part for part in reversed((path, *path.parents)) if _WILDCARDS & set(part.name)), None)
+    return path if first is None else first.parent
 
 
 def _check_tokenizer(config: RunFile, where: str) -> None:
@@ -113,15 +137,15 @@ def _check_model(model: Path, where: str) -> None:
 
 def _check_data(config: RunFile, where: str) -> None:
     data = Path(config.data.path)
-    if not data.exists():
+    several = "a folder" if data.is_dir() else "a glob" if is_glob(data) else ""
+    if not several and not data.exists():
         raise InvalidInputError(where, f"no such file or folder: {data}")
-    if config.data.kind == "samples" and data.is_dir():
-        raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is a folder")
+    if several and config.data.kind == "samples":
+        raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is {several}")
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
-        wanted = " or ".join(f"*{suffix}" for suffix in SUFFIXES[config.data.kind])
         raise InvalidInputError(
-            where, f"{data} {f'contains no {wanted} file with text' if data.is_dir() else 'is empty'}"
+            where, f"{data} {f'{lacks_files(data, config.data.kind)} with text' if several else 'is empty'}"
         )
     if config.data.kind == "samples":
         input_checks.check_samples(data, where)
@@ -152,6 +176,10 @@ def _check_lengths(config: RunFile, where: str) -> None:
         if optimizer.warmup_steps >= config.run.steps:
             problem = f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
             raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
+    with wrong.going_on():
+        if optimizer.warmup_steps and optimizer.warmup_ratio:
+            problem = "can't be combined with optimizer.warmup_steps: remove one of them"
+            raise InvalidInputError(f"{where}: optimizer.warmup_ratio", problem)
     with wrong.going_on():
         if config.data.kind == "text" and config.data.packing != "none":
             problem = 'packs rows and samples; text fills its blocks already: set data.packing = "none"'

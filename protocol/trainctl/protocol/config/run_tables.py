@@ -1,5 +1,7 @@
 """The tables of a run file: their fields, types and defaults."""
 
+import math
+from fractions import Fraction
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -48,7 +50,7 @@ class ModelTable(_Table, frozen=True):
 
 
 class DataTable(_Table, frozen=True):
-    path: PathText  # a file; text and rows: or a folder of *.txt, of *.jsonl and *.parquet
+    path: PathText  # a file; text and rows: or a folder or glob of *.txt, of *.jsonl and *.parquet
     kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
     tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
@@ -89,6 +91,13 @@ class OptimizerTable(_Table, frozen=True):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
+    warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
+
+    def warmup(self, steps: int) -> int:
+        """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""
+        if not self.warmup_ratio:
+            return self.warmup_steps
+        return min(steps - 1, math.ceil(Fraction(str(self.warmup_ratio)) * steps))
 
 
 class AdapterTable(_Table, frozen=True):

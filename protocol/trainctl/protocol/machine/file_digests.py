@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_file import data_files, glob_root, is_glob
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages import FileDigest
 
@@ -41,7 +41,8 @@ def model_digests(model: Path) -> FileDigests:
 
 def data_digests(path: Path, kind: DataKind) -> FileDigests:
     """Of the files that data of a kind are read from."""
-    return files_digests(data_files(path, kind), path if path.is_dir() else path.parent)
+    root = path if path.is_dir() else glob_root(path) if is_glob(path) else path.parent
+    return files_digests(data_files(path, kind), root)
 
 
 def _parts(path: Path) -> Iterator[bytes]:

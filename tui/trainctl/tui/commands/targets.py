@@ -160,12 +160,14 @@ def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
     """By field, the paths of the node's own table that aren't on this machine."""
     table = config.nodes.get(node, run_tables.NodeTable())
     own = {"model_path": table.model_path, "data_path": table.data_path}
-    return {f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(path)}
+    return {
+        f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(Path(path), config.data.kind)
+    }
 
 
-def _is_there(path: str) -> bool:
+def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
     try:
-        return Path(path).exists()
+        return path.exists() or (runfile.is_glob(path) and bool(runfile.data_files(path, kind)))
     except OSError:  # in a folder of another user
         return False
 

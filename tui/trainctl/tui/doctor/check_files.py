@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from trainctl.protocol.config import addresses
+from trainctl.protocol.config.run_file import glob_root, is_glob
 from trainctl.tui.doctor.check_cluster import shell_copy
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
 
@@ -55,10 +56,18 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
         return "copy it to that machine, or give its path there in [nodes.X] model_path or data_path"
     hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
     host = hosts.get(source.node, source.node)
-    place = source.path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{source.path}"
-    if place == other.path:
+    path, target = (_copied(one.path) for one in (source, other))
+    place = path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{path}"
+    if place == target:
         return "the files changed during the check, or two machines share one address: run the doctor again"
-    is_folder = source.what == "model" or [file.name for file in source.digests.files] != [
-        PurePosixPath(source.path).name
-    ]
-    return f"on {other.node}: {shell_copy(place, other.path, is_folder=is_folder)}"
+    is_folder = (
+        source.what == "model"
+        or path != source.path
+        or [file.name for file in source.digests.files] != [PurePosixPath(source.path).name]
+    )
+    return f"on {other.node}: {shell_copy(place, target, is_folder=is_folder)}"
+
+
+def _copied(path: str) -> str:
+    """What rsync copies: of a glob, its folder."""
+    return str(glob_root(Path(path))) if is_glob(Path(path)) else path

@@ -49,11 +49,13 @@ class Model(NamedTuple):
 
 
 def data_kind(path: Path) -> DataKind:
-    """Of a file by its suffix and first line, of a folder by its files. Raises InvalidInputError for one that can't be
-    read."""
-    if path.is_dir():
-        has_text = any(path.rglob("*.txt"))
-        return "rows" if not has_text and run_file.data_files(path, "rows") else "text"
+    """Of a file by its suffix and first line, of a folder or a glob by its files. Raises InvalidInputError for one that
+    can't be read."""
+    if path.is_dir() or run_file.is_glob(path):
+        has_text, has_rows = (bool(run_file.data_files(path, kind)) for kind in ("text", "rows"))
+        if not has_text and not has_rows and not path.is_dir():
+            raise InvalidInputError("--data", f"{path} matches no *.txt, *.jsonl, *.ndjson or *.parquet file")
+        return "rows" if has_rows and not has_text else "text"
     if path.suffix == ".parquet":
         return "rows"
     if path.suffix not in (".jsonl", ".ndjson", ".json"):

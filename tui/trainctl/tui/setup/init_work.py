@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
+from trainctl.protocol.config.run_file import is_glob
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
@@ -109,7 +110,7 @@ def _folder(given: Path | None, option: str, question: str, ask: Ask | None) -> 
         raise InvalidInputError(option, "is required without a terminal to ask on")
     found = given if given is not None else Path(ask(question, ""))  # type: ignore[misc]
     found = found.expanduser().absolute()
-    if not found.exists():
+    if not found.exists() and not is_glob(found):
         raise InvalidInputError(option, f"no such file or folder: {found}")
     return found
 
