@@ -242,11 +242,15 @@ def ask_peer(guarded: Guarded, who: str, message: m.Message) -> m.FromPeer:
         return codec.decode_peer(received(dealer))
 
 
+OF_NODES = (m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest)
+"""Requests that agents send each other with their nodes' keys."""
+
+
 def test_a_nodes_key_reads_no_runs_and_sends_no_verbs(guarded: Guarded) -> None:
     guarded.person("mbp", "node")
     before = guarded.state()
     for message in examples.EXAMPLES["client to agent"].values():
-        if not isinstance(message, m.LogRequest):
+        if not isinstance(message, OF_NODES):
             reply = ask(guarded, "mbp", message)
             assert isinstance(reply, m.Refusal)
             assert reply.code == "not-authorised", message

@@ -191,8 +191,8 @@ def test_work_and_a_run_exclude_each_other(
         scoring.send_signal(signal.SIGINT)
         scoring.communicate(timeout=HANG_SECONDS)
         until(lambda: not any(cluster.trainers().values()), 30, "the workers' end")
-        begun = client.send("start-run", {"config": run_config(run__steps=100_000, nodes=on("alpha"))})
-        assert begun.state == "applied", begun.reason
+        config = run_config(run__steps=100_000, nodes=on("alpha"))
+        until(lambda: client.send("start-run", {"config": config}).state == "applied", 30, "the end of the work")
         done = call_process("score", trained["full"], assets / "rows.jsonl", "--cluster", str(cluster.file))
         assert done.returncode == 3 and "takes part in a run" in done.stderr
         assert client.send("stop", {"checkpoint": False}).state == "applied"

@@ -38,7 +38,7 @@ def asked(tmp_path: Path) -> Callable[..., tuple[m.Answer, ...]]:
 
 
 def state_bytes(state: State) -> list[tuple[str, bytes]]:
-    parts = (state.weights, state.first_moments, state.second_moments, state.random)
+    parts = (state.weights, *state.slots.values(), state.random)
     return [(name, np.asarray(array).tobytes()) for part in parts for name, array in part.items()]
 
 

@@ -183,7 +183,7 @@ def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
     at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
     perplexity = f" (perplexity {run.perplexity:.4g})" if run.perplexity is not None else ""
     return (
-        f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{perplexity}{at}  |g| {fmt.loss(last.grad_norm)}  "
+        f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}{perplexity}  |g| {fmt.loss(last.grad_norm)}  "
         f"{fmt.seconds(last.step_seconds)} a step  {_rate(last, run)}"
     )
 
