@@ -91,6 +91,7 @@ def test_digests_are_of_models_and_data_alone(pair: Any) -> None:
         files = client.digests("model", str(folder / "model")).files
         assert [file.name for file in files] == ["config.json", "model.safetensors"]
         assert "no such file" in client.digests("model", str(folder / "data")).problem.lower()
+        assert client.digests("model", "org/not-cached").problem == "not in the Hugging Face cache"
         for path in ("model", f"{folder}/data/../model"):
             with pytest.raises(RefusedError, match="absolute path"):
                 client.digests("model", path)

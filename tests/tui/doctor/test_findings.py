@@ -205,6 +205,17 @@ def test_the_folder_of_a_glob_is_copied() -> None:
     assert line.endswith("on mbp: rsync -av --checksum studio.local:/data/ /mine/")
 
 
+def test_a_model_by_its_hugging_face_id_is_downloaded_not_copied() -> None:
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    scene = ClusterFacts(WELL, looks, hashed=(
+        hashed("studio", "org/name", "a" * 64, config_json="1"),
+        hashed("mbp", "org/name", "", problem="not in the Hugging Face cache"),
+    ))  # fmt: skip
+    (found,) = (run_checks.line(one) for one in of_files(scene) if one.level == "fail")
+    assert "mbp: model: org/name can't be read: not in the Hugging Face cache" in found
+    assert found.endswith("on that machine, run: hf download org/name")
+
+
 # ---------------------------------------------------------------- the probes
 
 

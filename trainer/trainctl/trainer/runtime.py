@@ -237,7 +237,7 @@ def load_trainer(
 ) -> Trainer:  # fmt: skip
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
     where = str(paths.run_file)
-    config = run_file.on_node(run_file.read(paths.run_file), who.node)
+    config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where)
     dataset = open_dataset(config, paths.node_data, where, _tokenizing(status, control))

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.hub_models import is_hub_id, model_folder
 from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts
@@ -28,6 +29,10 @@ class Doctor:
     async def digests(self, request: m.DigestsRequest) -> m.Digests:
         """Raises InvalidInputError for a path that could be anywhere."""
         path = Path(request.path)
+        if request.what == "model" and is_hub_id(request.path):
+            path = await asyncio.to_thread(model_folder, request.path)
+            if not path.is_absolute():
+                return m.Digests(rid=request.rid, digest="", problem="not in the Hugging Face cache")
         if not path.is_absolute() or ".." in path.parts:
             raise InvalidInputError("path", f"{request.path!r} must be an absolute path without '..'")
         try:

@@ -14,6 +14,7 @@ import psutil
 
 from trainctl.protocol.config import addresses, run_file, run_tables
 from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.hub_models import is_hub_id
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
@@ -44,7 +45,7 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
     names. Raises InvalidInputError by the field."""
     here = run_file.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
-        if not Path(path).is_absolute():
+        if not Path(path).is_absolute() and not (field == "model" and is_hub_id(path)):
             problem = f"{path!r} must be an absolute path: the agent runs in a different folder"
             raise InvalidInputError(f"{where}: {field}.path", problem)
     run_file.check_paths(config, where, node)

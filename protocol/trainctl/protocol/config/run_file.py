@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config import env_policy, input_checks, toml_file
+from trainctl.protocol.config import env_policy, hub_models, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
@@ -60,11 +60,18 @@ def on_node(config: RunFile, node: str) -> RunFile:
     return msgspec.structs.replace(config, model=model, data=data)
 
 
+def on_this_machine(config: RunFile, node: str) -> RunFile:
+    """The run file as it is for `node`, which is this machine: the id of a cached model is replaced by its folder."""
+    config = on_node(config, node)
+    model = msgspec.structs.replace(config.model, path=str(hub_models.model_folder(config.model.path)))
+    return msgspec.structs.replace(config, model=model)
+
+
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
     """Whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
     without loading them. Raises InvalidInputError naming the field and the path; with several, all of them.
     """
-    own, here = config.nodes.get(node, NodeTable()), on_node(config, node)
+    own, here = config.nodes.get(node, NodeTable()), on_this_machine(config, node)
     model_field = f"nodes.{node}.model_path" if own.model_path is not None else "model.path"
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
     wrong = Collected()
@@ -125,6 +132,7 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
 
 
 def _check_model(model: Path, where: str) -> None:
+    hub_models.check_cached(str(model), where)
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
@@ -223,11 +231,14 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A model's id stays as it is, for each node to find in its own cache, unless there is a folder of that name."""
     made = dict(raw)
     for table in ("model", "data"):
         value = made.get(table)
         if isinstance(value, dict) and isinstance(value.get("path"), str) and value["path"]:
-            made[table] = {**value, "path": str(folder / Path(value["path"]).expanduser())}
+            path = folder / Path(value["path"]).expanduser()
+            if table == "data" or not hub_models.is_hub_id(value["path"]) or path.exists():
+                made[table] = {**value, "path": str(path)}
     return made
 
 

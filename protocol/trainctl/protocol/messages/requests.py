@@ -106,7 +106,7 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
     """Requests digests of a model folder or of data. The node reads every file, as fast as its disk allows."""
 
     what: Literal["model", "data"]
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute path
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute path, or a cached model's Hugging Face id
     kind: DataKind = "text"  # kind of data, which selects the files of a folder
 
 

@@ -73,7 +73,7 @@ def main() -> int:
     given: Any = parser.parse_args()
     try:
         overrides = dict(pair.split("=", 1) for pair in given.set)
-        config = run_file.on_node(run_file.read(given.run_file, overrides), given.node)
+        config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file))
         found = preview(config, given.samples, str(given.run_file))
     except (TrainctlError, OSError) as error:

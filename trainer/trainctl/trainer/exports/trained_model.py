@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.hub_models import model_folder
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
@@ -107,4 +108,4 @@ def _base_paths(config: RunFile, checkpoint: Path) -> list[Path]:
         stated = read_object(checkpoint / "adapter_config.json", "adapter configuration")
     paths = [stated.get("base_model_name_or_path"), config.model.path]
     paths += [node.model_path for node in config.nodes.values()]
-    return [*dict.fromkeys(Path(path) for path in paths if path)]
+    return [*dict.fromkeys(model_folder(path) for path in paths if path)]

@@ -30,7 +30,7 @@ class CheckpointModel(NamedTuple):
 def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) -> CheckpointModel:
     """Raises InvalidInputError if the checkpoint is damaged, or its adapters' base is missing here or another one."""
     verify(checkpoint)
-    config = run_file.on_node(config, node)
+    config = run_file.on_this_machine(config, node)
     directory = Path(config.model.path) if config.adapter.kind != "full" else checkpoint
     if not (directory / "config.json").is_file():
         raise InvalidInputError(f"{where}: model.path", f"the adapters' base model is missing on {node}: {directory}")

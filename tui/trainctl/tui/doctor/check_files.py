@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from trainctl.protocol.config import addresses
+from trainctl.protocol.config.hub_models import is_hub_id
 from trainctl.protocol.config.run_file import glob_root, is_glob
 from trainctl.tui.doctor.check_cluster import shell_copy
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
@@ -52,6 +53,8 @@ def _difference(source: Hashed, other: Hashed) -> str:
 
 def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     """The rsync line, to be run on the node that is wrong."""
+    if is_hub_id(other.path):
+        return f"on that machine, run: hf download {other.path}"
     if source is None or source.node == other.node:
         return "copy it to that machine, or give its path there in [nodes.X] model_path or data_path"
     hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}

@@ -46,7 +46,7 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
 
 def _facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
     for name in nodes:
-        model = Path(run_file.on_node(config, name).model.path)
+        model = Path(run_file.on_this_machine(config, name).model.path)
         if (model / "config.json").is_file():
             return read_facts(model, f"{where}: model.path")
     return None
