@@ -176,7 +176,7 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
 
     yield make
     for executor in opened:
-        executor.close()
+        executor._prefetch.close()
     for page in pages:
         page.close()
 

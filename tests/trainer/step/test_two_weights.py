@@ -67,7 +67,7 @@ def test_it_does_not_depend_on_the_ranks(new_rig: Callable[..., Any], new_ranks:
 
 
 def test_one_weight_takes_no_look_at_the_step(new_rig: Callable[..., Any]) -> None:
-    rig = new_rig("torch", samples=True)
+    rig = new_rig("torch", samples=True, data__prefetch=0)
     sizes: list[int] = []
     batch = rig.dataset.batch
 
