@@ -16,7 +16,7 @@ from trainctl.trainer.backends.base import Memory
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.mlx_backend import MlxBackend
 
-MUCH, BLOCK = 50_000_000, 100_000_000
+MUCH, BLOCK = 40_000_000, 100_000_000
 NewRig = Callable[..., Any]
 
 
