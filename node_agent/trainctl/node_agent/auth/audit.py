@@ -8,8 +8,9 @@ from trainctl.node_agent.records.agent_db import AgentDb
 FLUSH_SECONDS = 1.0
 SAME_SECONDS = 60.0
 """Seconds within which refusals of the same thing are one entry with a count."""
-MOST_ENTRIES = 64
-"""Most different entries within that time; further ones are counted in one."""
+MOST_ENTRIES = 256
+"""Most different entries within that time, enough for every request and verb of three keys; further ones are counted in
+one."""
 
 
 class Subject(NamedTuple):

@@ -19,7 +19,7 @@ class ObjectiveMetric(NamedTuple):
 class Objective(NamedTuple):
     """What its loss is, and what that is divided by."""
 
-    weights: tuple[str, ...]  # each divides a term of the loss; metrics and rates are told in the first
+    weights: tuple[str, ...]  # each divides a term of the loss; metrics and rates are per unit of the first
     loss_unit: str
     needs_mask: bool = False  # whether only data of rows or samples say which targets count
     metrics: tuple[ObjectiveMetric, ...] = ()

@@ -37,7 +37,8 @@ from trainctl.trainer.backends.base import (
     limit_of,
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
-from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
+from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
+from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Sums
@@ -76,7 +77,7 @@ class TorchBackend(Backend):
         self._sums: list[torch.Tensor] = []  # of the last forward
         self._added: list[list[torch.Tensor]] = []  # of each micro-batch since `clear`
         self._queued: deque[torch.cuda.Event] = deque()  # at the end of each backward that may still be running
-        self._cap_bytes = _device_cap(self._device, parts.limit_bytes)
+        self._cap_bytes = memory_cap(self._device, parts.limit_bytes)
         self._memory = (
             SampledMemory(torch.mps.current_allocated_memory, self._cap_bytes)
             if self._device.type == "mps"
@@ -345,14 +346,14 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
     """The model of `config` as float32 masters on the node's device. Raises InvalidInputError naming the field."""
     if node.threads:
         torch.set_num_threads(node.threads)
-    device = _device(node.device, where)
+    device = choose_device(node.device, where)
     torch.manual_seed(config.run.seed)
     path, dtype = Path(config.model.path), _DTYPES[config.model.dtype]
     adapter = read_lora(config, where)
     model = read_model(path, where, dtype if adapter else torch.float32)
     limit_bytes = limit_of(node)
     if limit_bytes:
-        _limit(device, limit_bytes)
+        limit_memory(device, limit_bytes)
     try:
         if adapter is not None:
             model = torch_lora.attach(model.to(device), adapter)
@@ -410,43 +411,6 @@ def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.op
         moments = {slot: torch.zeros_like(master) for slot in ADAMW_SLOTS}
         optimizer.state[master] = {"step": torch.tensor(0.0), **moments}
     return optimizer
-
-
-def _device(wanted: str, where: str) -> torch.device:
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if wanted in ("auto", "gpu"):
-        found = "cuda:0" if cuda else "mps" if mps else "cpu"
-        if wanted == "gpu" and found == "cpu":
-            raise InvalidInputError(f"{where}: nodes.device", "torch finds no GPU on this machine")
-        return torch.device(found)
-    device = torch.device("cuda:0" if wanted == "cuda" else wanted)
-    missing = (device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count())) or (
-        device.type == "mps" and not mps
-    )
-    if missing:
-        raise InvalidInputError(f"{where}: nodes.device", f"torch finds no device {wanted!r} on this machine")
-    return device
-
-
-def _device_cap(device: torch.device, limit_bytes: int | None) -> int | None:
-    """What the trainer may hold on its device; None on a CPU, whose memory is the host's."""
-    if device.type == "cuda":
-        total = int(torch.cuda.get_device_properties(device).total_memory)
-    elif device.type == "mps":
-        total = int(torch.mps.recommended_max_memory())
-    else:
-        return None
-    return min(total, limit_bytes or total)
-
-
-def _limit(device: torch.device, limit_bytes: int) -> None:
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
-    elif device.type == "mps":
-        torch.mps.set_per_process_memory_fraction(min(2.0, limit_bytes / torch.mps.recommended_max_memory()))
-    else:
-        limit_process(limit_bytes)
 
 
 def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Attention masks of transformers, without its question to the device at every forward pass.
 
 From the positions of a batch, transformers looks for several documents in a row, and the host waits for the answer.
-Where a batch is known to have one document per row, it is told so.
+Within `one_document_per_row`, it skips that search.
 """
 
 from collections.abc import Callable, Iterator

@@ -53,7 +53,7 @@ class Tail:
 
     @property
     def weight(self) -> float:
-        """The first, in which losses and rates are told."""
+        """The first one, which divides reported losses and rates."""
         return next(iter(self.weights.values()))
 
     @property

@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     source: Path
     content: Any  # bytes of text, a list of lines, or a pyarrow RecordBatch
     first: int  # its first line or row, from 1; of text its first byte, from 0
-    size: int  # bytes of the source that it stands for
+    size: int  # bytes of the source
     following: bytes = b""  # text: the start of the next part
     is_end: bool = True  # text: the file ends with it
 

@@ -36,7 +36,7 @@ def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScal
 
 
 def take_lowest(group: Group, generation: Generation, backend: Backend, progress: Progress) -> float:
-    """Take over the weights and slots of the group's lowest rank, which stands at the same step. Returns the drift: the
+    """Take over the weights and slots of the group's lowest rank, which is at the same step. Returns the drift: the
     largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's. Raises
     as `level`; stopped half-way, the state is still one of this step, to rounding."""
     drift = 0.0
