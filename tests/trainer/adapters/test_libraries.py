@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.trainer.support.chat_model import make_chat_model, questions, tokenizer, write_rows
 from tests.trainer.support.curves import SIZES, worst
 
-from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends import torch_model
 from trainctl.trainer.data.permutation import samples_at
 
 STEPS = 50
@@ -103,7 +103,7 @@ def test_lora_is_trl_s(start: Start, tmp_path: Path) -> None:
     rows = questions(90)
     rig = start("torch", rows, adapter=LORA)
     config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    base: Any = torch_backend.read_model(Path(rig.config.model.path), "run.toml")
+    base: Any = torch_model.read_model(Path(rig.config.model.path), "run.toml")
     model = copied(get_peft_model(base, config), rig.backend.copy_of("weights"))
     theirs = trained(
         trl.SFTTrainer, model=model, args=arguments(trl.SFTConfig, tmp_path / "trl", max_length=257),
@@ -125,7 +125,7 @@ def test_each_adapter_is_that_of_peft_and_transformers_trainer(
     from peft import LoraConfig, get_peft_model
 
     rig = start("torch", questions(90), adapter=adapter)
-    model: Any = torch_backend.read_model(Path(rig.config.model.path), "run.toml")
+    model: Any = torch_model.read_model(Path(rig.config.model.path), "run.toml")
     if adapter["kind"] != "full":
         config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", use_rslora=adapter["kind"] == "rslora")
         model = copied(get_peft_model(model, config), rig.backend.copy_of("weights"))
@@ -156,7 +156,7 @@ def test_lora_is_mlx_lm_s(start: Start, tmp_path: Path) -> None:
     rig = start(
         "mlx", rows, adapter=LORA, data__kind="samples", optimizer__clip_norm=0.0, optimizer__weight_decay=0.0
     )  # fmt: skip
-    from trainctl.trainer.backends.mlx_backend import read_model
+    from trainctl.trainer.backends.mlx_model import read_model
 
     model: Any = read_model(Path(rig.config.model.path), "run.toml", 256)
     model.freeze()

@@ -11,7 +11,7 @@ from tests.trainer.support.curves import losses, plain_losses, worst
 from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import lora_of
-from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends import torch_model
 from trainctl.trainer.common.model_files import stored_shapes
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 64.0}
@@ -42,7 +42,7 @@ def test_the_curve_is_that_of_peft_and_a_plain_torch_loop(new_rig: Rigs) -> None
 
     rig = adapted(new_rig, "torch")
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
-    model: Any = get_peft_model(torch_backend.read_model(Path(rig.config.model.path), "run.toml"), config).train()  # type: ignore[arg-type]
+    model: Any = get_peft_model(torch_model.read_model(Path(rig.config.model.path), "run.toml"), config).train()  # type: ignore[arg-type]
     first = rig.backend.copy_of("weights")
     named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     assert named.keys() == first.keys()

@@ -13,7 +13,7 @@ import pytest
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends import torch_model
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective.shared_buffer import layout_digest
@@ -402,7 +402,7 @@ def test_an_adapter_s_checkpoint_resumes_to_the_byte_and_opens_in_peft(
     resumed.progress.load(found.loop.step, found.loop.cursor)
     assert [resumed.train(step, 5).loss_sum for step in range(4, 7)] == expected
     assert same_bits(straight.backend.export_state().weights, resumed.backend.export_state().weights)
-    plain: Any = torch_backend.read_model(model, "run.toml")
+    plain: Any = torch_model.read_model(model, "run.toml")
     opened: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
     with torch.inference_mode():
         logits = torch.log_softmax(opened(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits, -1)

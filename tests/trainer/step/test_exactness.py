@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.curves import G, losses, plain_losses, worst
 
-from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends import torch_model
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.data.batch import Batch
 
@@ -45,7 +45,7 @@ def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable
     import torch
 
     rig = new_rig("torch", samples=True)
-    model = torch_backend.read_model(Path(rig.config.model.path), "run.toml").train()
+    model = torch_model.read_model(Path(rig.config.model.path), "run.toml").train()
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]

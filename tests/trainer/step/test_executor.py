@@ -339,7 +339,8 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.host_memory import limit_process
         from trainctl.trainer.backends.base import Parts
-        from trainctl.trainer.backends.torch_backend import TorchBackend, read_model
+        from trainctl.trainer.backends.torch_backend import TorchBackend
+        from trainctl.trainer.backends.torch_model import read_model
         from trainctl.trainer.objectives.pretrain import OBJECTIVE
         from trainctl.protocol.config.run_tables import OptimizerTable
 

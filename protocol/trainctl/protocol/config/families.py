@@ -4,7 +4,11 @@ Tested: random models of the family, in torch and MLX, against transformers' eag
 same table.
 """
 
+import json
+from pathlib import Path
 from typing import Final, NamedTuple
+
+from trainctl.protocol.errors import InvalidInputError
 
 
 class Family(NamedTuple):
@@ -13,6 +17,7 @@ class Family(NamedTuple):
     title: str
     log_probability: float  # nats, of one token
     gradient: float  # of a parameter, relative to its norm
+    neutral_norm: float = 1.0  # weight of a norm that scales nothing; 0 where the model adds 1 to it
 
 
 TESTED: Final[dict[str, Family]] = {
@@ -20,12 +25,20 @@ TESTED: Final[dict[str, Family]] = {
     "mistral": Family("Mistral", 1e-4, 1e-5),
     "qwen2": Family("Qwen2", 1e-4, 1e-5),
     "qwen3": Family("Qwen3", 1e-4, 1e-5),
-    "gemma2": Family("Gemma 2", 1e-4, 1e-5),
-    "gemma3_text": Family("Gemma 3", 1e-4, 1e-5),
+    "gemma2": Family("Gemma 2", 1e-4, 1e-5, 0.0),
+    "gemma3_text": Family("Gemma 3", 1e-4, 1e-5, 0.0),
     "phi3": Family("Phi-3", 1e-4, 1e-5),
     "smollm3": Family("SmolLM3", 1e-4, 1e-5),
 }
 """By `model_type` in config.json."""
+
+
+def check_random(config: Path, where: str) -> None:
+    """Whether the model of a config.json can be trained from scratch. Raises InvalidInputError, blaming `where`."""
+    family = json.loads(config.read_text(encoding="utf-8")).get("model_type", "unknown")
+    if family not in TESTED:
+        problem = f'model.init = "random" knows the model types {", ".join(sorted(TESTED))}, not {family!r}'
+        raise InvalidInputError(where, problem)
 
 
 def untested(family: str) -> str | None:

@@ -12,7 +12,8 @@ class ModelFacts(NamedTuple):
     """A causal language model's size."""
 
     family: str  # `model_type`
-    shapes: Mapping[str, tuple[int, ...]]  # of each weight by its stored name; a tied head isn't there twice
+    shapes: Mapping[str, tuple[int, ...]]  # of each weight by its stored name; a tied head isn't there twice.
+    # Without weight files: of a Llama's matrices
     width: int  # of hidden states
     intermediate: int  # width of the feed-forward layers
     layers: int
@@ -31,7 +32,7 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     ]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    shapes = _stored(model, where)
+    shapes = _stored(model, where) or _matrices(config, *sizes)
     if config.get("tie_word_embeddings", False) and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     stated = config.get("intermediate_size")
@@ -42,3 +43,21 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
 def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
     files = sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
     return {name: shape for file in files for name, shape in input_checks.stored_shapes(file, where).items()}
+
+
+def _matrices(
+    config: dict[str, Any], width: int, layers: int, heads: int, vocabulary: int
+) -> dict[str, tuple[int, ...]]:
+    """Those of a Llama of these sizes."""
+    inner, groups = config.get("intermediate_size", 4 * width), config.get("num_key_value_heads") or heads
+    head = config.get("head_dim") or width // heads
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, width)}
+    if not config.get("tie_word_embeddings", False):
+        found["lm_head.weight"] = (vocabulary, width)
+    for layer in (f"model.layers.{number}" for number in range(layers)):
+        found |= {f"{layer}.self_attn.{name}_proj.weight": (head * count, width)
+                  for name, count in (("q", heads), ("k", groups), ("v", groups))}  # fmt: skip
+        found[f"{layer}.self_attn.o_proj.weight"] = (width, head * heads)
+        found |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+        found[f"{layer}.mlp.down_proj.weight"] = (width, inner)
+    return found

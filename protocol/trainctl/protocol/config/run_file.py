@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config import env_policy, hub_models, input_checks, toml_file
+from trainctl.protocol.config import env_policy, families, hub_models, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 _WILDCARDS = frozenset("*?[")
@@ -76,7 +76,7 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
     wrong = Collected()
     with wrong.going_on(), _files_named(where):
-        _check_model(Path(here.model.path), f"{where}: {model_field}")
+        _check_model(here.model, f"{where}: {model_field}")
     with wrong.going_on(), _files_named(where):
         _check_data(here, f"{where}: {data_field}")
     with wrong.going_on():
@@ -131,14 +131,20 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
         )
 
 
-def _check_model(model: Path, where: str) -> None:
-    hub_models.check_cached(str(model), where)
+def _check_model(table: ModelTable, where: str) -> None:
+    model = Path(table.path)
+    hub_models.check_cached(table.path, where)
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
+    if table.init == "random":
+        families.check_random(model / "config.json", where)
+        return
     weights = sorted(model.glob("*.safetensors"))
     if not weights:
-        raise InvalidInputError(where, f"{model} has a config.json but no *.safetensors weights")
+        raise InvalidInputError(
+            where, f'{model} has a config.json but no *.safetensors weights; model.init = "random" needs none'
+        )
     for file in weights:
         input_checks.check_weights(file, where)
 
@@ -169,7 +175,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares, _check_objective):
+    for check in (_check_lengths, _check_shares, _check_objective, _check_init):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -212,6 +218,12 @@ def _check_objective(config: RunFile, where: str) -> None:
     if kind == "text" and objective_of(objective, kind).needs_mask:
         problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
         raise InvalidInputError(f"{where}: objective.kind", problem)
+
+
+def _check_init(config: RunFile, where: str) -> None:
+    if config.model.init == "random" and config.adapter.kind != "full":
+        problem = 'adapters need a trained model: set adapter.kind = "full" or model.init = "pretrained"'
+        raise InvalidInputError(f"{where}: model.init", problem)
 
 
 def _check_node(config: RunFile, name: str, where: str) -> None:

@@ -46,6 +46,7 @@ class ModelTable(_Table, frozen=True):
     path: PathText  # a Hugging Face directory: config.json, model.safetensors; or a cached model's id, org/name
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
+    init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
 

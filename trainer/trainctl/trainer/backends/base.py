@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable
+from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
@@ -118,6 +118,17 @@ class Backend(ABC):
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
     _model: Any  # with `train()` and `eval()`
+
+    @classmethod
+    @abstractmethod
+    def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "Backend":
+        """The model of a run file on the node's device, without `init` having been applied. Raises InvalidInputError
+        naming the field at fault, and the library's own errors where memory runs out."""
+
+    @abstractmethod
+    def chunk_losses(self, config: RunFile, where: str) -> None:
+        """Compute the loss of some tokens at a time, as a run file asks for it. Raises InvalidInputError if the model
+        doesn't allow it."""
 
     @property
     @abstractmethod
@@ -330,11 +341,6 @@ class BatchOutputs(Outputs):
 
     def loss_sum(self) -> Any:
         return self._losses(self._found, "sum")
-
-
-def limit_of(node: NodeTable) -> int | None:
-    """The bytes that a rank may take on its device."""
-    return None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
 
 
 def check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -1,4 +1,4 @@
-"""The choice between the backends, and the model in the chosen one."""
+"""The builder: chooses a backend, and puts it together from model, objective, adapter and optimizer."""
 
 import importlib.util
 import sys
@@ -6,9 +6,13 @@ from pathlib import Path
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import document_mask
-from trainctl.trainer.backends.base import Backend, BackendName
-from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.backends.base import Backend, BackendName, Parts
+from trainctl.trainer.backends.random_weights import random_weights
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import model_config, vocabulary_size
+from trainctl.trainer.objectives.registry import objective_for
 
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 
@@ -16,18 +20,34 @@ _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 def load(config: RunFile, node: NodeTable, where: str) -> Backend:
     """The model of `config` in the backend and on the device that `node` asks for. Raises InvalidInputError naming the
     field of the run file that is at fault."""
-    name = choose(node.backend, where)
-    if name == "mlx":
-        from trainctl.trainer.backends.mlx_backend import load_mlx
-
-        backend: Backend = load_mlx(config, node, where)
-    else:
-        from trainctl.trainer.backends.torch_backend import load_torch
-
-        backend = load_torch(config, node, where)
+    kind, model = _backend(choose(node.backend, where)), Path(config.model.path)
+    limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
+    parts = Parts(objective_for(config), config.optimizer, read_lora(config, where), limit_bytes)
+    try:
+        backend = kind.open(config, node, parts, where)
+        if parts.adapter is not None:
+            backend.copy_in("weights", parts.adapter.first_values(config.run.seed))
+        elif config.model.init == "random":
+            backend.copy_in("weights", random_weights(backend.shapes, model_config(model), config.run.seed))
+    except (RuntimeError, MemoryError) as error:
+        if not kind.is_out_of_memory(error):
+            raise
+        problem = f"the model and its optimizer do not fit into memory: {first_line(error)}"
+        raise InvalidInputError(f"{where}: model.path", problem) from None
+    backend.chunk_losses(config, where)
     if config.data.packing != "none":
-        document_mask.check(backend, vocabulary_size(Path(config.model.path)), where)
+        document_mask.check(backend, vocabulary_size(model), where)
     return backend
+
+
+def _backend(name: BackendName) -> type[Backend]:
+    if name == "mlx":
+        from trainctl.trainer.backends.mlx_backend import MlxBackend
+
+        return MlxBackend
+    from trainctl.trainer.backends.torch_backend import TorchBackend
+
+    return TorchBackend
 
 
 def choose(wanted: str, where: str) -> BackendName:

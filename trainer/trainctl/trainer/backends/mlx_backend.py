@@ -13,16 +13,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import mlx.core as mx
 import numpy as np
+from mlx import nn
+from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
-from trainctl.trainer.adapters.lora import Lora, read_lora
+from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends import mlx_generation, rope_config
+from trainctl.trainer.backends import mlx_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
@@ -34,24 +37,15 @@ from trainctl.trainer.backends.base import (
     Memory,
     Part,
     Parts,
-    limit_of,
 )
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
-from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.backends.mlx_model import flat, read_model
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.objectives.registry import objective_for
-
-os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
-
-import mlx.core as mx
-from mlx import nn
-from mlx.utils import tree_flatten, tree_unflatten
 
 Arrays = dict[str, Any]
-_NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
 
 
 class MlxBackend(Backend):
@@ -70,7 +64,7 @@ class MlxBackend(Backend):
         if adapter is not None:
             model.set_dtype(dtype)
         self._places = _places(model, adapter)
-        held = dict(_flat(model.trainable_parameters()))
+        held = dict(flat(model.trainable_parameters()))
         self._masters: Arrays = {name: held[place.name].astype(mx.float32) for name, place in self._places.items()}
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
         self._slots: dict[str, Arrays] = {
@@ -85,6 +79,20 @@ class MlxBackend(Backend):
         mx.eval(self._masters, self._slots)
         model.train()
         self._publish()
+
+    @classmethod
+    def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
+        _choose_device(node.device, where)
+        mx.random.seed(config.run.seed)
+        if parts.limit_bytes:
+            mx.set_memory_limit(parts.limit_bytes)
+        path, stored = Path(config.model.path), config.model.init == "pretrained"
+        model = read_model(path, where, config.data.sequence_length, with_weights=stored)
+        checkpoint_mlx(model, config.model.gradient_checkpointing, where)
+        return cls(model, parts, dtype=getattr(mx, config.model.dtype))
+
+    def chunk_losses(self, config: RunFile, where: str) -> None:
+        self.chunks = MlxChunks(self._model, chunking_of(config, self.memory(), of_host=True), where)
 
     @property
     def device(self) -> str:
@@ -156,7 +164,7 @@ class MlxBackend(Backend):
             return -np.array(self._losses(batch, None, "none"))
 
     def _row_norms(self) -> Iterator[Array]:
-        held = dict(_flat(self._model.trainable_parameters()))
+        held = dict(flat(self._model.trainable_parameters()))
         for place in self._places.values():
             yield np.array(mx.linalg.norm(held[place.name].astype(mx.float32), axis=-1))
 
@@ -283,62 +291,6 @@ class MlxBackend(Backend):
         return tree_unflatten([(self._places[name].name, p.astype(dtype)) for name, p in masters.items()])
 
 
-def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
-    """The model of `config` as float32 masters on the node's device. Raises InvalidInputError naming the field."""
-    _choose_device(node.device, where)
-    mx.random.seed(config.run.seed)
-    limit_bytes = limit_of(node)
-    if limit_bytes:
-        mx.set_memory_limit(limit_bytes)
-    path = Path(config.model.path)
-    adapter = read_lora(config, where)
-    model = read_model(path, where, config.data.sequence_length)
-    checkpoint_mlx(model, config.model.gradient_checkpointing, where)
-    dtype = getattr(mx, config.model.dtype)
-    parts = Parts(objective_for(config), config.optimizer, adapter, limit_bytes)
-    backend = MlxBackend(model, parts, dtype=dtype)
-    if adapter is not None:
-        backend.copy_in("weights", adapter.first_values(config.run.seed))
-    backend.chunks = MlxChunks(model, chunking_of(config, backend.memory(), of_host=True), where)
-    return backend
-
-
-def read_model(path: Path, where: str, longest: int) -> Any:
-    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run. Raises
-    InvalidInputError if it cannot be read, if mlx-lm leaves out its sliding window, or if its weights have other names
-    or shapes in MLX, since checkpoints and other ranks know them by their Hugging Face ones."""
-    config = rope_config.for_mlx(rope_config.read(path), longest)
-    _check_window(config, where, longest)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from mlx_lm.utils import load_model
-
-    try:
-        model, _ = load_model(path, model_config=rope_config.changed(config, path))
-        files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
-    stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
-    for name, parameter in _flat(model.trainable_parameters()):
-        if stored.get(name) != tuple(parameter.shape):
-            raise InvalidInputError(
-                f"{where}: model.path",
-                f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",
-            )
-    return model
-
-
-def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
-    """Whether mlx-lm sees what the model does: sequences of up to the window's length look the same without one."""
-    window, kind = config.get("sliding_window"), config.get("model_type", "")
-    windowed = kind in _NO_SLIDING_WINDOW and config.get("use_sliding_window", not kind.startswith("qwen"))
-    if windowed and isinstance(window, int) and longest > window:
-        raise InvalidInputError(
-            f"{where}: data.sequence_length",
-            f"{longest} is above the sliding window of {window}; mlx-lm ignores that window in {kind} models: "
-            f"set at most {window}, or train with torch",
-        )
-
-
 def _choose_device(wanted: str, where: str) -> None:
     if wanted == "cpu":
         mx.set_default_device(mx.Device(mx.cpu))
@@ -352,15 +304,9 @@ def _places(model: Any, adapter: Lora | None) -> dict[str, Place]:
     """Where the model holds each trained parameter, by its stored name, names ascending; an adapter is attached."""
     if adapter is not None:
         return dict(sorted(mlx_lora.attach(model, adapter).items()))
-    return {name: Place(name, transposed=False) for name, _ in sorted(_flat(model.trainable_parameters()))}
+    return {name: Place(name, transposed=False) for name, _ in sorted(flat(model.trainable_parameters()))}
 
 
 def _turned(array: Any, place: Place) -> Any:
     """Between the model's layout and the stored one."""
     return array.T if place.transposed else array
-
-
-def _flat(tree: Any) -> list[tuple[str, Any]]:
-    """(name, array) pairs of a tree of parameters."""
-    pairs: Any = tree_flatten(tree)
-    return list(pairs)

@@ -6,7 +6,6 @@ queue. On MPS `forward` and `backward` end in a wait for the device; on a CPU wo
 
 import functools
 import gc
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
-from trainctl.trainer.adapters.lora import read_lora
-from trainctl.trainer.backends import rope_config, torch_generation, torch_masks
+from trainctl.trainer.backends import torch_generation, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
@@ -34,15 +31,13 @@ from trainctl.trainer.backends.base import (
     Memory,
     Part,
     Parts,
-    limit_of,
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
-from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.backends.torch_model import read_model
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.objectives.registry import objective_for
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
@@ -83,6 +78,25 @@ class TorchBackend(Backend):
             if self._device.type == "mps"
             else HostMemory(parts.limit_bytes)
         )
+
+    @classmethod
+    def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "TorchBackend":
+        if node.threads:
+            torch.set_num_threads(node.threads)
+        device, dtype = choose_device(node.device, where), _DTYPES[config.model.dtype]
+        torch.manual_seed(config.run.seed)
+        held, stored = dtype if parts.adapter else torch.float32, config.model.init == "pretrained"
+        model = read_model(Path(config.model.path), where, held, with_weights=stored)
+        if parts.limit_bytes:
+            limit_memory(device, parts.limit_bytes)
+        if parts.adapter is not None:
+            model = torch_lora.attach(model.to(device), parts.adapter)
+        checkpoint_torch(model, config.model.gradient_checkpointing, where)
+        return cls(model, parts, dtype=dtype, device=device)
+
+    def chunk_losses(self, config: RunFile, where: str) -> None:
+        chunking = chunking_of(config, self.memory(), of_host=self._device.type != "cuda")
+        self.chunks = TorchChunks(self._model, chunking, where)
 
     @classmethod
     def is_out_of_memory(cls, error: BaseException) -> bool:
@@ -340,64 +354,6 @@ class TorchBackend(Backend):
             torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._device)
         if "torch.mps" in states and self._device.type == "mps":
             torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
-
-
-def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
-    """The model of `config` as float32 masters on the node's device. Raises InvalidInputError naming the field."""
-    if node.threads:
-        torch.set_num_threads(node.threads)
-    device = choose_device(node.device, where)
-    torch.manual_seed(config.run.seed)
-    path, dtype = Path(config.model.path), _DTYPES[config.model.dtype]
-    adapter = read_lora(config, where)
-    model = read_model(path, where, dtype if adapter else torch.float32)
-    limit_bytes = limit_of(node)
-    if limit_bytes:
-        limit_memory(device, limit_bytes)
-    try:
-        if adapter is not None:
-            model = torch_lora.attach(model.to(device), adapter)
-        checkpoint_torch(model, config.model.gradient_checkpointing, where)
-        parts = Parts(objective_for(config), config.optimizer, adapter, limit_bytes)
-        backend = TorchBackend(model, parts, dtype=dtype, device=device)
-        if adapter is not None:
-            backend.copy_in("weights", adapter.first_values(config.run.seed))
-        backend.chunks = TorchChunks(model, chunking_of(config, backend.memory(), of_host=device.type != "cuda"), where)
-        return backend
-    except (RuntimeError, MemoryError) as error:
-        if not TorchBackend.is_out_of_memory(error):
-            raise
-        raise InvalidInputError(
-            f"{where}: model.path", f"the model and its optimizer do not fit on {device}: {first_line(error)}"
-        ) from None
-
-
-def read_model(path: Path, where: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The causal language model in a Hugging Face directory, in `dtype`; nothing is fetched and no code in it is run.
-    Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
-    config = rope_config.read(path)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import transformers
-    from safetensors import SafetensorError
-
-    torch_masks.install()
-    loader: Any = transformers.AutoModelForCausalLM
-    logging: Any = transformers.utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
-        whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
-        model, notes = loader.from_pretrained(
-            path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
-            output_loading_info=True,
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
-    if notes["missing_keys"]:
-        raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
-    loaded: torch.nn.Module = model
-    return loaded
 
 
 def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.optim.AdamW:

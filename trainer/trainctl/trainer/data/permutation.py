@@ -18,6 +18,7 @@ function, and walking a bijection's cycles back into [0, N) is a bijection of [0
 walk takes fewer than four rounds on average.
 """
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -29,6 +30,8 @@ Indices = NDArray[np.int64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 8
+_DRAWN_AT_ONCE = 1 << 20
+"""Random values made at once, so that a large weight takes little memory beside its own."""
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -62,11 +65,14 @@ def samples_at(positions: Indices, size: int, seed: int) -> Indices:
 
 def uniform(shape: tuple[int, ...], key: int, bound: float) -> NDArray[np.float32]:
     """Random values from -bound to bound, of 24 bits each: `mix` over a counter that starts at `key` * 2^32."""
-    count = int(np.prod(shape))
     start = np.uint64(key & (_MASK >> 32)) << np.uint64(32)
-    bits = mix(mix(start + np.arange(count, dtype=np.uint64))) >> np.uint64(40)
-    unit = (bits.astype(np.float64) + 0.5) / 2**24
-    return ((2 * unit - 1) * bound).astype(np.float32).reshape(shape)
+    values = np.empty(math.prod(shape), np.float32)
+    for first in range(0, len(values), _DRAWN_AT_ONCE):
+        piece = values[first : first + _DRAWN_AT_ONCE]
+        counter = start + np.arange(first, first + len(piece), dtype=np.uint64)
+        unit = ((mix(mix(counter)) >> np.uint64(40)).astype(np.float64) + 0.5) / 2**24
+        piece[:] = (2 * unit - 1) * bound
+    return values.reshape(shape)
 
 
 def positions_of(ranges: Iterable[Range]) -> Indices:

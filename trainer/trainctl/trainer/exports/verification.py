@@ -105,7 +105,7 @@ def _torch_model(trained: TrainedModel) -> Any:
     import torch
 
     from trainctl.trainer.adapters import torch_lora
-    from trainctl.trainer.backends.torch_backend import read_model
+    from trainctl.trainer.backends.torch_model import read_model
 
     model = read_model(trained.model, _WHERE)
     if trained.lora is None:
@@ -121,7 +121,7 @@ def _torch_model(trained: TrainedModel) -> Any:
 def _mlx_model(trained: TrainedModel) -> Any:
     import mlx.core as mx
 
-    from trainctl.trainer.backends.mlx_backend import read_model
+    from trainctl.trainer.backends.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     if trained.lora is not None:
@@ -132,7 +132,7 @@ def _mlx_model(trained: TrainedModel) -> Any:
 
 
 def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
-    from trainctl.trainer.backends.mlx_backend import read_model
+    from trainctl.trainer.backends.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     model.load_weights([*dequantized(folder).items()])

@@ -34,7 +34,8 @@ def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) ->
     directory = Path(config.model.path) if config.adapter.kind != "full" else checkpoint
     if not (directory / "config.json").is_file():
         raise InvalidInputError(f"{where}: model.path", f"the adapters' base model is missing on {node}: {directory}")
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(directory)))
+    model = msgspec.structs.replace(config.model, path=str(directory), init="pretrained")
+    config = msgspec.structs.replace(config, model=model)
     if config.adapter.kind != "full":
         wanted = read_loop(checkpoint).base_digest
         if base_digest(model_digests(directory).whole, read_lora(config, where)) != wanted:

@@ -1,0 +1,92 @@
+"""Models that are trained from scratch: the same bits on both backends, and transformers' scale."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.trainer.backends.test_families import FAMILIES, SMALL
+
+from trainctl.protocol.config.families import TESTED
+from trainctl.protocol.config.run_file import check_paths
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.random_weights import random_weights
+from trainctl.trainer.data.permutation import mix, uniform
+
+transformers = pytest.importorskip("transformers")
+ONE_OF_EACH = {family.kind: family for family in FAMILIES.values()}
+
+
+@pytest.fixture
+def unwritten(tmp_path: Path) -> Callable[[str], Path]:
+    """A model's folder without weights."""
+
+    def make(kind: str) -> Path:
+        family = ONE_OF_EACH[kind]
+        told = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
+        transformers.AutoConfig.for_model(kind, **told).save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return make
+
+
+@pytest.mark.parametrize("kind", TESTED)
+def test_every_tested_family_starts_alike_on_both_backends_and_at_transformers_scale(
+    unwritten: Callable[[str], Path], run_file: Callable[..., Any], kind: str
+) -> None:
+    from trainctl.trainer.backends.torch_model import read_model
+
+    model, made = unwritten(kind), {}
+    for backend in ("torch", "mlx"):
+        config = run_file(
+            model__path=str(model), model__init="random", nodes__here={"backend": backend, "device": "cpu"}
+        )
+        made[backend] = load(config, config.nodes["here"], "run.toml").export_state().weights
+    assert made["torch"].keys() == made["mlx"].keys()
+    assert all(np.array_equal(values, made["mlx"][name]) for name, values in made["torch"].items())
+    theirs = dict(read_model(model, "run.toml", with_weights=False).named_parameters())
+    matrices: dict[bool, list[Any]] = {True: [], False: []}
+    for name, values in made["torch"].items():
+        other = theirs[name].detach().numpy()
+        if values.ndim == 1:
+            assert np.array_equal(values, other), name
+        else:
+            matrices[True].append(values.ravel())
+            matrices[False].append(other.ravel())
+    ours, drawn = (np.concatenate(matrices[mine]) for mine in (True, False))
+    assert abs(ours.std() / drawn.std() - 1) < 0.03
+    assert abs(ours.mean()) < 0.03 * ours.std()
+
+
+def test_the_seed_and_the_place_of_a_weight_decide_its_values() -> None:
+    shapes, config = {"a.weight": (4, 6), "b.weight": (4, 6), "c.bias": (4,)}, {"model_type": "llama"}
+    one, again, other = (random_weights(shapes, config, seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(one[name], again[name]) for name in shapes)
+    assert not np.array_equal(one["a.weight"], other["a.weight"])
+    assert not np.array_equal(one["a.weight"], one["b.weight"])
+    assert not one["c.bias"].any()
+    assert np.array_equal(one["b.weight"], uniform((4, 6), int(mix(np.array([1], np.uint64))[0]) + 1, 0.02 * 3**0.5))
+
+
+def test_large_weights_are_drawn_in_pieces_of_one_sequence() -> None:
+    large = uniform(((1 << 20) + 3,), 5, 1.0)
+    assert np.array_equal(large[:7], uniform((7,), 5, 1.0))
+    assert len(np.unique(large[-1000:])) > 990
+    assert not np.array_equal(large[1 << 20 :], large[:3])
+
+
+def test_what_cannot_be_trained_from_scratch_is_refused(
+    unwritten: Callable[[str], Path], run_file: Callable[..., Any]
+) -> None:
+    model = unwritten("llama")
+    with pytest.raises(InvalidInputError, match=r'no \*.safetensors weights; model.init = "random" needs none'):
+        check_paths(run_file(model__path=str(model), data__kind="text"))
+    check_paths(run_file(model__path=str(model), model__init="random", data__tokenizer="bytes"))
+    with pytest.raises(InvalidInputError, match=r"model.init: adapters need a trained model"):
+        run_file(model__path=str(model), model__init="random", adapter={"kind": "lora"})
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"knows the model types gemma2, .*, not 'gpt2'"):
+        check_paths(run_file(model__path=str(model), model__init="random", data__tokenizer="bytes"))

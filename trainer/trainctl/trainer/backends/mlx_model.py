@@ -1,0 +1,65 @@
+"""Models of mlx-lm, from a Hugging Face directory."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import rope_config
+from trainctl.trainer.common.errors import first_line
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+_NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
+
+
+def read_model(path: Path, where: str, longest: int, *, with_weights: bool = True) -> Any:
+    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run. Without
+    weights, it has mlx-lm's first values. Raises InvalidInputError if it cannot be read, if mlx-lm leaves out its
+    sliding window, or if its weights have other names or shapes in MLX, since checkpoints and other ranks know them by
+    their Hugging Face ones."""
+    config = rope_config.for_mlx(rope_config.read(path), longest)
+    _check_window(config, where, longest)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from mlx_lm.utils import load_model
+
+    try:
+        if not with_weights:
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copyfile(path / "config.json", Path(folder) / "config.json")
+                return load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))[0]
+        model, _ = load_model(path, model_config=rope_config.changed(config, path))
+        files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
+    stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
+    for name, parameter in flat(model.trainable_parameters()):
+        if stored.get(name) != tuple(parameter.shape):
+            raise InvalidInputError(
+                f"{where}: model.path",
+                f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",
+            )
+    return model
+
+
+def flat(tree: Any) -> list[tuple[str, Any]]:
+    """(name, array) pairs of a tree of parameters."""
+    pairs: Any = tree_flatten(tree)
+    return list(pairs)
+
+
+def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
+    """Whether mlx-lm sees what the model does: sequences of up to the window's length look the same without one."""
+    window, kind = config.get("sliding_window"), config.get("model_type", "")
+    windowed = kind in _NO_SLIDING_WINDOW and config.get("use_sliding_window", not kind.startswith("qwen"))
+    if windowed and isinstance(window, int) and longest > window:
+        raise InvalidInputError(
+            f"{where}: data.sequence_length",
+            f"{longest} is above the sliding window of {window}; mlx-lm ignores that window in {kind} models: "
+            f"set at most {window}, or train with torch",
+        )
