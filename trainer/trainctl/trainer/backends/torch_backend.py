@@ -357,15 +357,17 @@ class TorchBackend(Backend):
 
 
 def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.optim.AdamW:
-    """torch.optim.AdamW, decay on matrices only, its moments allocated now so that a lack of memory shows at load."""
+    """torch's fused AdamW, which reads and writes each value once; decay on matrices only. Its moments are allocated now,
+    so that a lack of memory shows at load."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in masters if p.ndim >= 2], "weight_decay": table.weight_decay},
         {"params": [p for p in masters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon)
+    betas = (table.beta1, table.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
     for master in masters:
         moments = {slot: torch.zeros_like(master) for slot in ADAMW_SLOTS}
-        optimizer.state[master] = {"step": torch.tensor(0.0), **moments}
+        optimizer.state[master] = {"step": torch.zeros((), device=master.device), **moments}
     return optimizer
 
 
