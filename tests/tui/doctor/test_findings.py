@@ -195,6 +195,16 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
     assert next(one.text for one in found if one.level == "ok").startswith("identical on studio, mini")
 
 
+def test_held_out_data_are_compared_too() -> None:
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
+        hashed("studio", "/d/eval.jsonl", "c" * 64, "held-out data", eval_jsonl="7"),
+        hashed("mbp", "/d/eval.jsonl", "d" * 64, "held-out data", eval_jsonl="8"),
+    ))))  # fmt: skip
+    (line,) = [run_checks.line(one) for one in found if one.level == "fail"]
+    assert line.startswith("mbp: held-out data: /d/eval.jsonl differs from studio's in eval.jsonl")
+
+
 def test_the_folder_of_a_glob_is_copied() -> None:
     looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
     found = list(of_files(ClusterFacts(WELL, looks, hashed=(

@@ -159,7 +159,7 @@ def _nodes_near(config: run_tables.RunFile, cluster: ClusterFile) -> tuple[list[
 def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
     """By field, the paths of the node's own table that aren't on this machine."""
     table = config.nodes.get(node, run_tables.NodeTable())
-    own = {"model_path": table.model_path, "data_path": table.data_path}
+    own = {"model_path": table.model_path, "data_path": table.data_path, "held_out_path": table.held_out_path}
     return {
         f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(Path(path), config.data.kind)
     }
@@ -174,11 +174,11 @@ def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
 
 def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -> None:
     """Model and data as each of these nodes has them, once where several have the same."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
     wrong = Collected()
     for node in nodes:
         own = runfile.on_node(config, node)
-        if (files := (own.model.path, own.data.path)) not in seen:
+        if (files := (own.model.path, own.data.path, own.data.held_out_path)) not in seen:
             seen.add(files)
             with wrong.going_on():
                 runfile.check_paths(config, where, node)

@@ -3,19 +3,20 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.hub_models import is_hub_id
 from trainctl.protocol.config.run_file import glob_root, is_glob
 from trainctl.tui.doctor.check_cluster import shell_copy
-from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
+from trainctl.tui.doctor.findings import Asset, ClusterFacts, Finding, Hashed
 
 SHOWN_FILES = 3
 
 
 def of_files(scene: ClusterFacts) -> Iterator[Finding]:
-    """Model and data of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
-    for what in ("model", "data"):
+    """Each asset of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
+    for what in get_args(Asset):
         hashed = [one for one in scene.hashed if one.what == what]
         for one in hashed:
             if one.digests.problem:
@@ -56,7 +57,7 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     if is_hub_id(other.path):
         return f"on that machine, run: hf download {other.path}"
     if source is None or source.node == other.node:
-        return "copy it to that machine, or give its path there in [nodes.X] model_path or data_path"
+        return "copy it to that machine, or give its path there in [nodes.X] model_path, data_path or held_out_path"
     hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
     host = hosts.get(source.node, source.node)
     path, target = (_copied(one.path) for one in (source, other))

@@ -10,7 +10,7 @@ from trainctl.protocol.config.run_tables import RunFile
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
     "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "power",
-    "model", "data",
+    "model", "data", "held-out data",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class Look:
     is_here: bool = False  # it is this machine
 
 
-Asset = Literal["model", "data"]
+Asset = Literal["model", "data", "held-out data"]
 
 
 class Hashed(NamedTuple):

@@ -137,10 +137,14 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
     own = run_file.on_node(run, look.name)
     async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
         made = []
-        paths: tuple[tuple[Asset, str], ...] = (("model", own.model.path), ("data", own.data.path))
-        for what, path in paths:
+        paths: dict[Asset, str] = {
+            "model": own.model.path, "data": own.data.path, "held-out data": own.data.held_out_path
+        }  # fmt: skip
+        for what, path in paths.items():
+            if not path:
+                continue
             try:
-                told = await client.digests(what, str(Path(path)), own.data.kind)
+                told = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
             except TrainctlError as error:
                 told = m.Digests(rid="", digest="", problem=str(error))
             made.append(Hashed(look.name, what, path, told))
