@@ -239,8 +239,9 @@ def load_trainer(
     where = str(paths.run_file)
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
-    run_file.check_paths(config, where)
-    dataset = open_dataset(config, paths.node_data, where, _tokenizing(status, control))
+    run_file.check_paths(config, where, who.node)
+    caches = run_file.cache_folder(config, who.node, paths.node_data)
+    dataset = open_dataset(config, caches, where, _tokenizing(status, control))
     control.detail = ""
     _log_lost(dataset, "samples")
     if dataset.evaluation is not None:

@@ -81,6 +81,12 @@ def held_out_data(config: RunFile) -> RunFile | None:
     return msgspec.structs.replace(config, data=data)
 
 
+def cache_folder(config: RunFile, node: str, default: Path) -> Path:
+    """The folder of a node's token caches."""
+    own = config.nodes.get(node, NodeTable()).cache_path
+    return default if own is None else Path(own)
+
+
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
     """Whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
     without loading them. Raises InvalidInputError naming the field and the path; with several, all of them.
@@ -99,6 +105,9 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
             _check_data(held_out, f"{where}: {held_out_field}")
     with wrong.going_on():
         _check_tokenizer(here, where)
+    if own.cache_path is not None:
+        with wrong.going_on():
+            input_checks.check_cache_folder(Path(own.cache_path), f"{where}: nodes.{node}.cache_path")
     wrong.raise_any()
 
 
@@ -247,7 +256,7 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
     node, wrong = config.nodes[name], Collected()
     with wrong.going_on():
         env_policy.check(node.env, f"{where}: nodes.{name}.env")
-    for key in ("model_path", "data_path", "held_out_path"):
+    for key in ("model_path", "data_path", "held_out_path", "cache_path"):
         path = getattr(node, key)
         with wrong.going_on():
             if path is not None and not Path(path).is_absolute():

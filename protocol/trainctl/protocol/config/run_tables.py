@@ -158,6 +158,7 @@ class NodeTable(_Table, frozen=True):
     gradient_checkpointing: GradientCheckpointing | None = None  # None: as [model] says
     micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
     held_out_path: PathText | None = None  # where this machine keeps the held-out data, if not at data.held_out_path
+    cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
 
 
 class RunFile(_Table, frozen=True):

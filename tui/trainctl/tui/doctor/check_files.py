@@ -1,4 +1,4 @@
-"""Whether all nodes of a run have the same model and data, and the line that fixes a difference."""
+"""Whether all nodes of a run have the same model and data, with the fix for a difference, and fast disks for tokens."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +12,28 @@ from trainctl.tui.doctor.check_cluster import shell_copy
 from trainctl.tui.doctor.findings import Asset, ClusterFacts, Finding, Hashed
 
 SHOWN_FILES = 3
+MB = 1e6
+SLOW_DISK_BYTES_PER_SECOND = 50 * MB
+"""A slower disk is a warning: tokenizing on many cores waits for it, and so do ranks whose token cache is larger than
+memory."""
+
+
+def of_disks(scene: ClusterFacts) -> Iterator[Finding]:
+    """The disks that hold token caches."""
+    for node, path, disk in scene.measured:
+        write, read = disk.write_bytes_per_second, disk.read_bytes_per_second
+        if disk.problem or write is None:
+            text = f"the speed of the disk for token caches can't be measured: {disk.problem}"
+            do = f"set [nodes.{node}] cache_path to a folder where the agent can write" if path else ""
+            yield Finding("fail" if path else "warn", node, "disk", text, do)
+            continue
+        text = f"token caches in {path or disk.folder}: writes {write / MB:,.0f} MB/s"
+        text += f", reads {read / MB:,.0f} MB/s" if read is not None else ""
+        if min(write, read or write) < SLOW_DISK_BYTES_PER_SECOND:
+            yield Finding("warn", node, "disk", f"{text}: tokenizing and training may wait for it",
+                          f"set [nodes.{node}] cache_path in the run file to a folder on a faster disk")  # fmt: skip
+        else:
+            yield Finding("ok", node, "disk", text)
 
 
 def of_files(scene: ClusterFacts) -> Iterator[Finding]:
