@@ -95,3 +95,14 @@ def test_digests_are_of_models_and_data_alone(pair: Any) -> None:
         for path in ("model", f"{folder}/data/../model"):
             with pytest.raises(RefusedError, match="absolute path"):
                 client.digests("model", path)
+            with pytest.raises(RefusedError, match="absolute path"):
+                client.disk(path)
+
+
+def test_the_disk_of_token_caches_is_measured(pair: Any) -> None:
+    folder, (alpha, _) = pair
+    with alpha.client() as client:
+        own, new = client.disk(), client.disk(str(folder / "new"))
+        assert own.write_bytes_per_second > 0 and own.read_bytes_per_second != 0
+        assert (new.folder, new.problem, (folder / "new").exists()) == (str(folder), "", False)
+        assert "No such file" in client.disk(str(folder / "no" / "new")).problem

@@ -119,7 +119,8 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
-    run_file(run__orphan_seconds=1.0)
+    here = {"backend": "torch", "device": "cpu", "threads": 1, "cache_path": str(tmp_path / "caches")}
+    run_file(run__orphan_seconds=1.0, nodes={"here": here})
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
         made = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
         yield made
@@ -133,7 +134,8 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     process = agent.start()
     ready = agent.hear(m.Ready)
     assert not leftover.exists(), "what a dead writer left is gone at the start"
-    assert [path.name[:7] for path in agent.paths.node_data.iterdir()] == ["tokens-"]
+    caches = agent.paths.directory.parents[2] / "caches"
+    assert [path.name[:7] for path in caches.iterdir()] == ["tokens-"] and not agent.paths.node_data.exists()
     assert (ready.rank, ready.pid, ready.backend, ready.device) == (0, process.pid, "torch", "cpu")
     assert (ready.last_step, ready.cursor, ready.mean_weight) == (0, 0, 20.0)
     assert ready.compute == m.Compute("float32", None, "off", "sdpa")

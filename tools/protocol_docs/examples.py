@@ -185,6 +185,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "facts-request": m.FactsRequest(rid=_RID),
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
+        "disk-request": m.DiskRequest(rid=_RID, folder="/fast/tokens"),
         "audit-request": m.AuditRequest(rid=_RID),
         "attach-run": m.AttachRun(
             rid=_RID, run="ppo-7", name="ppo", started_at=_AT, steps=1000,
@@ -290,6 +291,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
         ),
         "digests-problem": m.Digests(rid=_RID, digest="", problem="/models/sft-1b: no such file or folder"),
+        "disk": m.Disk(
+            rid=_RID, folder="/fast/tokens", write_bytes_per_second=412_000_000.0, read_bytes_per_second=1_900_000_000.0
+        ),
         "work-status": m.WorkStatus(
             rid=_RID, view=m.WorkView(
                 work=_WORK, kind="log-probabilities", run=_RUN, checkpoint=120, state="running", rows=2, answered=1,

@@ -65,5 +65,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added the verb sample, plans of kind sample with their report, the live message sample, samples-request and"
         " kept-sample.",
     ),
+    (2, "2026-11-24", "Added disk-request for `trainctl doctor`."),
 )
 """(version, date, what it added), oldest first."""

@@ -78,8 +78,8 @@ def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set
 
 OF_NODES = {m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest}
 OF_OPERATORS = {
-    m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork, m.WorkRows,
-    m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+    m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Run files: what a good one means, and the line that each bad one gets, which names the file and the field."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,9 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.priority", "low", "must be a whole number"),
         ("nodes.studio.env", ["A=b"], "must be a table"),
         ("nodes.studio.micro_tokens", 1.5, "must be a whole number"),
+        ("data.held_out_path", 1, "must be text"),
+        ("nodes.studio.cache_path", "caches", "must be an absolute path"),
+        ("nodes.studio.held_out_path", "/more", "needs data.held_out_path"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:
@@ -415,6 +419,46 @@ def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], f
         run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
     assert says in str(caught.value)
+
+
+def test_held_out_files_take_the_place_of_a_fraction(tmp_path: Path) -> None:
+    assets(tmp_path)
+    (tmp_path / "more.txt").write_text("more " * 200)
+    config = run_file.read(tmp_path / "run.toml", {"data.held_out_path": "more.txt"})
+    run_file.check_paths(config, "run.toml")
+    held_out = run_file.held_out_data(config)
+    assert held_out is not None and held_out.data.path == str(tmp_path / "more.txt")
+    assert (config.data.held_out_fraction, run_file.held_out_data(held_out)) == (0.0, None)
+    assert run_file.read(tmp_path / "run.toml").data.held_out_fraction == 0.01
+    assert run_file.parse(run_file.to_dict(config)) == config
+    both = {"data.held_out_path": "more.txt", "data.held_out": "0.1"}
+    assert "data.held_out_path: can't be combined with data.held_out" in problem_of(tmp_path / "run.toml", both)
+    alone = {"nodes.a.held_out_path": "/more.txt"}
+    assert "nodes.a.held_out_path: needs data.held_out_path" in problem_of(tmp_path / "run.toml", alone)
+    own = run_file.read(tmp_path / "run.toml", {"data.held_out_path": "more.txt", "nodes.a.held_out_path": "/none"})
+    with pytest.raises(InvalidInputError, match="held_out_path: no such file or folder: /none"):
+        run_file.check_paths(own, "run.toml", "a")
+
+
+def test_a_folder_for_token_caches_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assets(tmp_path)
+
+    def problem(folder: Path) -> str:
+        config = run_file.read(tmp_path / "run.toml", {"nodes.a.cache_path": str(folder)})
+        assert run_file.cache_folder(config, "a", tmp_path) == folder
+        assert run_file.cache_folder(config, "b", tmp_path) == tmp_path
+        try:
+            run_file.check_paths(config, "run.toml", "a")
+        except InvalidInputError as error:
+            return str(error)
+        return ""
+
+    assert problem(tmp_path) == problem(tmp_path / "new") == ""
+    where = "run.toml: nodes.a.cache_path: "
+    assert problem(tmp_path / "no" / "new") == f"{where}no such folder: {tmp_path / 'no'}; create it on that machine"
+    assert problem(tmp_path / "run.toml") == f"{where}{tmp_path / 'run.toml'} is not a folder"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
+    assert problem(tmp_path / "new") == f"{where}no permission to write in {tmp_path}; change its owner or mode"
 
 
 def test_a_glob_takes_the_files_of_the_kind_in_order(tmp_path: Path) -> None:

@@ -78,6 +78,24 @@ def test_held_out_blocks_are_spread_and_never_trained_on(open_text: Callable[...
     assert max(places) > whole.samples * 2 / 3
 
 
+def test_files_of_their_own_are_held_out(open_text: Callable[..., Dataset], tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_bytes(b"AAAABBBBCC")
+    apart: dict[str, Any] = {"data__held_out": 0.0, "data__held_out_path": str(tmp_path / "more.txt")}
+    text = {"a.txt": bytes(range(32, 127)) * 4}
+    whole, dataset = open_text(text, 4), open_text(text, 4, **apart)
+    assert (dataset.samples, dataset.held_out, dataset.repeated) == (whole.samples, 2, 0)
+    assert dataset.held_out_batch(np.arange(2)).inputs.tolist() == [[*b"AAAA"], [*b"BBBB"]]
+    assert dataset.held_out_targets(np.arange(2)).tolist() == [4, 4]
+    assert [file.name for file in dataset.files] == ["a.txt", "held-out more.txt"]
+    (tmp_path / "more.txt").write_bytes(b"AAAABBBBC!")
+    assert len({whole.digest, dataset.digest, open_text(text, 4, **apart).digest}) == 3
+    (tmp_path / "more.txt").write_bytes(text["a.txt"][:5])
+    assert open_text(text, 4, **apart).repeated == 1
+    (tmp_path / "more.txt").write_bytes(b"AB")
+    with pytest.raises(InvalidInputError, match="held_out_path: the text has 3 tokens"):
+        open_text(text, 4, **apart)
+
+
 def test_masked_samples_weigh_what_counts(open_samples: Callable[..., Dataset]) -> None:
     dataset = open_samples([
         {"tokens": [1, 2, 3], "mask": [1, 1, 0]},

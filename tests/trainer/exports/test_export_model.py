@@ -244,6 +244,7 @@ def test_a_checkpoint_is_chosen(
     held_out = {1: "2.5000 at step 1", 2: "1.2500 at step 2", 4: "0.5000 at step 3"}[step]
     assert f"# run-1, step {step}\n" in card
     assert f"| held-out loss | {held_out} |" in card
+    assert "| held-out data |" not in card, "a fraction of the data has no name"
     assert "| trained | LoRA, rank 4, alpha 16, on all linear layers |" in card
 
 

@@ -40,6 +40,14 @@ def test_a_script_gets_one_object(run_file: Path) -> None:
     assert found["shown"][0]["tokens"][0] == ["2", False]
 
 
+def test_held_out_files_are_counted_apart(run_file: Path) -> None:
+    more = run_file.with_name("more.jsonl")
+    more.write_text(json.dumps(ROWS[0]) + "\n", "utf-8")
+    done = call("data", "preview", run_file, "--set", "data.held_out_path=more.jsonl")
+    assert f"samples     2, and 1 held out in {more}" in done.stdout
+    assert "duplicates  0 samples; 1 held-out samples are also used for training" in done.stdout
+
+
 def test_data_of_a_glob_are_read_in_order(run_file: Path) -> None:
     rows = run_file.with_name("rows.jsonl")
     rows.with_name("also.jsonl").write_text(json.dumps({"prompt": "1+1?\n", "completion": "2"}) + "\n", "utf-8")

@@ -11,8 +11,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
 from trainctl.tui.doctor import check_environment, run_checks
-from trainctl.tui.doctor.check_files import of_files
-from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Trouble
+from trainctl.tui.doctor.check_files import of_disks, of_files
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
 from trainctl.tui.doctor.probe import Round
 
 GB = 10**9
@@ -193,6 +193,37 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
     assert "No such file or directory" in lines[1]
     assert lines[1].endswith("on mbp: rsync -av --checksum studio.local:/data/x.jsonl /data/x.jsonl")
     assert next(one.text for one in found if one.level == "ok").startswith("identical on studio, mini")
+
+
+def test_held_out_data_are_compared_too() -> None:
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
+        hashed("studio", "/d/eval.jsonl", "c" * 64, "held-out data", eval_jsonl="7"),
+        hashed("mbp", "/d/eval.jsonl", "d" * 64, "held-out data", eval_jsonl="8"),
+    ))))  # fmt: skip
+    (line,) = [run_checks.line(one) for one in found if one.level == "fail"]
+    assert line.startswith("mbp: held-out data: /d/eval.jsonl differs from studio's in eval.jsonl")
+
+
+@pytest.mark.parametrize(("write", "read", "level", "says"), [
+    (400e6, 2e9, "ok", "token caches in /d: writes 400 MB/s, reads 2,000 MB/s"),
+    (400e6, None, "ok", "token caches in /d: writes 400 MB/s"),
+    (12e6, 300e6, "warn", "writes 12 MB/s, reads 300 MB/s: tokenizing and training may wait for it"),
+    (120e6, 9e6, "warn", "[nodes.mbp] cache_path in the run file to a folder on a faster disk"),
+])  # fmt: skip
+def test_a_slow_disk_of_token_caches_is_named(write: float, read: float | None, level: str, says: str) -> None:
+    disk = m.Disk(rid="", folder="/d", write_bytes_per_second=write, read_bytes_per_second=read)
+    (found,) = of_disks(ClusterFacts(WELL, (), measured=(Measured("mbp", "", disk),)))
+    assert (found.level, found.subject) == (level, "disk")
+    assert says in run_checks.line(found)
+
+
+def test_a_disk_that_cannot_be_measured_fails_only_if_the_run_names_it() -> None:
+    disk = m.Disk(rid="", folder="/d", problem="/d: Permission denied")
+    own, named = of_disks(ClusterFacts(WELL, (), measured=(Measured("a", "", disk), Measured("b", "/d", disk))))
+    assert (own.level, own.do, named.level) == ("warn", "", "fail")
+    assert "can't be measured: /d: Permission denied" in own.text
+    assert named.do == "set [nodes.b] cache_path to a folder where the agent can write"
 
 
 def test_the_folder_of_a_glob_is_copied() -> None:

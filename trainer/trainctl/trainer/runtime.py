@@ -239,13 +239,13 @@ def load_trainer(
     where = str(paths.run_file)
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
-    run_file.check_paths(config, where)
-    dataset = open_dataset(config, paths.node_data, where, _tokenizing(status, control))
+    run_file.check_paths(config, where, who.node)
+    caches = run_file.cache_folder(config, who.node, paths.node_data)
+    dataset = open_dataset(config, caches, where, _tokenizing(status, control))
     control.detail = ""
-    if dataset.left_out:
-        log.warning("skipped %s samples that have no token to learn within data.sequence_length", dataset.left_out)
-    if dataset.truncated:
-        log.warning("truncated %s samples to data.sequence_length + 1 tokens", dataset.truncated)
+    _log_lost(dataset, "samples")
+    if dataset.evaluation is not None:
+        _log_lost(dataset.evaluation, "held-out samples")
     if warning := families.untested(model_family(Path(config.model.path))):
         log.warning("%s", warning)
     if dataset.packs is not None:
@@ -253,6 +253,13 @@ def load_trainer(
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+
+
+def _log_lost(dataset: Dataset, samples: str) -> None:
+    if dataset.left_out:
+        log.warning("skipped %s %s that have no token to learn within data.sequence_length", dataset.left_out, samples)
+    if dataset.truncated:
+        log.warning("truncated %s %s to data.sequence_length + 1 tokens", dataset.truncated, samples)
 
 
 def _tokenizing(status: StatusWriter, control: Control) -> Report:

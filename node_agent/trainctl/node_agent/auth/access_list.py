@@ -12,8 +12,8 @@ REQUESTS, LIVE = "requests", "live"
 _OF_NODES = (m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest)
 """Requests that an agent sends another one on behalf of its own client."""
 _OF_OPERATORS = (
-    m.Command, m.AuditRequest, m.DigestsRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork, m.WorkRows,
-    m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+    m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
 )  # fmt: skip
 
 

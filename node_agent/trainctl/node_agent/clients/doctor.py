@@ -1,4 +1,4 @@
-"""Facts for `trainctl doctor` about this node: its machine's facts, and digests of the files that a run would use."""
+"""Facts for `trainctl doctor` about this node: its machine's, digests of a run's files, and the speed of its disk."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
 from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine import facts
+from trainctl.protocol.machine import disk_speed, facts
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
@@ -33,8 +33,7 @@ class Doctor:
             path = await asyncio.to_thread(model_folder, request.path)
             if not path.is_absolute():
                 return m.Digests(rid=request.rid, digest="", problem="not in the Hugging Face cache")
-        if not path.is_absolute() or ".." in path.parts:
-            raise InvalidInputError("path", f"{request.path!r} must be an absolute path without '..'")
+        _check_absolute(path)
         try:
             files = await asyncio.to_thread(_files, request, path)
             found = await asyncio.shield(self._digests(request, path, _stamp(files)))
@@ -42,6 +41,13 @@ class Doctor:
             problem = f"{error.filename or path}: {error.strerror or error}"
             return m.Digests(rid=request.rid, digest="", problem=problem)
         return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
+
+    async def disk(self, request: m.DiskRequest) -> m.Disk:
+        """Raises InvalidInputError for a path that could be anywhere."""
+        folder = Path(request.folder) if request.folder else self._state_folder.absolute()
+        _check_absolute(folder)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(_disk, request.rid, folder)
 
     def _digests(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
@@ -59,6 +65,21 @@ class Doctor:
         except OSError:
             self._made.pop(stamp, None)
             raise
+
+
+def _check_absolute(path: Path) -> None:
+    if not path.is_absolute() or ".." in path.parts:
+        raise InvalidInputError("path", f"{str(path)!r} must be an absolute path without '..'")
+
+
+def _disk(rid: str, folder: Path) -> m.Disk:
+    """Of a folder, or of the one above it: a run makes its folder of token caches."""
+    there = folder if folder.is_dir() else folder.parent
+    try:
+        speed = disk_speed.measure(there)
+    except OSError as error:
+        return m.Disk(rid=rid, folder=str(there), problem=f"{there}: {error.strerror or error}")
+    return m.Disk(rid=rid, folder=str(there), write_bytes_per_second=speed.write, read_bytes_per_second=speed.read)
 
 
 def _files(request: m.DigestsRequest, path: Path) -> list[Path]:

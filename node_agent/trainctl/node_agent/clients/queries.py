@@ -113,6 +113,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await source.doctor.facts(request)
         case m.DigestsRequest():
             return await source.doctor.digests(request)
+        case m.DiskRequest():
+            return await source.doctor.disk(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
         case m.AttachRun() | m.RunSteps() | m.EndRun():

@@ -44,10 +44,11 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
     """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
     names. Raises InvalidInputError by the field."""
     here = run_file.on_node(config, node)
-    for field, path in (("model", here.model.path), ("data", here.data.path)):
-        if not Path(path).is_absolute() and not (field == "model" and is_hub_id(path)):
+    paths = {"model.path": here.model.path, "data.path": here.data.path, "data.held_out_path": here.data.held_out_path}
+    for field, path in paths.items():
+        if path and not Path(path).is_absolute() and not (field == "model.path" and is_hub_id(path)):
             problem = f"{path!r} must be an absolute path: the agent runs in a different folder"
-            raise InvalidInputError(f"{where}: {field}.path", problem)
+            raise InvalidInputError(f"{where}: {field}", problem)
     run_file.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")

@@ -19,8 +19,8 @@ class ShownSample(msgspec.Struct, frozen=True):
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What `trainctl data preview` reports."""
 
-    samples: int  # for training and evaluation
-    held_out: int
+    samples: int  # in data.path
+    held_out: int  # of them, or in held_out_path
     tokens: int  # within the sequence length
     counted: int  # tokens that count in the loss
     lengths: dict[str, int]  # percentiles of the samples' lengths in tokens, before they are truncated
@@ -34,6 +34,8 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     packs: int | None = None  # that best-fit makes of the samples for training, asked for or not; None: of text
     pack_efficiency: float | None = None  # tokens of all packs / (packs x sequence_length)
     shown: tuple[ShownSample, ...] = ()
+    held_out_path: str = ""
+    repeated: int = 0  # held-out samples equal to one for training
 
 
 def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:

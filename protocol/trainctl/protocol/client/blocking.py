@@ -62,6 +62,7 @@ class BlockingClient:
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)
+    disk = _blocking(Client.disk)
     audit = _blocking(Client.audit)
     attach_run = _blocking(Client.attach_run)
     run_steps = _blocking(Client.run_steps)

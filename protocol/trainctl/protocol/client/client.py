@@ -154,6 +154,10 @@ class Client(AttachedRuns):
         """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
         return await self.ask(m.DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), m.Digests)
 
+    async def disk(self, folder: str = "") -> m.Disk:
+        """How fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
+        return await self.ask(m.DiskRequest(rid=_rid(), folder=folder), m.Disk)
+
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:

@@ -4,6 +4,7 @@ They need no tensor library, so the command line and the agent make them before 
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,14 @@ def _why(error: OSError | ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     return str(error)
+
+
+def check_cache_folder(folder: Path, where: str) -> None:
+    """Whether token caches can be written there; the last folder may be missing. Raises InvalidInputError."""
+    above = folder if folder.exists() else folder.parent
+    if not above.exists():
+        raise InvalidInputError(where, f"no such folder: {above}; create it on that machine")
+    if not above.is_dir():
+        raise InvalidInputError(where, f"{above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InvalidInputError(where, f"no permission to write in {above}; change its owner or mode")

@@ -56,7 +56,11 @@ def on_node(config: RunFile, node: str) -> RunFile:
         path=table.model_path or config.model.path,
         gradient_checkpointing=table.gradient_checkpointing or config.model.gradient_checkpointing,
     )
-    data = msgspec.structs.replace(config.data, path=table.data_path or config.data.path)
+    data = msgspec.structs.replace(
+        config.data,
+        path=table.data_path or config.data.path,
+        held_out_path=table.held_out_path or config.data.held_out_path,
+    )
     return msgspec.structs.replace(config, model=model, data=data)
 
 
@@ -65,6 +69,22 @@ def on_this_machine(config: RunFile, node: str) -> RunFile:
     config = on_node(config, node)
     model = msgspec.structs.replace(config.model, path=str(hub_models.model_folder(config.model.path)))
     return msgspec.structs.replace(config, model=model)
+
+
+def held_out_data(config: RunFile) -> RunFile | None:
+    """The run file with its held-out files as its only data; None if it has none."""
+    if not config.data.held_out_path:
+        return None
+    data = msgspec.structs.replace(
+        config.data, path=config.data.held_out_path, held_out=0.0, held_out_path="", packing="none"
+    )
+    return msgspec.structs.replace(config, data=data)
+
+
+def cache_folder(config: RunFile, node: str, default: Path) -> Path:
+    """The folder of a node's token caches."""
+    own = config.nodes.get(node, NodeTable()).cache_path
+    return default if own is None else Path(own)
 
 
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
@@ -79,8 +99,15 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
         _check_model(here.model, f"{where}: {model_field}")
     with wrong.going_on(), _files_named(where):
         _check_data(here, f"{where}: {data_field}")
+    if (held_out := held_out_data(here)) is not None:
+        held_out_field = f"nodes.{node}.held_out_path" if own.held_out_path is not None else "data.held_out_path"
+        with wrong.going_on(), _files_named(where):
+            _check_data(held_out, f"{where}: {held_out_field}")
     with wrong.going_on():
         _check_tokenizer(here, where)
+    if own.cache_path is not None:
+        with wrong.going_on():
+            input_checks.check_cache_folder(Path(own.cache_path), f"{where}: nodes.{node}.cache_path")
     wrong.raise_any()
 
 
@@ -175,7 +202,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares, _check_objective, _check_init):
+    for check in (_check_lengths, _check_shares, _check_objective, _check_init, _check_held_out):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -226,11 +253,23 @@ def _check_init(config: RunFile, where: str) -> None:
         raise InvalidInputError(f"{where}: model.init", problem)
 
 
+def _check_held_out(config: RunFile, where: str) -> None:
+    data = config.data
+    if data.held_out_path and data.held_out:
+        problem = "can't be combined with data.held_out: remove one of them"
+        raise InvalidInputError(f"{where}: data.held_out_path", problem)
+    for name, node in config.nodes.items():
+        if node.held_out_path is not None and not data.held_out_path:
+            problem = "needs data.held_out_path, the path for the other nodes"
+            raise InvalidInputError(f"{where}: nodes.{name}.held_out_path", problem)
+
+
 def _check_node(config: RunFile, name: str, where: str) -> None:
     node, wrong = config.nodes[name], Collected()
     with wrong.going_on():
         env_policy.check(node.env, f"{where}: nodes.{name}.env")
-    for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
+    for key in ("model_path", "data_path", "held_out_path", "cache_path"):
+        path = getattr(node, key)
         with wrong.going_on():
             if path is not None and not Path(path).is_absolute():
                 problem = f"{path!r} must be an absolute path on that node"
@@ -245,12 +284,12 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
 def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A model's id stays as it is, for each node to find in its own cache, unless there is a folder of that name."""
     made = dict(raw)
-    for table in ("model", "data"):
+    for table, key in (("model", "path"), ("data", "path"), ("data", "held_out_path")):
         value = made.get(table)
-        if isinstance(value, dict) and isinstance(value.get("path"), str) and value["path"]:
-            path = folder / Path(value["path"]).expanduser()
-            if table == "data" or not hub_models.is_hub_id(value["path"]) or path.exists():
-                made[table] = {**value, "path": str(path)}
+        if isinstance(value, dict) and isinstance(value.get(key), str) and value[key]:
+            path = folder / Path(value[key]).expanduser()
+            if table == "data" or not hub_models.is_hub_id(value[key]) or path.exists():
+                made[table] = {**value, key: str(path)}
     return made
 
 

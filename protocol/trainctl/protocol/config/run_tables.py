@@ -29,6 +29,9 @@ SUFFIXES: Final[dict[DataKind, tuple[str, ...]]] = {
 }
 """Of the files that data of a kind are read from in a folder."""
 
+DEFAULT_HELD_OUT = 0.01
+"""Fraction of samples kept for evaluation if the run file gives neither a fraction nor files."""
+
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root of the tables below."""
@@ -55,11 +58,17 @@ class DataTable(_Table, frozen=True):
     kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
     tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
-    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
+    held_out: Annotated[float, Meta(ge=0, le=0.5)] | None = None  # fraction of samples kept for evaluation; None: 0.01
     overlong: Literal["truncate", "drop", "refuse"] = "truncate"  # samples of more than sequence_length targets
     prefetch: Annotated[int, Meta(ge=0, le=64)] = 2  # micro-batches assembled before they are needed; 0: none
     workers: Annotated[int, Meta(ge=1, le=64)] = 1  # threads that assemble them
     packing: Literal["none", "best-fit"] = "none"  # best-fit: rows and samples, put together up to sequence_length
+    held_out_path: Annotated[str, Meta(max_length=4096)] = ""  # evaluation data of the same kind, in place of held_out
+
+    @property
+    def held_out_fraction(self) -> float:
+        """The fraction of samples kept for evaluation: none if evaluation has files of its own."""
+        return 0.0 if self.held_out_path else DEFAULT_HELD_OUT if self.held_out is None else self.held_out
 
 
 class BatchTable(_Table, frozen=True):
@@ -149,6 +158,8 @@ class NodeTable(_Table, frozen=True):
     env: dict[str, str] = {}  # environment variables of its processes, over the agent's
     gradient_checkpointing: GradientCheckpointing | None = None  # None: as [model] says
     micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
+    held_out_path: PathText | None = None  # where this machine keeps the held-out data, if not at data.held_out_path
+    cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
 
 
 class RunFile(_Table, frozen=True):

@@ -31,7 +31,7 @@ def files_digests(files: Iterable[Path], root: Path) -> FileDigests:
             whole.update(part)
             own.update(part)
         each.append(FileDigest(path.relative_to(root).as_posix(), own.hexdigest()))
-    return FileDigests(whole.hexdigest(), _listed(each))
+    return FileDigests(whole.hexdigest(), listed(each))
 
 
 def model_digests(model: Path) -> FileDigests:
@@ -52,7 +52,8 @@ def _parts(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:
+def listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:
+    """At most MAX_FILES of them: the last stands for the rest."""
     if len(each) <= MAX_FILES:
         return tuple(each)
     rest = each[MAX_FILES - 1 :]

@@ -240,6 +240,15 @@ class Digests(Reply, tag="digests", frozen=True):
     problem: str = ""  # reason why there is no digest; else empty
 
 
+class Disk(Reply, tag="disk", frozen=True):
+    """The measured speed of a disk."""
+
+    folder: str  # folder in which the file was written: the requested one, or the one above it
+    write_bytes_per_second: float | None = None  # including the wait until the data is on the disk
+    read_bytes_per_second: float | None = None  # without the system's cache; null: it can't be bypassed there
+    problem: str = ""  # reason why there is no speed; else empty
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A request that was refused because of missing permissions."""
 
@@ -347,6 +356,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests | Disk
     | Audit | RunKept | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
 )  # fmt: skip

@@ -110,6 +110,12 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
     kind: DataKind = "text"  # kind of data, which selects the files of a folder
 
 
+class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the speed of the disk that holds token caches, measured with a temporary file of up to 32 MiB."""
+
+    folder: Annotated[str, Meta(max_length=4096)] = ""  # absolute path; empty: the agent's own folder
+
+
 class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
     """Requests the list of refusals, newest first. Only operators may send it."""
 
@@ -242,7 +248,7 @@ WorkRequest = OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | Wo
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | AttachRun
-    | RunSteps | EndRun | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest
+    | SamplesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest | AuditRequest
+    | AttachRun | RunSteps | EndRun | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest
     | SliceRequest | Command
 )  # fmt: skip

@@ -3,7 +3,7 @@
 A block of `sequence_length` = T has T + 1 tokens and so T targets; its last token is the next block's first, so
 every token of the text but the first is a target exactly once (a rest shorter than a block is left out). A sample's
 weight is its number of counted targets. Held out are the samples that the permutation keyed by (`HELD_OUT_KEY`, 0)
-puts first, so they are spread over the whole text and the same for every seed.
+puts first, so they are spread over the whole text and the same for every seed; or all samples of files of their own.
 
 With packing, the samples left for training are put together to packs, once for all epochs, and a pack is the sample
 everywhere else. Held-out samples are never packed.
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_file import data_files, held_out_data
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.machine.file_digests import listed
+from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
@@ -44,11 +46,11 @@ class Dataset:
 
     def __init__(
         self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
-        drop_overlong: bool = False, packing_seed: int | None = None,
+        drop_overlong: bool = False, packing_seed: int | None = None, evaluation: "Dataset | None" = None,
     ) -> None:  # fmt: skip
-        """Without a `packing_seed`, samples are not packed. Raises InvalidInputError, blaming `where`, if nothing is
-        left to train on."""
-        self._cache, self._length = cache, sequence_length
+        """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. Raises
+        InvalidInputError, blaming `where`, if nothing is left to train on."""
+        self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
         self.files = cache.files  # the sources
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
@@ -69,8 +71,14 @@ class Dataset:
             self._pack_targets = self.packs.sums(whole)
             how.append(self.packs.digest)
         self.samples, self.held_out = len(self.packs or self._training), len(self._held_out)
+        if evaluation is not None:
+            how.append(evaluation.digest)
+            self.held_out = evaluation.samples
+            self.files = listed(
+                [*cache.files, *(FileDigest(f"held-out {one.name}", one.digest) for one in evaluation.files)]
+            )
         self.mean_weight, self.counted = float(weights[training].sum()) / self.samples, int(weights.sum())
-        self.digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
+        self.digest: str = hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
     def batch(self, indices: Indices) -> Batch:
         """Training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache lacks."""
@@ -102,10 +110,14 @@ class Dataset:
 
     def held_out_targets(self, indices: Indices) -> Indices:
         """As `targets`, of held-out samples."""
+        if self.evaluation is not None:
+            return self.evaluation.targets(indices)
         return self._targets_of(self._held_out[indices])
 
     def held_out_batch(self, indices: Indices) -> Batch:
         """Held-out samples as one micro-batch."""
+        if self.evaluation is not None:
+            return self.evaluation.batch(indices)
         return self._batch(self._held_out[indices])
 
     def probe_batch(self) -> Batch:
@@ -130,8 +142,18 @@ class Dataset:
     @property
     def duplicates(self) -> int:
         """Usable samples with the tokens of an earlier one."""
-        seen = {hashlib.sha256(self._tokens(int(index)).tobytes()).digest() for index in self._usable}
-        return len(self._usable) - len(seen)
+        return len(self._usable) - len(set(self._hashes(self._usable)))
+
+    @property
+    def repeated(self) -> int:
+        """Held-out samples with the tokens of one for training."""
+        apart = self.evaluation
+        held_out = self._hashes(self._held_out) if apart is None else apart._hashes(apart._usable)
+        trained = set(self._hashes(self._training))
+        return sum(one in trained for one in held_out)
+
+    def _hashes(self, chosen: Indices) -> Iterator[bytes]:
+        return (hashlib.sha256(self._tokens(int(index)).tobytes()).digest() for index in chosen)
 
     def sample(self, number: int) -> tuple[Tokens, NDArray[np.bool_]]:
         """A usable sample's tokens, and which of its targets count."""
@@ -217,15 +239,23 @@ class Dataset:
 def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_report) -> Dataset:
     """The data of `config`, tokenized into a cache under `folder`. Raises InvalidInputError naming the file, line or
     field at fault."""
+    held_out = held_out_data(config)
+    evaluation = _open(held_out, folder, where, "data.held_out_path", report) if held_out is not None else None
+    return _open(config, folder, where, "data.path", report, evaluation)
+
+
+def _open(
+    config: RunFile, folder: Path, where: str, field: str, report: Report, evaluation: Dataset | None = None
+) -> Dataset:
     cache = open_cache(config, folder, where, report)
     if cache.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
-    _check_lengths(config, cache, where)
+    _check_lengths(config, cache, f"{where}: {field}")
     dataset = Dataset(
-        cache, config.data.sequence_length, config.data.held_out, f"{where}: data.path",
+        cache, config.data.sequence_length, config.data.held_out_fraction, f"{where}: {field}",
         drop_overlong=config.data.overlong == "drop",
-        packing_seed=config.run.seed if config.data.packing == "best-fit" else None,
+        packing_seed=config.run.seed if config.data.packing == "best-fit" else None, evaluation=evaluation,
     )  # fmt: skip
     dataset.place = functools.partial(place_of, config)
     return dataset
@@ -248,7 +278,7 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str) -> None:
         problem = f"has nothing to learn within its first {length + 1:,} tokens (data.sequence_length)"
     others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
     raise InvalidInputError(
-        f"{where}: data.path",
+        where,
         f'{place_of(config, first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
     )
 

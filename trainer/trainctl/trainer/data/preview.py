@@ -1,6 +1,7 @@
 """`python -m trainctl.trainer.data.preview RUN.toml`: statistics of a run's data and its first samples, as JSON.
 
-Everything is read and tokenized as the run would, in a temporary folder.
+Everything is read and tokenized as the run would, in a temporary folder beside the node's token caches if it has a
+`cache_path`.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
 
 
-def preview(config: run_tables.RunFile, shown: int, where: str) -> DataStatistics:
+def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None) -> DataStatistics:
     """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
-    with tempfile.TemporaryDirectory(prefix="trainctl-preview-") as folder:
+    with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
         whole = dataset.lengths
         used = np.minimum(whole, config.data.sequence_length + 1) - 1  # targets
@@ -35,6 +36,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str) -> DataStatistic
             samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
             lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
             skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=batch.micro,
+            held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
             packing=config.data.packing, **_packing(config, training),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
@@ -74,8 +76,10 @@ def main() -> int:
     try:
         overrides = dict(pair.split("=", 1) for pair in given.set)
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
-        run_file.check_paths(config, str(given.run_file))
-        found = preview(config, given.samples, str(given.run_file))
+        run_file.check_paths(config, str(given.run_file), given.node)
+        caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
+        caches.mkdir(exist_ok=True)
+        found = preview(config, given.samples, str(given.run_file), caches)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2

@@ -67,6 +67,7 @@ def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str
         ("optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
         ("data", f"{config.data.kind}, {loop.samples:,} samples of up to {config.data.sequence_length:,} tokens"),
         ("data digest", loop.data_digest),
+        ("held-out data", Path(config.data.held_out_path).name),
         ("computed in", config.model.dtype),
         ("loss", f"{history.loss:.4f} nats per token" if history.loss is not None else ""),
         ("held-out loss", f"{held_out.loss:.4f} at step {held_out.step:,}" if held_out is not None else ""),

@@ -31,8 +31,8 @@ def doctor(
     json: Json = False,
 ) -> int:
     """Check the cluster's machines and suggest fixes. Prints one line per finding: ok, warn or fail. With a run file,
-    it also reads and compares the model and data files of all nodes. It changes nothing. Exits with 3 if any check
-    fails, else 0.
+    it also reads and compares the model and data files of all nodes. On each node, it measures the disk that holds the
+    token caches, with a temporary file of up to 32 MiB. It changes nothing. Exits with 3 if any check fails, else 0.
     """
     from trainctl.tui.doctor.run_checks import findings, line
 
@@ -64,5 +64,6 @@ async def _scene(at: "Where", file: Path | None) -> "ClusterFacts":
     nodes = [(name, entry.address) for name, entry in entries.items()] or [("", at.addresses[0])]
     looks = await probe.looks(nodes, here)
     hashed = await probe.hashed(run, looks) if run is not None else ()
+    measured = await probe.measured(run, looks)
     trusted = at.cluster.cluster.trusted_networks if at.cluster is not None else ()
-    return ClusterFacts(here, looks, tuple(ip_network(network) for network in trusted), run, hashed)
+    return ClusterFacts(here, looks, tuple(ip_network(network) for network in trusted), run, hashed, measured)

@@ -159,10 +159,11 @@ def _nodes_near(config: run_tables.RunFile, cluster: ClusterFile) -> tuple[list[
 def _missing(config: run_tables.RunFile, node: str) -> dict[str, str]:
     """By field, the paths of the node's own table that aren't on this machine."""
     table = config.nodes.get(node, run_tables.NodeTable())
-    own = {"model_path": table.model_path, "data_path": table.data_path}
-    return {
-        f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(Path(path), config.data.kind)
-    }
+    own = {"model_path": table.model_path, "data_path": table.data_path, "held_out_path": table.held_out_path}
+    missing = {key: path for key, path in own.items() if path and not _is_there(Path(path), config.data.kind)}
+    if table.cache_path and not Path(table.cache_path).parent.is_dir():
+        missing["cache_path"] = table.cache_path
+    return {f"nodes.{node}.{key}": path for key, path in missing.items()}
 
 
 def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
@@ -173,12 +174,13 @@ def _is_there(path: Path, kind: run_tables.DataKind) -> bool:
 
 
 def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -> None:
-    """Model and data as each of these nodes has them, once where several have the same."""
-    seen: set[tuple[str, str]] = set()
+    """Model, data and token caches as each of these nodes has them, once where several have the same."""
+    seen: set[tuple[str, ...]] = set()
     wrong = Collected()
     for node in nodes:
         own = runfile.on_node(config, node)
-        if (files := (own.model.path, own.data.path)) not in seen:
+        caches = str(runfile.cache_folder(config, node, Path()))
+        if (files := (own.model.path, own.data.path, own.data.held_out_path, caches)) not in seen:
             seen.add(files)
             with wrong.going_on():
                 runfile.check_paths(config, where, node)

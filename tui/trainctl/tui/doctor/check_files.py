@@ -1,21 +1,44 @@
-"""Whether all nodes of a run have the same model and data, and the line that fixes a difference."""
+"""Whether all nodes of a run have the same model and data, with the fix for a difference, and fast disks for tokens."""
 
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import get_args
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.hub_models import is_hub_id
 from trainctl.protocol.config.run_file import glob_root, is_glob
 from trainctl.tui.doctor.check_cluster import shell_copy
-from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
+from trainctl.tui.doctor.findings import Asset, ClusterFacts, Finding, Hashed
 
 SHOWN_FILES = 3
+MB = 1e6
+SLOW_DISK_BYTES_PER_SECOND = 50 * MB
+"""A slower disk is a warning: tokenizing on many cores waits for it, and so do ranks whose token cache is larger than
+memory."""
+
+
+def of_disks(scene: ClusterFacts) -> Iterator[Finding]:
+    """The disks that hold token caches."""
+    for node, path, disk in scene.measured:
+        write, read = disk.write_bytes_per_second, disk.read_bytes_per_second
+        if disk.problem or write is None:
+            text = f"the speed of the disk for token caches can't be measured: {disk.problem}"
+            do = f"set [nodes.{node}] cache_path to a folder where the agent can write" if path else ""
+            yield Finding("fail" if path else "warn", node, "disk", text, do)
+            continue
+        text = f"token caches in {path or disk.folder}: writes {write / MB:,.0f} MB/s"
+        text += f", reads {read / MB:,.0f} MB/s" if read is not None else ""
+        if min(write, read or write) < SLOW_DISK_BYTES_PER_SECOND:
+            yield Finding("warn", node, "disk", f"{text}: tokenizing and training may wait for it",
+                          f"set [nodes.{node}] cache_path in the run file to a folder on a faster disk")  # fmt: skip
+        else:
+            yield Finding("ok", node, "disk", text)
 
 
 def of_files(scene: ClusterFacts) -> Iterator[Finding]:
-    """Model and data of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
-    for what in ("model", "data"):
+    """Each asset of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
+    for what in get_args(Asset):
         hashed = [one for one in scene.hashed if one.what == what]
         for one in hashed:
             if one.digests.problem:
@@ -56,7 +79,7 @@ def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     if is_hub_id(other.path):
         return f"on that machine, run: hf download {other.path}"
     if source is None or source.node == other.node:
-        return "copy it to that machine, or give its path there in [nodes.X] model_path or data_path"
+        return "copy it to that machine, or give its path there in [nodes.X] model_path, data_path or held_out_path"
     hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
     host = hosts.get(source.node, source.node)
     path, target = (_copied(one.path) for one in (source, other))

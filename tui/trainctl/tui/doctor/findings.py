@@ -10,7 +10,7 @@ from trainctl.protocol.config.run_tables import RunFile
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
     "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "power",
-    "model", "data",
+    "model", "data", "held-out data",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class Look:
     is_here: bool = False  # it is this machine
 
 
-Asset = Literal["model", "data"]
+Asset = Literal["model", "data", "held-out data"]
 
 
 class Hashed(NamedTuple):
@@ -58,6 +58,14 @@ class Hashed(NamedTuple):
     digests: m.Digests
 
 
+class Measured(NamedTuple):
+    """The speed of the disk that holds one node's token caches."""
+
+    node: str
+    cache_path: str  # from the run file; empty: the agent's own folder
+    disk: m.Disk
+
+
 @dataclass(frozen=True)
 class ClusterFacts:
     """All there is to judge."""
@@ -67,6 +75,7 @@ class ClusterFacts:
     trusted_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     run: RunFile | None = None
     hashed: tuple[Hashed, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
     @property
     def met(self) -> tuple[tuple[Look, m.Facts], ...]:

@@ -15,11 +15,13 @@ from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, Unreacha
 from trainctl.protocol.machine import facts
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
-from trainctl.tui.doctor.findings import Asset, Hashed, Look, Trouble
+from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 5.0
 DIGEST_SECONDS = 1800.0
 """Hundreds of gigabytes may have to be read."""
+DISK_SECONDS = 60.0
+"""Writing and reading end after 2 s each; a slow disk may then still have to write what it has been given."""
 ROUNDS = 5
 """Of these the quickest tells the clock's offset best."""
 
@@ -126,10 +128,32 @@ async def looks(nodes: Sequence[tuple[str, str]], here: m.Facts) -> tuple[Look, 
     return tuple(await asyncio.gather(*(look(name, address, here) for name, address in nodes)))
 
 
+async def measured(run: RunFile | None, looks: Sequence[Look]) -> tuple[Measured, ...]:
+    """The disk of each node's token caches, one node after another: several may share a disk."""
+    found = []
+    for look in _of_run(run, looks):
+        table = run.nodes.get(look.name) if run is not None else None
+        path = (table and table.cache_path) or ""
+        try:
+            async with Client(look.address, timeout_seconds=DISK_SECONDS) as client:
+                told = await client.disk(path)
+        except TrainctlError as error:
+            told = m.Disk(rid="", folder=path, problem=str(error))
+        found.append(Measured(look.name, path, told))
+    return tuple(found)
+
+
+def _of_run(run: RunFile | None, looks: Sequence[Look]) -> list[Look]:
+    """The nodes of the run that answered; without a run file, all that did."""
+    return [
+        one for one in looks
+        if one.facts is not None and (run is None or not run.nodes or one.name in run.nodes)
+    ]  # fmt: skip
+
+
 async def hashed(run: RunFile, looks: Sequence[Look]) -> tuple[Hashed, ...]:
     """Model and data as every node of the run that answered has them, all nodes at once."""
-    wanted = [one for one in looks if one.facts is not None and (not run.nodes or one.name in run.nodes)]
-    found = await asyncio.gather(*(_hashed(run, one) for one in wanted))
+    found = await asyncio.gather(*(_hashed(run, one) for one in _of_run(run, looks)))
     return tuple(item for items in found for item in items)
 
 
@@ -137,10 +161,14 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
     own = run_file.on_node(run, look.name)
     async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
         made = []
-        paths: tuple[tuple[Asset, str], ...] = (("model", own.model.path), ("data", own.data.path))
-        for what, path in paths:
+        paths: dict[Asset, str] = {
+            "model": own.model.path, "data": own.data.path, "held-out data": own.data.held_out_path
+        }  # fmt: skip
+        for what, path in paths.items():
+            if not path:
+                continue
             try:
-                told = await client.digests(what, str(Path(path)), own.data.kind)
+                told = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
             except TrainctlError as error:
                 told = m.Digests(rid="", digest="", problem=str(error))
             made.append(Hashed(look.name, what, path, told))

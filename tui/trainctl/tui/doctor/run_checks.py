@@ -2,7 +2,7 @@
 
 from trainctl.tui.doctor.check_cluster import of_clock, of_interfaces, of_reach, of_versions
 from trainctl.tui.doctor.check_environment import of_environment
-from trainctl.tui.doctor.check_files import of_files
+from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.check_machine import of_machine
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 
@@ -22,7 +22,7 @@ def findings(scene: ClusterFacts) -> tuple[Finding, ...]:
     if not any(look.is_here for look in scene.looks):  # it may be a node whose agent doesn't run, or none
         here = Look(HERE, NO_AGENT)
         found += [*of_machine(here, scene.here), *of_environment(here, scene.here)]
-    return (*found, *of_versions(scene), *of_files(scene))
+    return (*found, *of_versions(scene), *of_disks(scene), *of_files(scene))
 
 
 def line(finding: Finding) -> str:

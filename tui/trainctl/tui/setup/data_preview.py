@@ -33,17 +33,24 @@ def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> D
 def statistics_lines(found: DataStatistics) -> list[str]:
     """One fact per line."""
     on = found.packing != "none"
+    repeated = f"{found.repeated:,} held-out samples" if found.repeated else ""
     whole = ", ".join(f"{'longest' if name == 'p100' else name} {value:,}" for name, value in found.lengths.items())
     return [
-        f"samples     {found.samples:,}, of which {found.held_out:,} are held out",
+        _samples_line(found),
         f"tokens      {found.tokens:,}; {found.counted:,} count in the loss ({found.counted / found.tokens:.1%})",
         f"lengths     {whole} tokens; sequence_length {found.sequence_length:,}",
         f"truncated   {found.truncated:,} samples ({found.truncated / found.samples:.1%})",
         f"not used    {found.skipped:,} more samples",
-        f"duplicates  {found.duplicates:,} samples",
+        f"duplicates  {found.duplicates:,} samples{f'; {repeated} are also used for training' if repeated else ''}",
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
     ]
+
+
+def _samples_line(found: DataStatistics) -> str:
+    if found.held_out_path:
+        return f"samples     {found.samples:,}, and {found.held_out:,} held out in {found.held_out_path}"
+    return f"samples     {found.samples:,}, of which {found.held_out:,} are held out"
 
 
 def _packing_lines(found: DataStatistics) -> list[str]:
