@@ -208,6 +208,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             rid=_RID, work=_WORK, kind="log-probabilities", run=_RUN, rows=2, size_bytes=37, digest="a" * 64,
             nodes=("studio", "mbp"),
         ),
+        "open-work-answers": m.OpenWork(
+            rid=_RID, work=_WORK, kind="answers", run=_RUN, rows=2, size_bytes=37, digest="a" * 64, best=True,
+            options=m.AnswerOptions(max_tokens=64, temperature=0.7, top_p=0.9, seed=3),
+        ),
         "work-rows": m.WorkRows(
             rid=_RID, work=_WORK, offset_bytes=0, data=b'{"text":"one"}\n{"text":"and two"}\n'
         ),

@@ -56,7 +56,8 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-23",
         "Added separate work, such as scoring rows with a checkpoint: open-work, work-rows, work-results-request and"
         " end-work from clients, host-work, work-file-request and slice-request between agents, and work-slice and"
-        " work-ask between an agent and its worker.",
+        " work-ask between an agent and its worker. Its kinds are log-probabilities and answers. A node may only send"
+        " slice-request and host-work in its own name.",
     ),
     (2, "2026-11-23", "Added Alive.detail. RankView.why has the progress of a rank that is starting."),
     (

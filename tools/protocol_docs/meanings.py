@@ -42,6 +42,8 @@ SHARED: dict[str, str] = {
     # Requests of clients.
     "OpenWork.kind": "kind of work",
     "HostWork.kind": "kind of work",
+    "OpenWork.options": "how answers are generated; for kind answers only",
+    "HostWork.options": "how answers are generated; for kind answers only",
     "WorkView.kind": "kind of work",
     "WorkView.state": "state of the work; receiving: rows are missing",
     "WorkView.nodes": "nodes that take part",

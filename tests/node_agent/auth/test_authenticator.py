@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -76,24 +77,38 @@ def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set
     return found
 
 
-OF_NODES = {m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest}
+OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest}
 OF_OPERATORS = {
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork,
 }  # fmt: skip
 
 
 def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
     every = {type(message) for message in SPOKEN}
     peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
-    assert allowed(auth, ANNA) == every - peers
-    assert allowed(auth, BOB) == every - peers - OF_OPERATORS
-    assert allowed(auth, MBP) == peers | OF_NODES
+    assert allowed(auth, ANNA) == every - peers - OF_AGENTS
+    assert allowed(auth, BOB) == every - peers - OF_AGENTS - OF_OPERATORS
+    assert allowed(auth, MBP) == peers | OF_AGENTS - {m.HostWork} | {m.LogRequest}  # the example is led by studio
 
 
 def test_a_nodes_key_speaks_for_that_node_alone(auth: Authenticator) -> None:
-    assert allowed(auth, MBP, lead="studio") == OF_NODES
+    assert allowed(auth, MBP, lead="studio") == {m.LogRequest, m.WorkFileRequest, m.SliceRequest}
     assert allowed(auth, MBP, lead=None) == allowed(auth, MBP)  # of no conversation: it is refused as that
+
+
+def test_a_node_asks_for_and_answers_slices_as_itself(auth: Authenticator) -> None:
+    _, rights = enter(auth, MBP)
+    answer = m.SliceRequest(rid="r", work="abcd", node="mbp", state="idle", answered=0, results=(b"{}",))
+    auth.check(MBP.public, rights, answer, None)
+    for message in (
+        msgspec.structs.replace(answer, node="studio"), msgspec.structs.replace(answer, node="forge", answered=None),
+        m.HostWork(rid="r", work="abcd", kind="answers", run="a", lead="studio", config={}, checkpoint=1, files={}),
+    ):  # fmt: skip
+        with pytest.raises(NotAuthorisedError, match="mbp's key may not act for"):
+            auth.check(MBP.public, rights, message, None)
+    with pytest.raises(NotAuthorisedError, match="only agents may send this"):
+        auth.check(ANNA.public, enter(auth, ANNA)[1], answer, None)
 
 
 def test_the_role_is_looked_up_for_every_message(auth: Authenticator, folder: KeyFolder) -> None:

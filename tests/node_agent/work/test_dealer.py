@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.work.dealer import FIRST_ROWS, MOST_DEALS, OVERDUE_SECONDS, Dealer, Slice
+from trainctl.node_agent.work.dealer import FIRST_ROWS, MOST_DEALS, OVERDUE_SECONDS, SLICE_BYTES, Dealer, Slice
 
 WORKERS = ("a", "b", "c")
 MOST_ROWS = 50
@@ -111,3 +111,15 @@ def test_a_slice_that_ends_every_worker_is_named() -> None:
         one = dealer.deal("a", 0.0)
         dealer.lose("a")
     assert dealer.repeatedly_lost() == one
+
+
+def test_answers_are_dealt_by_number_of_rows_within_the_limit_of_bytes() -> None:
+    dealer = Dealer([10, SLICE_BYTES, 10, 10, 10, *[10] * 20], 6, alike=True)
+    assert dealer.deal("a", 0.0) == Slice(0, 0, 1)  # a row may take long
+    dealer.answer("a", 0, 1.0)
+    assert dealer.deal("a", 1.0) == Slice(1, 1, 1)  # 2 s would be two rows
+    dealer.answer("a", 1, 2.0)
+    assert dealer.deal("a", 2.0) == Slice(2, 2, 2)
+    assert dealer.deal("b", 2.0) == Slice(3, 4, 1)
+    dealer.answer("b", 3, 2.01)
+    assert dealer.deal("b", 2.01) == Slice(4, 5, 6)

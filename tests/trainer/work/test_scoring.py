@@ -38,8 +38,8 @@ def scorer(backend: Backend, model: Path, batch_tokens: int, longest: int | None
 
 
 def test_batches_of_any_size_give_the_same(backend: Backend, model: Path) -> None:
-    alone = scorer(backend, model, 1).process(ROWS)
-    together = scorer(backend, model, 4096).process(ROWS)
+    alone = scorer(backend, model, 1).process(0, ROWS)
+    together = scorer(backend, model, 4096).process(0, ROWS)
     for one, other in zip(alone, together, strict=True):
         assert one["tokens"] == other["tokens"]
         assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
@@ -48,8 +48,8 @@ def test_batches_of_any_size_give_the_same(backend: Backend, model: Path) -> Non
 
 def test_bad_rows_have_an_error_in_their_place(backend: Backend, model: Path) -> None:
     bad = ["{", '{"text": ""}', '{"other": 1}', json.dumps({"text": "a b c " * 400})]
-    found = scorer(backend, model, 512, longest=256).process([ROWS[0], *bad, ROWS[1]])
-    good = scorer(backend, model, 512).process(ROWS[:2])
+    found = scorer(backend, model, 512, longest=256).process(0, [ROWS[0], *bad, ROWS[1]])
+    good = scorer(backend, model, 512).process(0, ROWS[:2])
     assert [found[0], found[-1]] == [pytest.approx(row, abs=1e-4) for row in good]
     for line, says in zip(found[1:-1], ("not a JSON object", "is empty", "needs", "the model allows 256"), strict=True):
         assert says in line["error"]
@@ -57,7 +57,7 @@ def test_bad_rows_have_an_error_in_their_place(backend: Backend, model: Path) ->
 
 
 def test_a_lack_of_memory_halves_the_batch(backend: Backend, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, whole = scorer(backend, model, 4096).process(ROWS), type(backend).token_log_probabilities
+    expected, whole = scorer(backend, model, 4096).process(0, ROWS), type(backend).token_log_probabilities
 
     def limited(self: Backend, batch: Batch) -> object:
         if len(batch) > 3:
@@ -65,4 +65,4 @@ def test_a_lack_of_memory_halves_the_batch(backend: Backend, model: Path, monkey
         return whole(self, batch)
 
     monkeypatch.setattr(type(backend), "token_log_probabilities", limited)
-    assert scorer(backend, model, 4096).process(ROWS) == [pytest.approx(row, abs=1e-4) for row in expected]
+    assert scorer(backend, model, 4096).process(0, ROWS) == [pytest.approx(row, abs=1e-4) for row in expected]

@@ -45,7 +45,8 @@ FROZEN = {
     "replay": "--help --speed -h RUN",
     "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
     "-f -h RUN.toml",
-    "score": "--best --cluster --connect --help --nodes --output --resume --server-key --step -h FILE RUN",
+    "score": "--answers --best --cluster --connect --help --max-tokens --nodes --output --resume --seed --server-key "
+    "--step --temperature --top-p -h FILE RUN",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
     "status": "--cluster --connect --help --json --run --server-key -h",

@@ -9,11 +9,11 @@ from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
-_OF_NODES = (m.LogRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest)
-"""Requests that an agent sends another one on behalf of its own client."""
+_AgentRequest = m.HostWork | m.WorkFileRequest | m.SliceRequest
+"""Requests that only agents send."""
 _OF_OPERATORS = (
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.HostWork, m.WorkFileRequest, m.SliceRequest,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork,
 )  # fmt: skip
 
 
@@ -26,10 +26,12 @@ class Rights(NamedTuple):
 
     def objection(self, message: m.ClientRequest | m.ToPeer) -> str:
         """Why it may not say this, empty if it may."""
-        if isinstance(message, m.ToPeer):
+        if isinstance(message, m.ToPeer | _AgentRequest):
             return "" if self.role == "node" else f"{self.name} has the role {self.role}; only agents may send this"
         if self.role == "node":
-            return "" if isinstance(message, _OF_NODES) else f"{self.name} is a node's agent; agents send no requests"
+            return (
+                "" if isinstance(message, m.LogRequest) else f"{self.name} is a node's agent; agents send no requests"
+            )
         if self.role == "viewer" and isinstance(message, _OF_OPERATORS):
             return f"{self.name} is a viewer here; only an operator may send {what(message)}"
         return ""
@@ -99,6 +101,17 @@ def _all_rights(table: Authorized, cluster: Cluster, revoked: frozenset[str]) ->
         found[public] = Rights(", ".join(sorted(nodes)), "node", nodes)
     found |= {entry.public: Rights(name, entry.role) for name, entry in table.keys.items() if entry.role != "node"}
     return {public: rights for public, rights in found.items() if public not in revoked}
+
+
+def claimed_node(message: m.ClientRequest) -> str | None:
+    """The node that a request says it comes from, None if it says nothing."""
+    match message:
+        case m.SliceRequest():
+            return message.node
+        case m.HostWork():
+            return message.lead
+        case _:
+            return None
 
 
 def what(message: m.ClientRequest | m.ToPeer) -> str:

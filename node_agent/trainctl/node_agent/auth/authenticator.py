@@ -10,7 +10,7 @@ import zmq.asyncio
 import zmq.auth
 import zmq.auth.base
 
-from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights, what
+from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights, claimed_node, what
 from trainctl.node_agent.auth.audit import Audit, Subject
 from trainctl.node_agent.auth.connections import Callers, ConnectionLog
 from trainctl.protocol import messages as m
@@ -140,10 +140,12 @@ class Authenticator:
         return caller, rights
 
     def check(self, public: str, rights: Rights, message: m.ClientRequest | m.ToPeer, lead: str | None) -> None:
-        """`lead`: the node an agent's message claims to be of. Raises NotAuthorisedError for what it may not say."""
+        """`lead`: the node that a message to a peer claims to be of. Raises NotAuthorisedError for what the sender may
+        not say."""
         why = rights.objection(message)
-        if not why and isinstance(message, m.ToPeer) and lead is not None and lead not in rights.nodes:
-            why = f"{rights.name}'s key may not act for {lead}"
+        claimed = lead if isinstance(message, m.ToPeer) else claimed_node(message)
+        if not why and claimed is not None and claimed not in rights.nodes:
+            why = f"{rights.name}'s key may not act for {claimed}"
         if why:
             self._audit.note(Subject(rights.name, public, what(message), why))
             raise NotAuthorisedError(why)

@@ -40,7 +40,7 @@ class Slice(NamedTuple):
 class _Worker:
     slice: Slice | None = None  # the slice it has
     since: float = 0.0  # when it got that slice
-    bytes_per_second: float | None = None
+    size_per_second: float | None = None
     rows_per_second: float | None = None
     rows: int = 0  # rows that it answered first
 
@@ -55,9 +55,14 @@ class _Dealt:
 class Dealer:
     """Deals rows of the given sizes; times are seconds by any clock that only grows."""
 
-    def __init__(self, sizes: Sequence[int], most_rows: int, dealt: Iterable[tuple[Slice, bool]] = ()) -> None:
-        """`dealt`: slices of an earlier dealer of the same rows, in order, and whether each was answered."""
-        self._before, self._most_rows = [0, *accumulate(sizes)], most_rows
+    def __init__(
+        self, sizes: Sequence[int], most_rows: int, dealt: Iterable[tuple[Slice, bool]] = (), *, alike: bool = False
+    ) -> None:
+        """`dealt`: slices of an earlier dealer of the same rows, in order, and whether each was answered. `alike`: a
+        row's size says nothing about its time, and a row may take long, as for answers."""
+        self._bytes_before, self._most_rows = [0, *accumulate(sizes)], most_rows
+        self._before = [*range(len(sizes) + 1)] if alike else self._bytes_before
+        self._first_rows = 1 if alike else FIRST_ROWS
         self._next_row = self._next_id = self.answered_rows = 0
         self._open: dict[int, _Dealt] = {}  # slices without an answer, by ID
         self._workers: dict[str, _Worker] = {}
@@ -128,7 +133,7 @@ class Dealer:
         if own.slice is not None and (dealt := self._open.get(own.slice.id)) is not None:
             dealt.holders.discard(worker)
         own.slice = None
-        own.bytes_per_second = own.rows_per_second = None
+        own.size_per_second = own.rows_per_second = None
 
     def _worker(self, worker: str) -> _Worker:
         return self._workers.setdefault(worker, _Worker())
@@ -137,11 +142,11 @@ class Dealer:
         assert own.slice is not None
         if seconds <= 0:
             return
-        bytes_per_second, rows_per_second = self._size(own.slice) / seconds, own.slice.rows / seconds
-        if own.bytes_per_second is not None and own.rows_per_second is not None:
-            bytes_per_second += (1 - NEW_WEIGHT) * (own.bytes_per_second - bytes_per_second)
+        size_per_second, rows_per_second = self._size(own.slice) / seconds, own.slice.rows / seconds
+        if own.size_per_second is not None and own.rows_per_second is not None:
+            size_per_second += (1 - NEW_WEIGHT) * (own.size_per_second - size_per_second)
             rows_per_second += (1 - NEW_WEIGHT) * (own.rows_per_second - rows_per_second)
-        own.bytes_per_second, own.rows_per_second = bytes_per_second, rows_per_second
+        own.size_per_second, own.rows_per_second = size_per_second, rows_per_second
 
     def _size(self, one: Slice) -> int:
         return self._before[one.first + one.rows] - self._before[one.first]
@@ -151,10 +156,13 @@ class Dealer:
         first = self._next_row
         if first >= self.rows:
             return None
-        count, wanted = 1, self._wanted_bytes(own)
-        while first + count < self.rows and count < (self._most_rows if wanted is not None else FIRST_ROWS):
-            size = self._before[first + count + 1] - self._before[first]
-            if size > SLICE_BYTES or (wanted is not None and size > wanted):
+        count, wanted = 1, self._wanted_size(own)
+        most = self._most_rows if wanted is not None else self._first_rows
+        while first + count < self.rows and count < most:
+            stop = first + count + 1
+            if self._bytes_before[stop] - self._bytes_before[first] > SLICE_BYTES:
+                break
+            if wanted is not None and self._before[stop] - self._before[first] > wanted:
                 break
             count += 1
         made = _Dealt(Slice(self._next_id, first, count))
@@ -162,20 +170,20 @@ class Dealer:
         self._open[made.slice.id] = made
         return made
 
-    def _wanted_bytes(self, own: _Worker) -> float | None:
-        if own.bytes_per_second is None:
+    def _wanted_size(self, own: _Worker) -> float | None:
+        if own.size_per_second is None:
             return None
         left = self._before[-1] - self._before[self._next_row]
-        together = sum(worker.bytes_per_second or 0.0 for worker in self._workers.values())
+        together = sum(worker.size_per_second or 0.0 for worker in self._workers.values())
         seconds = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, LEFT_FRACTION * left / together))
-        return own.bytes_per_second * seconds
+        return own.size_per_second * seconds
 
     def _overdue(self, now: float) -> _Dealt | None:
         """A slice that takes its workers far longer than expected: they may hang."""
 
         def is_overdue(holder: str, one: Slice) -> bool:
             own = self._worker(holder)
-            expected = self._size(one) / own.bytes_per_second if own.bytes_per_second else 0.0
+            expected = self._size(one) / own.size_per_second if own.size_per_second else 0.0
             return now - own.since > max(OVERDUE_SECONDS, OVERDUE_TIMES * expected)
 
         dealt = self._open.values()

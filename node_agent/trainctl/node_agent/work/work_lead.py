@@ -22,6 +22,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages.requests import SLICE_ROWS
 from trainctl.protocol.record.paths import RunPaths
 
 LOOK_SECONDS = 0.5
@@ -36,8 +37,6 @@ HOST_SECONDS = 5.0
 """Time that a node has to answer whether it starts a worker."""
 MOST_FAILURES = 3
 """Workers that may end on a node without an answer; after that the node is left out."""
-MOST_ROWS = 250
-"""Rows in one slice, so that their results fit into one request."""
 RESULTS_BYTES = 768 * 1024
 """Size of the results in one reply."""
 KEPT_WORKS = 3
@@ -134,7 +133,7 @@ class WorkLead:
                 results = work.journal.results(request.after_row, request.limit, RESULTS_BYTES)
                 return m.WorkStatus(rid=request.rid, view=_view(work), results=results)
             case m.EndWork():
-                return self._end(request)
+                return await self._end(request)
             case m.HostWork():
                 return m.WorkHosted(rid=request.rid, problem=self._host.host(request))
             case m.WorkFileRequest():
@@ -170,7 +169,7 @@ class WorkLead:
                 self._replace(Journal(folder, opened), config, chosen)
         work = self._known(request.work)
         if _body(work.journal.opened.request) != _body(request):
-            raise RefusedError(f"work {request.work} was opened with other rows or another checkpoint")
+            raise RefusedError(f"work {request.work} was opened with other rows, options or another checkpoint")
         return work
 
     def _check_free(self) -> None:
@@ -238,7 +237,8 @@ class WorkLead:
         except InvalidInputError as error:
             self._finish(work, str(error))
             return
-        work.dealer = Dealer(sizes, MOST_ROWS, work.journal.slices())
+        kind = work.journal.opened.request.kind
+        work.dealer = Dealer(sizes, SLICE_ROWS[kind], work.journal.slices(), alike=kind == "answers")
         work.heard = time.monotonic()
         work.journal.state = "running"
         if work.dealer.is_done:
@@ -251,15 +251,16 @@ class WorkLead:
             work.journal.state = "finished"
         self._role.work = ""
 
-    def _end(self, request: m.EndWork) -> m.WorkStatus:
-        """Cancel work and remove its files."""
+    async def _end(self, request: m.EndWork) -> m.WorkStatus:
+        """Cancel work, end this node's worker and remove the files; the other workers end when they next ask."""
         work = self._known(request.work)
         if work.is_active:
             work.journal.state = "cancelled"
         status = self._status(request, work)
-        work.journal.close()
-        shutil.rmtree(work.journal.folder, ignore_errors=True)
         self._work, self._role.work = None, ""
+        work.journal.close()
+        await self._host.end(work.id)
+        await asyncio.to_thread(shutil.rmtree, work.journal.folder, ignore_errors=True)
         return status
 
     # ------------------------------------------------------------ nodes and their workers
@@ -298,6 +299,7 @@ class WorkLead:
         order = m.HostWork(
             rid=os.urandom(8).hex(), work=work.id, kind=opened.request.kind, run=opened.request.run,
             lead=self._context.node, config=run_file.to_dict(work.config), checkpoint=chosen.step, files=chosen.files,
+            options=opened.request.options,
         )  # fmt: skip
         try:
             if name == self._context.node:
@@ -365,7 +367,8 @@ class WorkLead:
 
 def _body(request: m.OpenWork) -> tuple[object, ...]:
     """What work with the same ID must have in common."""
-    return request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes
+    same = (request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes)
+    return *same, request.options
 
 
 def _view(work: _Work) -> m.WorkView:

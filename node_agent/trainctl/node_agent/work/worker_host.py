@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import tomli_w
 
 from trainctl.node_agent.roles.role import AgentRole
@@ -97,6 +98,11 @@ class WorkerHost:
             self._context.supervisor.kill(RunPaths(folder), RANK)
             if not (folder / JOURNAL_NAME).exists():
                 shutil.rmtree(folder, ignore_errors=True)
+
+    async def end(self, work: str) -> None:
+        """End the worker if it is one for this work."""
+        if self._work is not None and self._work.work == work:
+            await self.close()
 
     async def close(self) -> None:
         """End the worker; the lead deals its slice to another one."""
@@ -206,6 +212,7 @@ class WorkerHost:
             sys.executable, "-m", "trainctl.trainer.work.worker", "--work-directory", str(paths.directory),
             "--work", order.work, "--kind", order.kind, "--node", self._context.node,
             "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
+            "--options", msgspec.json.encode(order.options).decode(),
         ]  # fmt: skip
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)

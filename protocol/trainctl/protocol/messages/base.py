@@ -25,7 +25,7 @@ CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "
 Severity = Literal["info", "good", "warning", "error"]
 PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe", "sample"]
 Engine = Literal["gloo", "ring"]
-WorkKind = Literal["log-probabilities"]
+WorkKind = Literal["log-probabilities", "answers"]
 WorkState = Literal["receiving", "running", "finished", "cancelled", "failed"]
 WorkId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{3,63}\Z")]
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
@@ -172,7 +173,20 @@ class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
 
 ROWS_BYTES = 48 * 1024
 """Largest part of the rows of separate work in one request, in bytes."""
+SLICE_ROWS: dict[WorkKind, int] = {"log-probabilities": 250, "answers": 6}
+"""Most rows in a slice, so that their results fit into one request."""
+ANSWER_BYTES = 8 * 1024
+"""Most bytes of an answer, encoded as JSON; a longer one is cut."""
 Sha256 = Annotated[str, Meta(max_length=64)]
+
+
+class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the tokens of answers are chosen."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # most tokens per answer
+    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # tokens are drawn from the likeliest ones of this probability
+    seed: Annotated[int, Meta(ge=0, le=2**40)] = 0  # seed; each row has its own, derived from this one
 
 
 class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True):
@@ -188,6 +202,7 @@ class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True
     step: Count | None = None  # step of the checkpoint; None: the newest
     best: bool = False  # use the checkpoint with the lowest held-out loss
     nodes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()  # nodes that take part; empty: all nodes of the run
+    options: AnswerOptions = AnswerOptions()
 
 
 class WorkRows(Request, tag="work-rows", frozen=True, forbid_unknown_fields=True):
@@ -222,6 +237,7 @@ class HostWork(Request, tag="host-work", frozen=True, forbid_unknown_fields=True
     config: dict[str, Any]  # parsed run file
     checkpoint: Count  # step of the checkpoint
     files: dict[str, Sha256]  # files of the checkpoint that the worker needs, with their digests
+    options: AnswerOptions = AnswerOptions()
 
 
 class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,13 @@ def vocabulary_size(model: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def longest_context(model: Path) -> int | None:
+    """Tokens that the model allows, by its config.json; None if that doesn't say."""
+    config = model_config(model)
+    limit = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
+    return limit if isinstance(limit, int) else None
+
+
 def model_family(model: Path) -> str:
     """`model_type` from the model's config.json."""
     return str(model_config(model).get("model_type", ""))

@@ -1,4 +1,5 @@
-"""`python -m trainctl.trainer.data.check_rows FILE`: whether every row of a JSONL file can be used.
+"""`python -m trainctl.trainer.data.check_rows FILE [--prompts]`: whether every row of a JSONL file can be used, as
+training uses it or as a prompt.
 
 Exit status 0: it can; 2: one line on standard error names the first row that can't, and why.
 """
@@ -7,13 +8,16 @@ import sys
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.rows import read_rows
+from trainctl.trainer.data.chunks import row_chunks
+from trainctl.trainer.data.rows import fields_of, lines_in, prompt_of, row_of
 
 
 def main() -> int:
+    use = prompt_of if "--prompts" in sys.argv[2:] else row_of
     try:
-        for _ in read_rows(Path(sys.argv[1])):
-            pass
+        for chunk in row_chunks(Path(sys.argv[1])):
+            for place, line in lines_in(chunk):
+                use(fields_of(line, place), place)
     except InvalidInputError as error:
         print(error, file=sys.stderr)
         return error.exit_code

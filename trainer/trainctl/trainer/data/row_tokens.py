@@ -66,7 +66,7 @@ class RowTokenizer:
         own = self._tokenizer.eos_token_id
         return frozenset(named if own is None else (*named, own))
 
-    def prompt(self, prompt: Prompt, *, plain: bool) -> list[int]:
+    def prompt(self, prompt: Prompt | Sequence[Message], *, plain: bool) -> list[int]:
         """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
         InvalidInputError."""
         if not isinstance(prompt, str):

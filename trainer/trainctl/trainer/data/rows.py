@@ -56,11 +56,15 @@ def rows_in(chunk: Chunk) -> Iterator[Row]:
             yield row_of(fields, f"{chunk.source}: row {number}")
         return
     for place, line in lines_in(chunk):
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
-        yield row_of(fields, place)
+        yield row_of(fields_of(line, place), place)
+
+
+def fields_of(line: str | bytes, place: str) -> Any:
+    """A line's JSON value. Raises InvalidInputError naming `place`."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
 
 
 def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
@@ -84,6 +88,24 @@ def row_of(fields: Any, place: str) -> Row:
         return Text(place, _checked(fields["text"], f"{place}: text"))
     known = ", ".join(json.dumps(name) for name in list(fields)[:8])
     raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {known or 'no field'}")
+
+
+def prompt_of(fields: Any, place: str) -> str | list[Message]:
+    """What a row has before an answer: its prompt, or its messages, which end with the user's. Raises InvalidInputError
+    naming `place` and the field."""
+    if not isinstance(fields, dict):
+        raise InvalidInputError(place, "not a JSON object")
+    if fields.get("messages") is not None:
+        messages = _messages(fields["messages"], place, "messages")
+        if messages[-1]["role"] == "assistant":
+            raise InvalidInputError(f"{place}: messages", "must not end with an assistant turn: the model answers")
+        return messages
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list):
+        return _messages(prompt, place, "prompt")
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidInputError(place, 'needs "prompt" (text or messages) or "messages"')
+    return _checked(prompt, f"{place}: prompt")
 
 
 def _prompted(prompt: Any, completion: Any, place: str) -> Row:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Answer, Sampling, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend, Decoding
-from trainctl.trainer.common.model_files import model_config
-from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.common.model_files import longest_context
+from trainctl.trainer.data.row_tokens import row_tokenizer
+from trainctl.trainer.step.answering import Answerer
 from trainctl.trainer.step.progress import Progress
 
 PROMPT_BYTES, ANSWER_BYTES = 1000, 4000
@@ -41,26 +42,18 @@ class Sampler:
         return tuple(self._answer(prompt, plan.sampling, alive) for prompt in plan.sampling.prompts)
 
     def _answer(self, prompt: Prompt, asked: Sampling, alive: Callable[[], None]) -> Answer:
-        begun, tokens = time.perf_counter(), self._tokenizer.prompt(prompt, plain=self._config.data.kind == "text")
-        ends = self._tokenizer.ends
-        how = Decoding(self._most_tokens(len(tokens), asked.max_tokens), asked.temperature, asked.top_p, asked.seed)
-        made = self._backend.generate(tokens, how, ends, alive)
-        ended = bool(made) and made[-1] in ends
-        text = self._tokenizer.text(made[:-1] if ended else made)
-        return Answer(
-            _cut(_shown(prompt), PROMPT_BYTES), _cut(text, ANSWER_BYTES), len(made), ended, time.perf_counter() - begun
-        )
-
-    def _most_tokens(self, length: int, wanted: int) -> int:
-        """Those that are wanted, as far as the model's context has room for them after a prompt."""
-        most = model_config(Path(self._config.model.path)).get("max_position_embeddings")
-        if isinstance(most, int) and length >= most:
-            raise InvalidInputError("prompt", f"has {length} tokens; the model's context has {most}")
-        return min(wanted, most - length) if isinstance(most, int) else wanted
+        how = Decoding(asked.max_tokens, asked.temperature, asked.top_p, asked.seed)
+        begun = time.perf_counter()
+        made = self._answerer.answer(prompt, how, alive)
+        seconds = time.perf_counter() - begun
+        shown, text = _cut(_shown(prompt), PROMPT_BYTES), _cut(made.text, ANSWER_BYTES)
+        return Answer(shown, text, made.tokens, made.ended, seconds)
 
     @functools.cached_property
-    def _tokenizer(self) -> RowTokenizer:
-        return row_tokenizer(Path(self._config.model.path), self._config.data.tokenizer, "run file")
+    def _answerer(self) -> Answerer:
+        model, data = Path(self._config.model.path), self._config.data
+        tokenizer = row_tokenizer(model, data.tokenizer, "run file")
+        return Answerer(self._backend, tokenizer, longest_context(model), plain=data.kind == "text")
 
 
 def _shown(prompt: Prompt) -> str:

@@ -15,7 +15,7 @@ from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints.files import ADAPTER, base_digest, read_loop
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.model_files import model_config
+from trainctl.trainer.common.model_files import longest_context
 
 
 class CheckpointModel(NamedTuple):
@@ -44,7 +44,7 @@ def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) ->
     backend = load(config, config.nodes.get(node, NodeTable()), where)
     if config.adapter.kind != "full":
         backend.copy_in("weights", _arrays(checkpoint / ADAPTER))
-    return CheckpointModel(backend, config, directory, _longest(directory))
+    return CheckpointModel(backend, config, directory, longest_context(directory))
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -56,9 +56,3 @@ def _arrays(path: Path) -> dict[str, Any]:
     except (OSError, SafetensorError) as error:
         raise InvalidInputError(str(path), f"not readable weights: {first_line(error)}") from None
     return loaded
-
-
-def _longest(directory: Path) -> int | None:
-    config = model_config(directory)
-    limit = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
-    return limit if isinstance(limit, int) else None

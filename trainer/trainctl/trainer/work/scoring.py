@@ -1,6 +1,5 @@
 """Log-probabilities of rows: how likely the model finds a completion, an assistant's turns, or a text."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +9,10 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Tokens, collate
 from trainctl.trainer.data.row_tokens import RowTokenizer
-from trainctl.trainer.data.rows import row_of
+from trainctl.trainer.data.rows import fields_of, row_of
 
 ERROR_CHARACTERS = 120
 """Longest reason why a row has no result, so that the results of a slice fit into one message."""
@@ -34,7 +33,7 @@ class Scorer:
         self._backend, self._tokenizer = backend, tokenizer
         self._longest, self._batch_tokens = longest, batch_tokens
 
-    def process(self, rows: Sequence[str]) -> list[dict[str, Any]]:
+    def process(self, first: int, rows: Sequence[str]) -> list[dict[str, Any]]:
         """For each row `logprob` (the sum over its counted tokens, in nats), `tokens` (how many there are) and `mean`;
         or `error`, the reason why it has none."""
         results: list[dict[str, Any]] = [{} for _ in rows]
@@ -52,11 +51,7 @@ class Scorer:
 
     def _sample(self, place: int, row: str) -> _Sample:
         """Raises InvalidInputError if the model can't score the row."""
-        try:
-            fields = json.loads(row)
-        except ValueError as error:
-            raise InvalidInputError("row", f"not a JSON object: {first_line(error)}") from None
-        ((tokens, mask),) = self._tokenizer.encode([row_of(fields, "row")])
+        ((tokens, mask),) = self._tokenizer.encode([row_of(fields_of(row, "row"), "row")])
         if self._longest is not None and len(tokens) > self._longest:
             raise InvalidInputError("row", f"is {len(tokens):,} tokens long; the model allows {self._longest:,}")
         counted = np.array(mask[1:], np.bool_)

@@ -5,11 +5,12 @@ Exit status 0: told to leave, or the agent is gone; 1: one line on standard erro
 """
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import zmq
 
 from trainctl.protocol import messages as m
@@ -24,7 +25,9 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.runtime import Failures
+from trainctl.trainer.step.answering import Answerer
 from trainctl.trainer.work.checkpoint_model import load_checkpoint
+from trainctl.trainer.work.row_answers import RowAnswerer
 from trainctl.trainer.work.scoring import Scorer
 
 AGAIN_SECONDS = 1.0
@@ -40,28 +43,32 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        scorer = _scorer(wanted)
-        _serve(wanted, *scorer)
+        _serve(wanted, *_processor(wanted))
     except Failures as error:
         log.error("work %s: %s", wanted.work, first_line(error))
         return 1
     return 0
 
 
-def _scorer(wanted: argparse.Namespace) -> tuple[Scorer, str]:
-    """The loaded model, and its device."""
+def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
+    """The loaded model for this kind of work, and its device."""
     paths = RunPaths(wanted.work_directory)
     where, config = str(paths.run_file), run_file.read(paths.run_file)
     model = load_checkpoint(wanted.checkpoint, config, wanted.node, where)
     tokenizer = row_tokenizer(model.directory, model.config.data.tokenizer, where)
+    device = f"{model.backend.name} {model.backend.device}"
+    if wanted.kind == "answers":
+        log.info("answering on %s", model.backend.device)
+        answerer = Answerer(model.backend, tokenizer, model.longest, plain=model.config.data.kind == "text")
+        return RowAnswerer(answerer, msgspec.json.decode(wanted.options, type=m.AnswerOptions)), device
     node = config.nodes.get(wanted.node)
     micro = node.micro if node is not None and node.micro is not None else config.batch.micro
     tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
     log.info("scoring on %s, %s tokens at a time", model.backend.device, f"{tokens:,}")
-    return Scorer(model.backend, tokenizer, model.longest, tokens), f"{model.backend.name} {model.backend.device}"
+    return Scorer(model.backend, tokenizer, model.longest, tokens), device
 
 
-def _serve(wanted: argparse.Namespace, scorer: Scorer, device: str) -> None:
+def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: str) -> None:
     ask = m.WorkAsk(run=wanted.work, rank=0, device=device)
     agent_started = shim.start_time(wanted.agent)
     context = zmq.Context()
@@ -75,7 +82,7 @@ def _serve(wanted: argparse.Namespace, scorer: Scorer, device: str) -> None:
                 if isinstance(order, m.Leave):
                     return
                 if isinstance(order, m.WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
-                    results = tuple(json.dumps(result).encode() for result in scorer.process(order.rows))
+                    results = tuple(map(msgspec.json.encode, processor.process(order.first, order.rows)))
                     ask = m.WorkAsk(run=wanted.work, rank=0, device=device, answered=order.slice, results=results)
                     break
         log.warning("the agent is gone")
@@ -95,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.work.worker", description="Process slices.")
     parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
     parser.add_argument("--work", required=True, metavar="ID", help="work ID")
-    parser.add_argument("--kind", required=True, choices=["log-probabilities"])
+    parser.add_argument("--kind", required=True, choices=get_args(m.WorkKind))
+    parser.add_argument("--options", default="{}", metavar="JSON", help="how the tokens of answers are chosen")
     parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
     parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="checkpoint folder")

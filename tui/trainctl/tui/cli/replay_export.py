@@ -140,6 +140,15 @@ def score(
         int | None, typer.Option(min=0, help="Step of the checkpoint [newest].", show_default=False)
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the checkpoint with the lowest held-out loss.")] = False,
+    answers: Annotated[bool, typer.Option("--answers", help="Write the model's answer to each row's prompt.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens per answer [128].", show_default=False)] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Randomness; 0 is the likeliest token [0].", show_default=False)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens of this total [1].", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers [0].", show_default=False)] = None,
     nodes: Annotated[
         str | None, typer.Option(metavar="NODE,...", help="Nodes that take part [all of the run].", show_default=False)
     ] = None,
@@ -152,7 +161,7 @@ def score(
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """Compute log-probabilities of a file's rows with a run's model, on all nodes of the run.
+    """Compute log-probabilities of a file's rows, or answers to them, with a run's model on all nodes of the run.
 
     Each node takes the next rows when it is ready. The output has one line per row, in the order of the file."""
     from trainctl.tui.export import row_scores
@@ -161,8 +170,10 @@ def score(
     if step is not None and best:
         raise InvalidInputError("--best", "and --step exclude each other: give one")
     chosen = tuple(name for name in (nodes or "").split(",") if name)
-    rows, run_id = row_scores.read_file(file), Path(run).name
-    wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen)
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    options = row_scores.answer_options(given, answers=answers)
+    rows, run_id = row_scores.read_file(file, prompts=answers), Path(run).name
+    wanted = row_scores.Wanted(resume or row_scores.new_id(), run_id, step, best, chosen, options)
     address = agent_call.find_lead(where(ctx, connect, cluster).addresses, run_id)
     shown = _Progress(f"score {wanted.work}: {rows.rows:,} rows of {file.name} with {run_id}")
     with destination(output_file) as stream, shown:

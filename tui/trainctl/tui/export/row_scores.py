@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import msgspec
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import validation_errors
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages.requests import ROWS_BYTES
 
@@ -46,22 +49,24 @@ class RowFile:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to score, and with which checkpoint."""
+    """What to compute for each row, and with which checkpoint."""
 
     work: str
     run: str
     step: int | None
     best: bool
     nodes: tuple[str, ...]
+    options: m.AnswerOptions | None = None  # for answers; None: log-probabilities
 
 
-def read_file(path: Path) -> RowFile:
-    """Check every row. Raises InvalidInputError naming the file and the line of the first bad one."""
+def read_file(path: Path, *, prompts: bool = False) -> RowFile:
+    """Check every row; `prompts`: for answers. Raises InvalidInputError naming the file and the first bad line."""
     if path.suffix == ".parquet":
         raise InvalidInputError(str(path), "must be a JSONL file")
     if not path.is_file():
         raise InvalidInputError(str(path), "no such file")
     command = [sys.executable, "-m", "trainctl.trainer.data.check_rows", str(path)]
+    command += ["--prompts"] if prompts else []
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     if checked.returncode:
         said = checked.stderr.strip().splitlines()
@@ -77,6 +82,23 @@ def read_file(path: Path) -> RowFile:
     if not rows:
         raise InvalidInputError(str(path), "has no rows")
     return RowFile(path, rows, size, digest.hexdigest())
+
+
+def answer_options(given: dict[str, int | float | None], *, answers: bool) -> m.AnswerOptions | None:
+    """The options of answers, None for log-probabilities. Raises InvalidInputError naming an option that is out of
+    range, or needs --answers."""
+    values = {name: value for name, value in given.items() if value is not None}
+    if not answers:
+        if values:
+            raise InvalidInputError(_option(next(iter(values))), "needs --answers")
+        return None
+    for name, problem in validation_errors.found(values, m.AnswerOptions):
+        raise InvalidInputError(_option(name), problem)
+    return msgspec.convert(values, m.AnswerOptions)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 class Scoring:
@@ -109,8 +131,9 @@ class Scoring:
         wanted, file = self._wanted, self._file
         return await self._ask(
             m.OpenWork(
-                rid=_rid(), work=wanted.work, kind="log-probabilities", run=wanted.run, rows=file.rows,
-                size_bytes=file.size_bytes, digest=file.digest, step=wanted.step, best=wanted.best, nodes=wanted.nodes,
+                rid=_rid(), work=wanted.work, kind="answers" if wanted.options else "log-probabilities",
+                run=wanted.run, rows=file.rows, size_bytes=file.size_bytes, digest=file.digest, step=wanted.step,
+                best=wanted.best, nodes=wanted.nodes, options=wanted.options or m.AnswerOptions(),
             )
         )  # fmt: skip
 
