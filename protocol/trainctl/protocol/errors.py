@@ -2,6 +2,7 @@
 
 TrainctlError
 ├── InvalidInputError       exit 2   a file, argument or address that is wrong by itself
+│   ├── NotCachedError      exit 2   a model that has yet to be downloaded
 │   └── SeveralInvalidError exit 2   several of them at once
 ├── RefusedError            exit 3   the agent rejected the request, or it failed there
 ├── ExpiredError            exit 4   not applied within the time asked for
@@ -37,6 +38,16 @@ class InvalidInputError(TrainctlError):
     def each(self) -> "tuple[InvalidInputError, ...]":
         """What is wrong, one by one."""
         return (self,)
+
+
+class NotCachedError(InvalidInputError):
+    """The id of a `model` that isn't in this machine's Hugging Face cache."""
+
+    def __init__(self, where: str, model: str) -> None:
+        self.model = model
+        super().__init__(
+            where, f"no such folder, and {model} isn't in the Hugging Face cache here; run: hf download {model}"
+        )
 
 
 class SeveralInvalidError(InvalidInputError):

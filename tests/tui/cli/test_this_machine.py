@@ -3,19 +3,16 @@
 import contextlib
 import fcntl
 import os
-import pty
-import re
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.tui.support.cli_calls import ENVIRONMENT, assert_one_line, call
+from tests.tui.support.cli_calls import assert_one_line, call
+from tests.tui.support.typist import DEADLINE_SECONDS, Typist
 
 from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
@@ -25,7 +22,6 @@ from trainctl.tui.commands import targets
 from trainctl.tui.commands.targets import on_this_machine
 from trainctl.tui.setup import start_agent
 
-DEADLINE_SECONDS = 60.0
 NODES = ("tcp://127.0.0.1:11", "tcp://127.0.0.1:12", "tcp://127.0.0.1:13")
 PROGRAM = (
     "import sys; from trainctl.tui.cli import main; from trainctl.tui.commands import targets; "
@@ -87,45 +83,10 @@ def test_what_is_given_wins(state: Path) -> None:
 # ---------------------------------------------------------------- starting one
 
 
-class Typist:
-    """`trainctl run --resume nobody` on a terminal, by someone who answers what it asks."""
-
-    def __init__(self, default: str, state: Path) -> None:
-        self.said = ""
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            words = [sys.executable, "-c", PROGRAM, default, "run", "--resume", "nobody"]
-            where = {"TRAINCTL_STATE": str(state), "TRAINCTL_CLUSTER": str(state.parent / "cluster.toml")}
-            os.execvpe(sys.executable, words, {**ENVIRONMENT, **where})
-
-    def until(self, pattern: str) -> re.Match[str]:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while (found := re.search(pattern, self.said)) is None:
-            assert time.monotonic() < deadline, self.said
-            if select.select([self._terminal], [], [], 1.0)[0]:
-                try:
-                    self.said += os.read(self._terminal, 4096).decode()
-                except OSError:
-                    pytest.fail(f"it ended: {self.said}")
-        return found
-
-    def type(self, text: str) -> None:
-        os.write(self._terminal, text.encode())
-
-    def ended(self) -> int:
-        try:
-            while os.read(self._terminal, 4096):
-                pass
-        except OSError:  # the other side is closed
-            pass
-        os.close(self._terminal)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 @pytest.fixture
 def typist(default: str, state: Path) -> Iterator[Typist]:
-    made = Typist(default, state)
-    yield made
+    words = [sys.executable, "-c", PROGRAM, default, "run", "--resume", "nobody"]
+    yield Typist(words, TRAINCTL_STATE=str(state), TRAINCTL_CLUSTER=str(state.parent / "cluster.toml"))
 
 
 def test_on_a_terminal_run_offers_to_start_an_agent_that_outlives_it(typist: Typist, default: str) -> None:

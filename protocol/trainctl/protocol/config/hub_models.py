@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError, NotCachedError, installing
 
 _ID = re.compile(r"\b[\w\-.]+\b/\b[\w\-.]{1,96}\b", re.ASCII)
 """huggingface_hub's own pattern, with the organisation required."""
@@ -28,11 +28,11 @@ def model_folder(path: str) -> Path:
 
 
 def check_cached(path: str, where: str) -> None:
-    """Raises InvalidInputError, blaming `where`, for the id of a model that isn't cached on this machine."""
+    """Raises NotCachedError, blaming `where`, for the id of a model that isn't cached on this machine, or
+    InvalidInputError if the library that reads the cache isn't installed."""
     if not is_hub_id(path) or model_folder(path) != Path(path):
         return
     if importlib.util.find_spec("huggingface_hub") is None:
         problem = f"{path} is a Hugging Face id, which needs huggingface_hub here; {installing('torch', 'mlx')}"
-    else:
-        problem = f"no such folder, and {path} isn't in the Hugging Face cache here; run: hf download {path}"
-    raise InvalidInputError(where, problem)
+        raise InvalidInputError(where, problem)
+    raise NotCachedError(where, path)

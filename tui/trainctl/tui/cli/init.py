@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.tui.cli import output
 from trainctl.tui.cli.options import Json, subcommands
 
@@ -15,7 +15,10 @@ app = subcommands()
 
 @app.command()
 def init(
-    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Hugging Face model folder.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="Hugging Face model folder, or model id (ORG/NAME) in the local cache."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
@@ -41,13 +44,19 @@ def init(
     json: Json = False,
 ) -> int:
     """Create a starter cluster.toml and run.toml. On a terminal, it asks for missing options. It never overwrites a
-    file. The run file passes `trainctl check`.
+    file. The run file passes `trainctl check`. On a terminal, it offers to download a model id that isn't in the cache.
     """
+    from trainctl.tui.setup import hub_download
     from trainctl.tui.setup import init_work as work
 
     given = work.Given(model, data, name, steps, batch, address, adapter)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
-    done = work.write(given, run_file, cluster_file, ask=_ask if asks else None)
+    ask = _ask if asks else None
+    try:
+        done = work.write(given, run_file, cluster_file, ask)
+    except NotCachedError as missing:
+        hub_download.offer(missing, may_ask=not json, tell=output.tell)
+        done = work.write(given._replace(model=Path(missing.model)), run_file, cluster_file, ask)
     if json:
         output.emit_ok(written=[str(file) for file in done.written], kept=done.kept and str(done.kept),
                        remarks=done.remarks)  # fmt: skip

@@ -9,11 +9,11 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedError
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_preview, memory_report, start_agent
+from trainctl.tui.setup import data_preview, hub_download, memory_report, start_agent
 
 app = subcommands()
 group = subgroup("Inspect a run's training data.")
@@ -54,7 +54,8 @@ def run(
     at = where(ctx, connect, cluster)
     if file is not None:
         overrides = arguments.pairs(set_ or [], "--set")
-        read = targets.run_file(file, overrides, local=targets.is_local(at.addresses[0]), cluster=at.cluster)
+        local = targets.is_local(at.addresses[0])
+        read = _run_file(file, overrides, local=local, cluster=at.cluster, json=json)
         args: dict[str, Any] = {"config": read.config}
     else:
         args = {"resume": arguments.check_text(resume or "", "--resume")}
@@ -74,6 +75,17 @@ def run(
     return _show_started(order, reply, reply.run, json=json)
 
 
+def _run_file(
+    file: Path, overrides: dict[str, str], *, local: bool, cluster: targets.ClusterFile | None, json: bool
+) -> targets.RunFile:
+    """The run file, checked. A person is asked before a model that isn't in the Hugging Face cache is downloaded."""
+    try:
+        return targets.run_file(file, overrides, local=local, cluster=cluster)
+    except NotCachedError as missing:
+        hub_download.offer(missing, may_ask=not json, tell=output.tell)
+    return targets.run_file(file, overrides, local=local, cluster=cluster)
+
+
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
@@ -86,12 +98,14 @@ def check(
     It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
     reads the weights' headers, the first lines of the samples and the size of text files. It can't see files on other
     machines: their agents check them when the run starts. A node with a loopback address may also
-    be on a different machine, behind a forwarded port. Nothing is loaded or started.
+    be on a different machine, behind a forwarded port. Nothing is loaded or started. On a terminal, it offers to
+    download a model that isn't in the Hugging Face cache.
 
     It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
     """
     found = targets.cluster_file(cluster)
-    config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)
+    overrides = arguments.pairs(set_ or [], "--set")
+    config, unseen = _run_file(file, overrides, local=True, cluster=found, json=json)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")

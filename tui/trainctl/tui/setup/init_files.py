@@ -39,7 +39,7 @@ AdapterKind = Literal["full", "lora"]
 class Answers(NamedTuple):
     """What a person or a script wants."""
 
-    model: Path
+    model: Path  # a folder, or the id of a model in the Hugging Face cache
     data: Path
     name: str
     address: str  # of this machine's agent

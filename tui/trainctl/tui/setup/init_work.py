@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
+from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.run_file import is_glob
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
@@ -53,7 +54,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     new_files.check_free([run_file] if kept else [run_file, target])
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
-    model = init_probe.model(answers.model)
+    model = init_probe.model(model_folder(str(answers.model)))
     if answers.kind == "rows" and machine.backends:
         answers = answers._replace(sequence_length=_sequence_length(answers, model, machine))
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
@@ -88,9 +89,10 @@ def _own_key(address: str) -> str | None:
 
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
-    model = _folder(given.model, "--model", "Model folder (Hugging Face)", ask)
-    init_probe.model(model)  # before more is asked
-    data = _folder(given.data, "--data", "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder", ask)
+    model = _model(given.model, ask)
+    init_probe.model(model_folder(str(model)))  # before more is asked
+    question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
+    data = _existing(_path(given.data, "--data", question, ask), "--data")
     kind = init_probe.data_kind(data)
     question, usual = "Train all weights (full) or adapters (lora)", "full" if kind == "text" else "lora"
     adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _adapter)
@@ -105,11 +107,24 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     return Answers(model, data, name, address, steps, batch, kind, adapter)
 
 
-def _folder(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
+def _model(given: Path | None, ask: Ask | None) -> Path:
+    """A folder, or the id of a model in the Hugging Face cache as it is. Raises NotCachedError if it isn't there."""
+    option = "--model"
+    found = _path(given, option, "Model: a Hugging Face folder, or an id such as Qwen/Qwen3-0.6B", ask)
+    if not found.exists() and is_hub_id(str(found)):
+        check_cached(str(found), option)
+        return found
+    return _existing(found, option)
+
+
+def _path(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
     if given is None and ask is None:
         raise InvalidInputError(option, "is required without a terminal to ask on")
-    found = given if given is not None else Path(ask(question, ""))  # type: ignore[misc]
-    found = found.expanduser().absolute()
+    return (given if given is not None else Path(ask(question, ""))).expanduser()  # type: ignore[misc]
+
+
+def _existing(found: Path, option: str) -> Path:
+    found = found.absolute()
     if not found.exists() and not is_glob(found):
         raise InvalidInputError(option, f"no such file or folder: {found}")
     return found

@@ -1,0 +1,24 @@
+"""The example run file of each objective trains, from the command line, on its own data; the model is a tiny one."""
+
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.integration.conftest import AgentProcess, wait_for_end
+from tests.trainer.support.chat_model import make_chat_model
+from tests.tui.support.cli_calls import call, call_json
+
+WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"}
+STEPS = 2
+
+
+def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
+    model = make_chat_model(tmp_path / "model")
+    for name, weights in WEIGHTS.items():
+        file = ROOT / "examples" / f"{name}.toml"
+        change = ["--set", f"model.path={model}", "--set", f"run.steps={STEPS}", "--set", "samples.every_steps=0"]
+        assert call("check", file, *change).returncode == 0
+        run = call_json("run", file, *change, "--connect", agent.address)["run"]
+        with agent.client() as client:
+            view = wait_for_end(client)
+        assert (view.run, view.state, view.step) == (run, "finished", STEPS), view.reason
+        assert (agent.run_paths(run).checkpoints / f"step-{STEPS}" / weights).is_file()
