@@ -357,8 +357,8 @@ class TorchBackend(Backend):
 
 
 def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.optim.AdamW:
-    """torch's fused AdamW, which reads and writes each value once; decay on matrices only. Its moments are allocated now,
-    so that a lack of memory shows at load."""
+    """torch's fused AdamW, which reads and writes each value once; decay on matrices only. Its moments are allocated
+    now, so that a lack of memory shows at load."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in masters if p.ndim >= 2], "weight_decay": table.weight_decay},
         {"params": [p for p in masters if p.ndim < 2], "weight_decay": 0.0},
