@@ -1,4 +1,4 @@
-"""Scoring on a cluster: every row once and as a plain loop scores it, whatever is killed meanwhile."""
+"""Scoring and answering on a cluster: every row once and as a plain loop has it, whatever is killed meanwhile."""
 
 import json
 import os
@@ -18,7 +18,8 @@ from tests.waiting import HANG_SECONDS
 ROWS = 1500
 STEPS = 4
 MIXED = {"gamma": {"backend": "mlx"}}
-ADAPTERS = {"full": {"kind": "full"}, "lora": {"kind": "lora", "rank": 4, "alpha": 16.0}}
+ADAPTER = {"kind": "lora", "rank": 4, "alpha": 16.0}
+PROMPTS, ANSWER_TOKENS = 24, 6
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +33,40 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(three_agents: Cluster, assets: Path, run_config: Callable[..., dict[str, Any]]) -> dict[str, str]:
-    """The ids of finished runs on three nodes, by adapter."""
-    found = {}
+def trained(three_agents: Cluster, assets: Path, run_config: Callable[..., dict[str, Any]]) -> str:
+    """The id of a finished run on three nodes."""
     three_agents.in_touch()
-    for name, adapter in ADAPTERS.items():
-        data = {"path": str(assets / "train.jsonl"), "kind": "rows", "sequence_length": 64, "held_out": 0.05}
-        config = run_config(
-            run__steps=STEPS, model__path=str(assets / "model"), data=data, adapter=adapter, nodes=on(*NODES, **MIXED),
-            optimizer={"learning_rate": 1e-2, "schedule": "constant"}, checkpoint={"at_end": True},
-        )  # fmt: skip
-        with three_agents.client() as client:
-            begun = client.send("start-run", {"config": config})
-            assert begun.state == "applied", begun.reason
-            assert wait_for_end(client).state == "finished"
-        found[name] = begun.run or ""
+    data = {"path": str(assets / "train.jsonl"), "kind": "rows", "sequence_length": 64, "held_out": 0.05}
+    config = run_config(
+        run__steps=STEPS, model__path=str(assets / "model"), data=data, adapter=ADAPTER, nodes=on(*NODES, **MIXED),
+        optimizer={"learning_rate": 1e-2, "schedule": "constant"}, checkpoint={"at_end": True},
+    )  # fmt: skip
+    with three_agents.client() as client:
+        begun = client.send("start-run", {"config": config})
+        assert begun.state == "applied", begun.reason
+        assert wait_for_end(client).state == "finished"
     three_agents.settle()
-    return found
+    return begun.run or ""
 
 
 @pytest.fixture
-def scoring(cluster: Cluster, trained: dict[str, str], assets: Path, tmp_path: Path) -> Iterator[Any]:
+def scoring(cluster: Cluster, trained: str, assets: Path, tmp_path: Path) -> Iterator[Any]:
     """A started `trainctl score` of all rows, which writes its output to `out` at the end."""
-    words = ["score", trained["full"], str(assets / "rows.jsonl"), "--cluster", str(cluster.file)]
+    words = ["score", trained, str(assets / "rows.jsonl"), "--cluster", str(cluster.file)]
     with started(*words, "--output", str(tmp_path / "out")) as process:
         yield process
     until(lambda: not any(cluster.trainers().values()), 30, "the workers' end")
+
+
+@pytest.fixture(scope="module")
+def model(three_agents: Cluster, trained: str, assets: Path) -> Any:
+    """The trained model, by peft alone."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base: Any = AutoModelForCausalLM.from_pretrained(assets / "model")  # type: ignore[no-untyped-call]
+    checkpoint = three_agents.run_paths("alpha", trained).checkpoint(STEPS)
+    return PeftModel.from_pretrained(base, str(checkpoint)).eval()
 
 
 def journal_rows(cluster: Cluster) -> int:
@@ -96,66 +105,65 @@ def plain_loop(model: Any, assets: Path) -> list[tuple[float, int]]:
     return found
 
 
-def check(lines: list[dict[str, Any]], expected: list[tuple[float, int]]) -> None:
+def answers_of(model: Any, assets: Path, prompts: list[str]) -> list[tuple[str, int]]:
+    """Greedy answers and their numbers of tokens, prompt by prompt, by transformers alone."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(assets / "model")
+    found = []
+    for prompt in prompts:
+        asked = tokenizer(prompt, return_tensors="pt")
+        whole = model.generate(**asked, max_new_tokens=ANSWER_TOKENS, do_sample=False)[0]
+        made = whole[asked["input_ids"].shape[1] :]
+        found.append((tokenizer.decode(made, skip_special_tokens=True), len(made)))
+    return found
+
+
+def test_killed_workers_and_agents_cost_no_row(
+    cluster: Cluster, model: Any, assets: Path, scoring: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    until(lambda: journal_rows(cluster) > ROWS // 10 and cluster.trainers()["beta"], 60, "results")
+    for pid in cluster.trainers()["beta"]:
+        os.kill(pid, signal.SIGKILL)
+    cluster["gamma"].kill()
+    cluster.start("gamma")
+    until(lambda: journal_rows(cluster) > ROWS // 5, 60, "more results")
+    cluster["alpha"].kill()
+    cluster.start("alpha")
+    output, said = scoring.communicate(timeout=HANG_SECONDS)
+    assert scoring.returncode == 0, output + said
+    lines = result_lines((tmp_path / "out").read_text())
     assert [line["row"] for line in lines] == list(range(1, ROWS + 1))
     assert [line["id"] for line in lines] == [f"r{number}" for number in range(ROWS)]
-    for line, (logprob, tokens) in zip(lines, expected, strict=True):
+    for line, (logprob, tokens) in zip(lines, plain_loop(model, assets), strict=True):
         assert line["tokens"] == tokens
         assert line["logprob"] == pytest.approx(logprob, abs=1e-4)
         assert line["mean"] == pytest.approx(logprob / tokens, abs=1e-4)
 
 
-def checkpoint(cluster: Cluster, run: str) -> Path:
-    return cluster.run_paths("alpha", run).checkpoint(STEPS)
-
-
-def full_model(cluster: Cluster, run: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    loader: Any = AutoModelForCausalLM
-    return loader.from_pretrained(checkpoint(cluster, run))
-
-
-def test_a_killed_worker_costs_no_row(
-    cluster: Cluster, trained: dict[str, str], assets: Path, scoring: "subprocess.Popen[str]", tmp_path: Path
+def test_answers_are_the_library_s_own(
+    cluster: Cluster, trained: str, model: Any, assets: Path, tmp_path: Path
 ) -> None:
-    until(lambda: journal_rows(cluster) > ROWS // 10 and cluster.trainers()["beta"], 60, "results")
-    for pid in cluster.trainers()["beta"]:
-        os.kill(pid, signal.SIGKILL)
-    output, said = scoring.communicate(timeout=HANG_SECONDS)
-    assert scoring.returncode == 0, output + said
-    check(result_lines((tmp_path / "out").read_text()), plain_loop(full_model(cluster, trained["full"]), assets))
+    rows: list[Any] = [{**row, "id": f"q{number}"} for number, row in enumerate(questions(PROMPTS, seed=7))]
+    file = write_rows(tmp_path / "prompts.jsonl", [*rows, {"prompt": "long " * 2000}])
+    words = ["--answers", "--max-tokens", str(ANSWER_TOKENS), "--cluster", str(cluster.file)]
+    done = call_process("score", trained, file, *words)
+    assert done.returncode == 3, done.stderr
+    *lines, last = result_lines(done.stdout)
+    assert last["row"] == PROMPTS + 1 and "the model's context has" in last["error"]
+    expected = answers_of(model, assets, [row["prompt"] for row in rows])
+    assert [(line["id"], line["answer"], line["tokens"]) for line in lines] == [
+        (row["id"], *answer) for row, answer in zip(rows, expected, strict=True)
+    ]
 
 
-def test_the_lead_s_agent_is_killed_and_returns(
-    cluster: Cluster, trained: dict[str, str], assets: Path, scoring: "subprocess.Popen[str]", tmp_path: Path
+def test_work_excludes_runs_until_an_interrupt_cancels_it_on_all_nodes(
+    cluster: Cluster, run_config: Callable[..., dict[str, Any]], scoring: "subprocess.Popen[str]"
 ) -> None:
-    until(lambda: journal_rows(cluster) > ROWS // 10, 60, "results")
-    cluster["alpha"].kill()
-    cluster.start("alpha")
-    output, said = scoring.communicate(timeout=HANG_SECONDS)
-    assert scoring.returncode == 0, output + said
-    check(result_lines((tmp_path / "out").read_text()), plain_loop(full_model(cluster, trained["full"]), assets))
-
-
-def test_adapters_and_a_follower_s_agent_that_dies(cluster: Cluster, trained: dict[str, str], assets: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    run, loader = trained["lora"], AutoModelForCausalLM
-    with started("score", run, str(assets / "rows.jsonl"), "--cluster", str(cluster.file)) as process:
-        until(lambda: journal_rows(cluster) > ROWS // 10, 60, "results")
-        cluster["gamma"].kill()
-        cluster.start("gamma")
-        output, said = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 0, said
-    base: Any = loader.from_pretrained(assets / "model")  # type: ignore[no-untyped-call]
-    model = PeftModel.from_pretrained(base, str(checkpoint(cluster, run)))
-    check(result_lines(output), plain_loop(model, assets))
-
-
-def test_an_interrupt_cancels_the_work_on_all_nodes(cluster: Cluster, scoring: "subprocess.Popen[str]") -> None:
     until(lambda: journal_rows(cluster) > 0, 60, "results")
+    with cluster.client() as client:
+        refused = client.send("start-run", {"config": run_config(nodes=on("alpha"))})
+    assert refused.state == "rejected" and "separate work" in refused.reason
     scoring.send_signal(signal.SIGINT)
     scoring.communicate(timeout=HANG_SECONDS)
     assert scoring.returncode == 130
@@ -163,37 +171,11 @@ def test_an_interrupt_cancels_the_work_on_all_nodes(cluster: Cluster, scoring: "
     assert not [*cluster["alpha"].directory.glob("work/*/work.db")]
 
 
-def test_bad_rows_are_refused_and_long_ones_reported(cluster: Cluster, trained: dict[str, str], tmp_path: Path) -> None:
-    words = ["--cluster", str(cluster.file), "--nodes", "alpha"]
+def test_what_is_refused(cluster: Cluster, trained: str, tmp_path: Path) -> None:
+    words = ["--cluster", str(cluster.file)]
     bad = write_rows(tmp_path / "bad.jsonl", [{"text": "fine"}, {"prompt": "a", "completion": ""}])
-    assert_one_line(call_process("score", trained["full"], bad, *words), 2, "line 2", "completion: is empty")
-    assert_one_line(call_process("score", trained["full"], tmp_path / "none.jsonl", *words), 2, "no such file")
-    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "short"}, {"text": "long " * 2000}])
-    done = call_process("score", trained["full"], rows, *words)
-    assert done.returncode == 3
-    first, second = result_lines(done.stdout)
-    assert first["tokens"] > 0 and "error" not in first
-    assert "tokens long; the model allows" in second["error"]
+    assert_one_line(call_process("score", trained, bad, *words), 2, "line 2", "completion: is empty")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "short"}])
     for extra, says in ((["--step", "99"], "no complete checkpoint of step 99"), (["--nodes", "delta"], "delta")):
-        refused = call_process("score", trained["full"], rows, "--cluster", str(cluster.file), *extra)
+        refused = call_process("score", trained, rows, *words, *extra)
         assert refused.returncode == 3 and says in refused.stderr, refused.stderr
-    assert call_process("score", "no-such-run", rows, *words).returncode == 3
-
-
-def test_work_and_a_run_exclude_each_other(
-    cluster: Cluster, trained: dict[str, str], assets: Path, run_config: Callable[..., dict[str, Any]],
-    scoring: "subprocess.Popen[str]",
-) -> None:  # fmt: skip
-    until(lambda: journal_rows(cluster) > 0, 60, "results")
-    with cluster.client() as client:
-        refused = client.send("start-run", {"config": run_config(nodes=on("alpha"))})
-        assert refused.state == "rejected" and "separate work" in refused.reason
-        scoring.send_signal(signal.SIGINT)
-        scoring.communicate(timeout=HANG_SECONDS)
-        until(lambda: not any(cluster.trainers().values()), 30, "the workers' end")
-        config = run_config(run__steps=100_000, nodes=on("alpha"))
-        until(lambda: client.send("start-run", {"config": config}).state == "applied", 30, "the end of the work")
-        done = call_process("score", trained["full"], assets / "rows.jsonl", "--cluster", str(cluster.file))
-        assert done.returncode == 3 and "takes part in a run" in done.stderr
-        assert client.send("stop", {"checkpoint": False}).state == "applied"
-        wait_for_end(client)

@@ -30,3 +30,5 @@ def test_rows_are_checked_for_their_use(tmp_path: Path) -> None:
     texts = write_rows(tmp_path / "texts.jsonl", [{"text": "a"}])
     with pytest.raises(InvalidInputError, match=r"line 1.*needs"):
         read_file(Path(texts), prompts=True)
+    with pytest.raises(InvalidInputError, match="no such file"):
+        read_file(tmp_path / "none.jsonl")
