@@ -24,8 +24,8 @@ CHANGED = """
     BACKEND, WISH = "trainctl.trainer.backends.torch_backend", pathlib.Path(__file__).parent / "wish"
 
     def changed(read):
-        def read_and_change(path, where, dtype):
-            model, wish = read(path, where, dtype), WISH.read_text()
+        def read_and_change(*named, **options):
+            model, wish = read(*named, **options), WISH.read_text()
             if wish == "theta":
                 model.model.rotary_emb.inv_freq **= 1.5
             elif wish == "weights":

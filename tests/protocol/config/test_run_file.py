@@ -85,6 +85,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.dtype", "float8", "'float8'"),
         ("model.gradient_checkpointing", "some", "'some'"),
         ("model.chunked_loss", "never", "'never'"),
+        ("model.init", "zeros", "'zeros'"),
         ("data.path", "", "must be text of at least 1 character"),
         ("data.kind", "pictures", "'pictures'"),
         ("data.tokenizer", "words", "'words'"),

@@ -49,7 +49,7 @@ SUMMARIES = {
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",
     "export-model": "Export a trained model for peft, mlx-lm or transformers.",
-    "score": "Compute log-probabilities of rows, or answers, on all nodes of a run.",
+    "score": "Compute log-probabilities or answers for rows of a file.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
     "init": "Create a starter cluster.toml and run.toml.",

@@ -10,7 +10,8 @@ import msgspec
 from trainctl.protocol import errors
 
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
-    (errors.SeveralInvalidError, "invalid-input"), (errors.InvalidInputError, "invalid-input"),
+    (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
+    (errors.InvalidInputError, "invalid-input"),
     (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"), (errors.UnreachableError, "unreachable"),
     (errors.NotAuthorisedError, "not-authorised"), (errors.VersionError, "version"), (errors.ProtocolError, "protocol"),
 )  # fmt: skip
