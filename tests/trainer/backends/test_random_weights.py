@@ -26,8 +26,8 @@ def unwritten(tmp_path: Path) -> Callable[[str], Path]:
 
     def make(kind: str) -> Path:
         family = ONE_OF_EACH[kind]
-        told = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
-        transformers.AutoConfig.for_model(kind, **told).save_pretrained(tmp_path / "model")
+        settings = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
+        transformers.AutoConfig.for_model(kind, **settings).save_pretrained(tmp_path / "model")
         return tmp_path / "model"
 
     return make

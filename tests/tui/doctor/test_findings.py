@@ -196,12 +196,10 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
 
 
 def test_held_out_data_are_compared_too() -> None:
-    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
-    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
+    line = the_failure(
         hashed("studio", "/d/eval.jsonl", "c" * 64, "held-out data", eval_jsonl="7"),
         hashed("mbp", "/d/eval.jsonl", "d" * 64, "held-out data", eval_jsonl="8"),
-    ))))  # fmt: skip
-    (line,) = [run_checks.line(one) for one in found if one.level == "fail"]
+    )
     assert line.startswith("mbp: held-out data: /d/eval.jsonl differs from studio's in eval.jsonl")
 
 
@@ -227,12 +225,10 @@ def test_a_disk_that_cannot_be_measured_fails_only_if_the_run_names_it() -> None
 
 
 def test_the_folder_of_a_glob_is_copied() -> None:
-    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
-    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
+    line = the_failure(
         hashed("studio", "/data/*.jsonl", "c" * 64, "data", x_jsonl="7"),
         hashed("mbp", "/mine/*.jsonl", "d" * 64, "data", x_jsonl="8"),
-    ))))  # fmt: skip
-    (line,) = [run_checks.line(one) for one in found if one.level == "fail"]
+    )
     assert line.endswith("on mbp: rsync -av --checksum studio.local:/data/ /mine/")
 
 
@@ -281,3 +277,10 @@ def test_the_modes_of_key_files_are_those_of_the_disk(tmp_path: Any) -> None:
         (str(folder), 0o700, True), (str(folder / "agent.toml"), 0o640, True),
     ]  # fmt: skip
     assert found.disk_free_bytes and found.at >= found.received_at
+
+
+def the_failure(*files: Any) -> str:
+    """The only failure that these files of two nodes give, in one line."""
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
+    (line,) = [run_checks.line(one) for one in of_files(ClusterFacts(WELL, looks, hashed=files)) if one.level == "fail"]
+    return line

@@ -35,7 +35,7 @@ TESTED: Final[dict[str, Family]] = {
 
 def check_random(config: Path, where: str) -> None:
     """Whether the model of a config.json can be trained from scratch. Raises InvalidInputError, blaming `where`."""
-    family = json.loads(config.read_text(encoding="utf-8")).get("model_type", "unknown")
+    family = str(json.loads(config.read_text(encoding="utf-8")).get("model_type", "unknown"))
     if family not in TESTED:
         problem = f'model.init = "random" knows the model types {", ".join(sorted(TESTED))}, not {family!r}'
         raise InvalidInputError(where, problem)

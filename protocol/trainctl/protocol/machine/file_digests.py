@@ -18,7 +18,7 @@ class FileDigests:
     """Of some files: of all together, and of each, so that the one that differs can be named."""
 
     whole: str
-    files: tuple[FileDigest, ...]  # at most MAX_FILES: the last stands for the rest
+    files: tuple[FileDigest, ...]  # at most MAX_FILES: the last one counts for the rest
 
 
 def files_digests(files: Iterable[Path], root: Path) -> FileDigests:
@@ -53,7 +53,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:
-    """At most MAX_FILES of them: the last stands for the rest."""
+    """At most MAX_FILES of them: the last one counts for the rest."""
     if len(each) <= MAX_FILES:
         return tuple(each)
     rest = each[MAX_FILES - 1 :]

@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 def here() -> m.Facts:
-    """This machine, as far as it can be told without an agent."""
+    """This machine, as far as it shows without an agent."""
     name = names.node_name()
     return facts.gather(name, keys.default_folder(), paths.node_directory(name))
 
@@ -62,26 +62,26 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
             asked = [await ask_round(client) for _ in range(ROUNDS)]
     except TrainctlError as error:
         return Look(name, address, trouble=_trouble(error))
-    best, told = min(asked, key=lambda one: one[0].trip_seconds)
+    best, answer = min(asked, key=lambda one: one[0].trip_seconds)
     return Look(
-        name or told.node, address, told, live_trouble=await try_port(live_address), live_address=live_address,
+        name or answer.node, address, answer, live_trouble=await try_port(live_address), live_address=live_address,
         round_trip_seconds=best.trip_seconds, clock_offset_seconds=best.offset_seconds,
-        is_here=_is_here(address, told, here),
+        is_here=_is_here(address, answer, here),
     )  # fmt: skip
 
 
 async def ask_round(client: Client) -> tuple[Round, m.Facts]:
     """The agent's facts, and when it was asked and answered."""
     sent_at, began = time.time(), time.perf_counter()
-    told = await client.facts()
-    return Round(sent_at, told.received_at, told.at, sent_at + time.perf_counter() - began), told
+    answer = await client.facts()
+    return Round(sent_at, answer.received_at, answer.at, sent_at + time.perf_counter() - began), answer
 
 
-def _is_here(address: str, told: m.Facts, here: m.Facts) -> bool:
+def _is_here(address: str, answer: m.Facts, here: m.Facts) -> bool:
     """A loopback address may be a port forwarded to another machine."""
     host = addresses.split(address).hostname or ""
     own = {text.split("/")[0] for one in here.interfaces for text in one.addresses}
-    alike = (told.system, told.release, told.machine, told.memory_total_bytes)
+    alike = (answer.system, answer.release, answer.machine, answer.memory_total_bytes)
     return (addresses.is_loopback(host) or host in own) and alike == (
         here.system, here.release, here.machine, here.memory_total_bytes
     )  # fmt: skip
@@ -136,10 +136,10 @@ async def measured(run: RunFile | None, looks: Sequence[Look]) -> tuple[Measured
         path = (table and table.cache_path) or ""
         try:
             async with Client(look.address, timeout_seconds=DISK_SECONDS) as client:
-                told = await client.disk(path)
+                answer = await client.disk(path)
         except TrainctlError as error:
-            told = m.Disk(rid="", folder=path, problem=str(error))
-        found.append(Measured(look.name, path, told))
+            answer = m.Disk(rid="", folder=path, problem=str(error))
+        found.append(Measured(look.name, path, answer))
     return tuple(found)
 
 
@@ -168,8 +168,8 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
             if not path:
                 continue
             try:
-                told = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
+                answer = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
             except TrainctlError as error:
-                told = m.Digests(rid="", digest="", problem=str(error))
-            made.append(Hashed(look.name, what, path, told))
+                answer = m.Digests(rid="", digest="", problem=str(error))
+            made.append(Hashed(look.name, what, path, answer))
         return made
