@@ -257,8 +257,14 @@ class MlxBackend(Backend):
     def _outputs(self, batch: Batch) -> BatchOutputs:
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
-            lambda: mx.array(batch.counted),
+            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch), nn.log_sigmoid,
         )  # fmt: skip
+
+    def _reference_losses(self, batch: Batch) -> Any:
+        """[B, L], with the adapter off."""
+        assert self.parts.adapter is not None
+        with mlx_lora.disabled(self._model, self.parts.adapter):
+            return mx.stop_gradient(self._losses(batch, None, "none"))
 
     def _logits(self, batch: Batch) -> Any:
         return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)

@@ -51,12 +51,16 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def rows_in(chunk: Chunk) -> Iterator[Row]:
     """The rows of part of a file. Raises InvalidInputError naming file, line and field."""
-    if not isinstance(chunk.content, list):
-        for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
-            yield row_of(fields, f"{chunk.source}: row {number}")
+    return (row_of(fields, place) for place, fields in objects_in(chunk))
+
+
+def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    """The values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
+    if isinstance(chunk.content, list):
+        yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
         return
-    for place, line in lines_in(chunk):
-        yield row_of(fields_of(line, place), place)
+    for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
+        yield f"{chunk.source}: row {number}", fields
 
 
 def fields_of(line: str | bytes, place: str) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.file_digests import data_digests
@@ -62,6 +63,8 @@ def cache_name(config: RunFile) -> str:
         readers += [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources_of(config) + readers]
     how = [_FORMAT, config.data.kind, config.data.tokenizer, stats]
+    if (sequences := objective_of(config.objective, config.data.kind).sequences) > 1:
+        how.append(sequences)
     return f"tokens-{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]}"
 
 
@@ -80,7 +83,8 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
     """Tokenize a run's data into an empty folder, by so many processes or by this one alone. Raises InvalidInputError
     naming file and line."""
     sources = sources_of(config)
-    recipe = Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where)
+    sequences = objective_of(config.objective, config.data.kind).sequences
+    recipe = Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where, sequences)
     cut = text_chunks if recipe.kind == "text" else row_chunks
     in_bytes = recipe.kind == "text" and recipe.tokenizer == "bytes"
     done, whole = 0, sum(source.stat().st_size for source in sources)
