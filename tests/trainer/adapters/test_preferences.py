@@ -107,10 +107,8 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
     assert len(logged) == STEPS
     assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
     for name in NAMES:
-        mine, other = ([of(entry) for entry in each] for each, of in (
-            (found, lambda report: report.values[name]), (logged, lambda entry: entry[name]),
-        ))  # fmt: skip
-        assert np.abs(np.array(mine) - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
+        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
+        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])

@@ -142,7 +142,8 @@ class Dataset:
         """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
             return np.full(len(self._usable), self._length + 1, np.int64)
-        return np.diff(self._cache.offsets)[self._entries(self._usable)].reshape(-1, self.sequences).max(axis=1)
+        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
+        return each.reshape(-1, self.sequences).max(axis=1)  # type: ignore[no-any-return]
 
     @property
     def duplicates(self) -> int:

@@ -1,4 +1,4 @@
-"""Direct preference optimization (Rafailov et al. 2023): prefer chosen answers to rejected ones, near a reference model.
+"""Direct preference optimization (Rafailov et al. 2023): chosen answers are preferred to rejected ones.
 
 A pair's log-ratios are those of its two answers, each the sum over the answer's tokens of log p - log p_reference. With
 r = beta (chosen log-ratio - rejected log-ratio), a pair's loss is, as in TRL 1.16:
@@ -9,7 +9,8 @@ r = beta (chosen log-ratio - rejected log-ratio), a pair's loss is, as in TRL 1.
     ipo      (c - d - 1 / (2 beta))^2, with c and d the log-ratios per token of chosen and rejected (Azar et al. 2023)
 
 Log-ratios are taken token by token and then summed: the difference of two sums of some hundred nats would keep few of
-float32's digits. A pair's weight is 1, and both halves are rows of one batch: 2k the chosen answer, 2k + 1 the rejected one.
+float32's digits. A pair's weight is 1, and both halves are rows of one batch: 2k is the chosen answer, 2k + 1 the
+rejected one.
 """
 
 from typing import Any, Final
