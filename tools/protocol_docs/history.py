@@ -67,5 +67,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " kept-sample.",
     ),
     (2, "2026-11-24", "Added disk-request for `trainctl doctor`."),
+    (2, "2026-11-24", "Added works-request, which returns the separate work of a node, and OpenWork.file."),
 )
 """(version, date, what it added), oldest first."""

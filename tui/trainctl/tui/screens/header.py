@@ -169,9 +169,11 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     assert run is not None
     step = last.value if last else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
+    is_shown = columns >= 120 and run.perplexity is not None
+    perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
-        line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
+        line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
