@@ -223,6 +223,8 @@ class Conductor:
             return
         before = at.sealed
         differs = self._pipeline.data.on_sealed(sealed)
+        if differs and sealed.rank not in self._rendezvous.live:
+            return  # it says so again when it is to take part
         if differs and self._restarts.can_spare(sealed.rank):
             self._failures.refuse({sealed.rank: differs}, now)
         elif differs:

@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 
 
 class DataSupply:
-    """Is given what ranks have sealed. A run whose file doesn't grow is always supplied."""
+    """Is given what ranks have sealed."""
 
     def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
         self._state, self._rendezvous = state, rendezvous
@@ -26,9 +26,7 @@ class DataSupply:
         return ""
 
     def lacking(self, stop: int) -> str:
-        """What is missing for the positions below `stop`, in words; empty if all live ranks have them."""
-        if not self._state.config.data.growing:
-            return ""
+        """What a growing file lacks for the positions below `stop`, in words; empty if all live ranks have them."""
         live = [at.sealed for at in self._rendezvous.live.values()]
         if all(sealed is not None and (sealed.ended or sealed.samples >= stop) for sealed in live):
             return ""

@@ -87,12 +87,20 @@ class Pipeline:
     def _is_supplied(self, now: float) -> bool:
         """Whether all ranks have the samples of the next step. Edits don't wait with it: as in a pause, the next plan
         is journaled with them."""
-        lacks = self.data.lacking(self._planned_cursor + self._state.settings.global_batch)
+        lacks = self._lacks_data(now)
         if lacks and self._pending.staged and self.is_still:
             self.hold_next_plan(now)
-            lacks = self.data.lacking(self._planned_cursor + self._state.settings.global_batch)
+            lacks = self._lacks_data(now)
         self._state.waiting = lacks
         return not lacks
+
+    def _lacks_data(self, now: float) -> str:
+        """What is missing for the next step with the edits that it takes up."""
+        config = self._state.config
+        if not config.data.growing:
+            return ""
+        after = self._pending.folded(self._state.settings, self.planned_step + 1, config, self.facts(now), now)
+        return self.data.lacking(self._planned_cursor + after.global_batch)
 
     def _change_group(self, now: float) -> bool:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
