@@ -126,6 +126,11 @@ def end_mark(path: Path) -> Path:
     return path.with_name(f"{path.name}.end")
 
 
+def grows(config: RunFile) -> bool:
+    """Whether more may be written to the file of a run's data."""
+    return config.data.growing and not end_mark(Path(config.data.path)).exists()
+
+
 def data_files(path: Path, kind: DataKind) -> list[Path]:
     """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
     itself."""
@@ -197,17 +202,16 @@ def _check_data(config: RunFile, where: str) -> None:
         raise InvalidInputError(where, f"a growing file must be one JSON-lines file; {data} is {several}")
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
-        if config.data.growing and not end_mark(data).exists():
+        if grows(config):
             return
         raise InvalidInputError(
             where, f"{data} {f'{lacks_files(data, config.data.kind)} with text' if several else 'is empty'}"
         )
-    grows = config.data.growing and not end_mark(data).exists()
     if config.data.kind == "samples":
-        input_checks.check_samples(data, where, grows=grows)
+        input_checks.check_samples(data, where, grows=grows(config))
     elif config.data.kind == "rows":
         for file in files:
-            input_checks.check_rows(file, where, grows=grows)
+            input_checks.check_rows(file, where, grows=grows(config))
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 

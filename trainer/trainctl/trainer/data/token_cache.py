@@ -7,6 +7,7 @@ describes them.
 Texts are laid end to end, each followed by the end token, files in ascending order of their path.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_file import data_files, grows
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
@@ -98,7 +99,7 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
     naming file and line."""
     sources = sources_of(config)
     recipe = recipe_of(config, where)
-    cut = text_chunks if recipe.kind == "text" else row_chunks
+    cut = text_chunks if recipe.kind == "text" else functools.partial(row_chunks, grows=grows(config))
     in_bytes = recipe.kind == "text" and recipe.tokenizer == "bytes"
     done, whole = 0, sum(source.stat().st_size for source in sources)
     report(done, whole)
