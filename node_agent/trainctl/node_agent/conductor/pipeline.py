@@ -85,10 +85,12 @@ class Pipeline:
         return None
 
     def _is_supplied(self, now: float) -> bool:
-        """Whether all ranks have the samples of the next step. Edits don't wait with it: as in a pause, the next plan
-        is journaled with them."""
+        """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
+        pause, the next plan is journaled with them."""
         lacks = self._lacks_data(now)
-        if lacks and self._pending.staged and self.is_still:
+        carried, step = self._state.durable.carried.values(), self.planned_step
+        carries = self._pending.staged or any(one.step > step for one in carried)
+        if lacks and carries and self.is_still:
             self.hold_next_plan(now)
             lacks = self._lacks_data(now)
         self._state.waiting = lacks
