@@ -393,6 +393,8 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "alive-loading": m.Alive(
             run=_RUN, rank=0, generation=None, step=0, phase="starting", progress=12, detail="tokenizing 45% of 1.2 GB"
         ),
+        "sealed": m.Sealed(run=_RUN, rank=0, chunks=3, samples=3072, digest="a" * 64),
+        "sealed-ended": m.Sealed(run=_RUN, rank=0, chunks=4, samples=3500, digest="b" * 64, ended=True),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

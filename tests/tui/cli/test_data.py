@@ -48,6 +48,26 @@ def test_held_out_files_are_counted_apart(run_file: Path) -> None:
     assert "duplicates  0 samples; 1 held-out samples are also used for training" in done.stdout
 
 
+def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
+    with run_file.with_name("rows.jsonl").open("a") as file:
+        file.write('{"text": "half a li')
+    growing = ("--set", "data.growing=true")
+    done = call("data", "preview", run_file, *growing)
+    assert "samples     2 by now: the file still grows" in done.stdout, done.stderr
+    assert call_json("data", "preview", run_file, *growing)["growing"] is True
+    checked = call("check", run_file, *growing)
+    assert checked.returncode == 0
+    assert f"{run_file.with_name('rows.jsonl')} still grows: what is written to it later is checked" in checked.stderr
+
+
+def test_a_growing_file_is_read_on_one_machine(run_file: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    far, near = 'address = "tcp://192.0.2.7:7474"', 'address = "tcp://127.0.0.1:7484"'
+    cluster.write_text(f"[nodes.far]\n{far}\n[nodes.near]\n{near}\n", "utf-8")
+    done = call("check", run_file, "--set", "data.growing=true", "--cluster", cluster)
+    assert_one_line(done, 2, "data.growing: a growing file is read on one machine, but far is at tcp://192.0.2.7:7474")
+
+
 def test_data_of_a_glob_are_read_in_order(run_file: Path) -> None:
     rows = run_file.with_name("rows.jsonl")
     rows.with_name("also.jsonl").write_text(json.dumps({"prompt": "1+1?\n", "completion": "2"}) + "\n", "utf-8")

@@ -1,7 +1,7 @@
 """The subcommands that take a run file: `run` starts or resumes a run, `check` and `data preview` look at it first."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -10,10 +10,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedError
-from trainctl.tui.cli import agent_call, command_result, output
+from trainctl.tui.cli import agent_call, command_result, output, run_input
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.setup import data_preview, hub_download, memory_report, start_agent
+from trainctl.tui.setup.standard_input import InputCopy
 
 app = subcommands()
 group = subgroup("Inspect a run's training data.")
@@ -46,14 +47,39 @@ def run(
     timeout: Timeout = 600.0,
     json: JsonLines = False,
 ) -> int:
-    """Start or resume a run, and print its id."""
+    """Start or resume a run, and print its id.
+
+    With data.path = "-", its data are the rows on standard input. It reads them to their end; the run goes on after it.
+    """
     if (file is None) == (resume is None):
         raise InvalidInputError("run", "give either RUN.toml to start a run or --resume RUN to resume one")
     if resume is not None and set_:
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     at = where(ctx, connect, cluster)
+    overrides = arguments.pairs(set_ or [], "--set")
+    with run_input.copied(file, overrides, at.addresses[0]) as copy:
+        chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, node, timeout)
+        code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
+        if copy is not None and copy.begun and not follow:
+            copy.wait()
+    return code
+
+
+class _Chosen(NamedTuple):
+    """The run to start or to resume."""
+
+    file: Path | None
+    overrides: dict[str, str]
+    resume: str | None
+    node: str | None
+    timeout: float
+
+
+def _start(
+    at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
+) -> int:
+    file, overrides, resume, node, timeout = chosen
     if file is not None:
-        overrides = arguments.pairs(set_ or [], "--set")
         local = targets.is_local(at.addresses[0])
         read = _run_file(file, overrides, local=local, cluster=at.cluster, json=json)
         args: dict[str, Any] = {"config": read.config}
@@ -65,8 +91,11 @@ def run(
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses, resume)
-        wait: command.Wait = "accepted" if follow else "applied"
-        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if follow else timeout)
+        begins = follow or copy is not None  # its first step may be far off
+        wait: command.Wait = "accepted" if begins else "applied"
+        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
+    if copy is not None:
+        copy.begun = not command.exit_code(reply)
     reply = reply if json or file is None else _by_file(reply, file)
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
@@ -115,6 +144,8 @@ def check(
         return 0
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
+    if runfile.grows(runfile.parse(config, str(file))):
+        output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(
         f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"

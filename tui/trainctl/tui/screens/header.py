@@ -138,7 +138,9 @@ def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> Line:
-    """When it will be done, or how it ended."""
+    """When it will be done, what it waits for, or how it ended."""
+    if run.state == "running" and run.reason:
+        return line(Piece(clean(run.reason), "warning"))
     if run.state in ("starting", "running"):
         remaining = _rates(state, run).seconds_left
         text = f.duration(remaining) if brief else f.eta(remaining, clock.wall(), clock.zone)
