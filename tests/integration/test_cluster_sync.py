@@ -25,7 +25,7 @@ class Sync:
 
     def __init__(self, folder: Path, sshd: LoopbackSshd) -> None:
         self.sshd, self.here, self.there = sshd, folder / "here", folder / "the other [one]"
-        here, away, lost = free_addresses(3)
+        here, away, lost = free_addresses(3)  # nothing listens there
         self.model, self.data = self.here / "model", self.here / "some data"
         shape = demo_assets.llama_config(hidden=32, layers=1, heads=2, intermediate=64)
         demo_assets.make_model(self.model, shape)
@@ -37,7 +37,11 @@ class Sync:
         self.cluster = self.here / "cluster.toml"
         self.cluster.write_text(
             f'[nodes.home]\naddress = "{here}"\n[nodes.away]\naddress = "{away}"\nssh = "there"\n'
-            f'[nodes.lost]\naddress = "{lost}"\nssh = "-oProxyCommand=x"\n'
+            f'[nodes.lost]\naddress = "{lost}"\nssh = "lost"\n'
+        )
+        self.config = self.here / "ssh config"
+        self.config.write_text(
+            f"{sshd.config.read_text()}Host lost\n  HostName 127.0.0.1\n  Port {lost.rpartition(':')[2]}\n"
         )
         self.file = self.write("run.toml", self.model, "away")
 
@@ -56,7 +60,7 @@ class Sync:
     def words(self, file: Path | None = None) -> list[str]:
         given = {
             "--cluster": str(self.cluster), "--here": "home", "--python": PYTHON,
-            "--ssh-config": str(self.sshd.config),
+            "--ssh-config": str(self.config),
         }  # fmt: skip
         return ["cluster", "sync", str(file or self.file), *(word for pair in given.items() for word in pair)]
 
@@ -143,11 +147,11 @@ def test_what_is_wrong_there_is_one_line_and_the_other_nodes_are_served(
     (empty.there / "data").mkdir(parents=True)
     (empty.there / "data" / "more.txt").write_text("only there")
     with monkeypatch.context() as patched:
-        patched.setenv("PATH", str(tmp_path), prepend=":")
+        patched.setenv("PATH", str(tmp_path), prepend=":")  # a disk that changes what is written
         done = call(*empty.words(empty.write("two.toml", empty.model, "lost", "away")))
     assert done.returncode == 3
     lost, model, data, summary = done.stderr.splitlines()
-    assert "lost: HOST: '-oProxyCommand=x' must be written as user@host" in lost
+    assert lost.startswith("trainctl: lost: ssh: ") and "Connection refused" in lost
     assert f"away: model: config.json in {empty.there}/model differs from this machine's file after copying" in model
     assert f"away: data: more.txt in {empty.there}/data isn't on this machine" in data
     assert summary == "trainctl: 2 of 2 nodes failed: lost, away"
@@ -167,4 +171,4 @@ def test_bad_input_is_one_line(empty: Sync, tmp_path: Path) -> None:
     failed = call_json(*words, status=3)["nodes"]["away"]
     assert [one["state"] for one in failed] == ["copied", "failed"]
     assert f"{empty.there}/data" in failed[1]["problem"]
-    assert_one_line(call(*words, "--ssh", "away=nobody@127.0.0.1"), 3, "away: ssh: ")
+    assert_one_line(call(*words, "--ssh", "away=-oProxyCommand=x"), 2, "must be written as user@host")

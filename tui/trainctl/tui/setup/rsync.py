@@ -21,6 +21,8 @@ _PLACES = ("/opt/homebrew/bin/rsync", "/usr/local/bin/rsync", "/opt/local/bin/rs
 """Where package managers of macOS put theirs; a command over ssh has a short PATH."""
 _LOST = frozenset({NO_CONNECTION, 10, 12, 30, 35})
 """rsync's exit codes where the connection ended: socket I/O, the protocol's data stream, and time limits."""
+_FAILED = re.compile(r"^rsync: (?!.*(Broken pipe|Connection reset)).*: .* \(\d+\)$", re.MULTILINE)
+"""A line about a file that couldn't be read or written: then the other side ends the connection itself."""
 _INTERRUPTED_SECONDS = 10.0
 
 
@@ -67,7 +69,7 @@ class Transfer(NamedTuple):
                 status, sent = _call(self.command(names), stream, report)
                 stream.seek(0)
                 problem = stream.read().decode("utf-8", "replace")
-        if status in _LOST:
+        if status in _LOST and not _FAILED.search(problem):
             raise UnreachableError(f"the connection was lost: {_said(problem)}; run this again to continue")
         if status:
             raise RefusedError(f"rsync failed (exit status {status}): {_said(problem)}")

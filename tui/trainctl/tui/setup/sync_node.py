@@ -1,7 +1,7 @@
 """Copies a run's model and data to one node that lacks them, over one ssh connection; a failure is in the result."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.config.run_tables import RunFile
@@ -58,6 +58,11 @@ class _Item(NamedTuple):
         """Bytes to copy."""
         return sum(self.source.sizes[name] for name in self.answer.lacking)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is missing there."""
+        return bool(self.answer.lacking) or not self.answer.current
+
     def result(self, state: State, sent: int = 0, problem: str = "") -> SyncResult:
         return SyncResult(
             self.source.what, state, self.answer.root, len(self.answer.lacking), self.bytes, sent, problem
@@ -80,47 +85,61 @@ class NodeSync:
         results: list[SyncResult] = []
         try:
             with self._ssh:
-                items: list[_Item] = []
-                for source in found:
-                    try:
-                        items.append(self._looked_up(source, config))
-                    except RefusedError as error:
-                        results.append(SyncResult(source.what, "failed", problem=str(error)))
-                full = sync_plan.without_room((item.answer, item.bytes) for item in items)
-                for item in items:
-                    results.append(self._copied(item, full.get(item.answer.disk, "")))  # noqa: PERF401  kept one by one
+                for result in self._results(found, config):  # what is done is kept if the connection is lost
+                    results.append(result)  # noqa: PERF402
         except (TrainctlError, OSError) as error:  # the connection, or ssh itself
             results.append(SyncResult("", "failed", problem=str(error)))
-        return results
+        order = [source.what for source in found]
+        return sorted(results, key=lambda result: order.index(result.what) if result.what else len(order))
 
-    def _looked_up(self, source: SourceFiles, config: RunFile) -> _Item:
-        """Raises RefusedError for a problem with these files alone."""
-        try:
-            target = sync_plan.target(source, config, self._node)
-        except TrainctlError as error:
-            raise RefusedError(str(error)) from None
-        return _Item(source, target, self._asked("look", target.request(source)))
+    def _results(self, found: Sequence[SourceFiles], config: RunFile) -> Iterator[SyncResult]:
+        targets: list[tuple[SourceFiles, Target]] = []
+        for source in found:
+            try:
+                targets.append((source, sync_plan.target(source, config, self._node)))
+            except TrainctlError as error:
+                yield SyncResult(source.what, "failed", problem=str(error))
+        items = []
+        for (source, target), answer in zip(targets, self._asked("look", targets), strict=True):
+            if isinstance(answer, str):
+                yield SyncResult(source.what, "failed", problem=answer)
+            else:
+                items.append(_Item(source, target, answer))
+        full = sync_plan.without_room((item.answer, item.bytes) for item in items)
+        for item in items:
+            if not item.is_wanted:
+                yield self._checked(item, item.answer, "complete", 0)
+            elif item.answer.disk in full:
+                yield item.result("failed", problem=f"{item.answer.root}: {full[item.answer.disk]}")
+            elif self._options.dry_run:
+                yield item.result("to-copy")
+        if not self._options.dry_run:
+            yield from self._copied([one for one in items if one.is_wanted and one.answer.disk not in full])
 
-    def _copied(self, item: _Item, full: str) -> SyncResult:
-        if not item.answer.lacking and item.answer.current:
-            return self._checked(item, item.answer, "complete", 0)
-        if full:
-            return item.result("failed", problem=f"{item.answer.root}: {full}")
-        if self._options.dry_run:
-            return item.result("to-copy")
-        try:
-            sent = self._sent(item) if item.answer.lacking else 0
-            return self._checked(item, self._asked("verify", item.target.request(item.source)), "copied", sent)
-        except (RefusedError, OSError) as error:
-            return item.result("failed", problem=f"{item.answer.root}: {error}")
-
-    def _sent(self, item: _Item) -> int:
+    def _copied(self, items: Sequence[_Item]) -> Iterator[SyncResult]:
+        """Make the folders, copy, compare: each with one question to the node for all of them."""
         program = rsync.find()
-        there = self._call("prepare", {"root": item.answer.root})["rsync"]
+        folders = self._call("prepare", [{"root": item.answer.root} for item in items])
+        sent: list[tuple[_Item, int]] = []
+        for item, folder in zip(items, folders, strict=True):
+            try:
+                if problem := folder.get("problem"):
+                    raise RefusedError(problem)
+                sent.append((item, self._sent(item, program, folder["rsync"]) if item.answer.lacking else 0))
+            except (RefusedError, OSError) as error:
+                yield item.result("failed", problem=f"{item.answer.root}: {error}")
+        answers = self._asked("verify", [(item.source, item.target) for item, _ in sent])
+        for (item, count), answer in zip(sent, answers, strict=True):
+            if isinstance(answer, str):
+                yield item.result("failed", count, answer)
+            else:
+                yield self._checked(item, answer, "copied", count)
+
+    def _sent(self, item: _Item, program: str, program_there: str) -> int:
         place = sync_plan.rsync_place(self._ssh.target.words, item.answer.root)
         total, what = item.bytes, item.source.what
         transfer = rsync.Transfer(
-            program, self._ssh.options(), there, item.source.root, place, item.answer.lacking,
+            program, self._ssh.options(), program_there, item.source.root, place, item.answer.lacking,
             self._options.megabytes_per_second,
         )  # fmt: skip
         return transfer.carry_out(lambda progress: self._report(self._node, what, progress, total))
@@ -138,23 +157,31 @@ class NodeSync:
             return item.result("failed", sent, problem)
         return item.result(state, sent)
 
-    def _asked(self, verb: str, given: dict[str, Any]) -> Answer:
-        told = self._call(verb, given)
-        return Answer(**{**told, "lacking": tuple(told["lacking"]), "extra": tuple(told["extra"])})
+    def _asked(self, verb: str, targets: Sequence[tuple[SourceFiles, Target]]) -> list[Answer | str]:
+        """What the node has of each, or what is wrong there."""
+        told = self._call(verb, [target.request(source) for source, target in targets])
+        return [one.get("problem") or _answer(one) for one in told]
 
-    def _call(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        """What sync_remote answers there. Raises RefusedError with what it said, UnreachableError."""
+    def _call(self, verb: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What sync_remote answers there, for each item. Raises RefusedError with what it said, UnreachableError."""
+        if not items:
+            return []
         words = ["sh", "-c", _RUN, "sh", self._options.python, verb]
-        status, out, err = self._ssh.try_run(words, given=json.dumps(given).encode(), seconds=HASH_SECONDS, step="ssh")
+        given = json.dumps(items).encode()
+        status, out, err = self._ssh.try_run(words, given=given, seconds=HASH_SECONDS, step="ssh")
         if status and "No module named" in err:
             raise RefusedError(f"its trainctl can't do this: {said(err)}; update it with trainctl cluster add")
         if status:
             raise RefusedError(said(err) or f"exit status {status}")
         try:
-            found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+            found: list[dict[str, Any]] = json.loads(out.strip().splitlines()[-1])
         except (ValueError, IndexError):
             raise RefusedError(f"unexpected answer: {out[:200]!r}") from None
         return found
+
+
+def _answer(told: dict[str, Any]) -> Answer:
+    return Answer(**{**told, "lacking": tuple(told["lacking"]), "extra": tuple(told["extra"])})
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -109,14 +109,11 @@ def _hub_target(source: SourceFiles, path: str, kind: DataKind, node: str) -> Ta
 
 
 def _data_target(source: SourceFiles, path: str, kind: DataKind, node: str) -> str:
-    """The folder there: of a file, the one above it, or `path` itself where that isn't the name of such a file."""
+    """The folder there: of a file the one above it, of a glob the one above its first wildcard."""
     here, there = Path(source.path), Path(path)
-    root = glob_root(there)
-    if root != there and (path != source.path or is_glob(here)):
-        return str(root)
-    if here.is_dir() or is_glob(here):
-        return path
-    if there.suffix not in SUFFIXES[kind] and there.suffix != here.suffix:
+    if is_glob(here) or (here.is_dir() and "*" in there.name and there.name != here.name):
+        return str(glob_root(there))
+    if here.is_dir() or (there.name != here.name and there.suffix not in {*SUFFIXES[kind], here.suffix}):
         return path
     if there.name != here.name:
         field = "data_path" if source.what == "data" else "held_out_path"

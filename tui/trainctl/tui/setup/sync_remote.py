@@ -1,7 +1,7 @@
 """What `trainctl cluster sync` runs on the machine that it copies to: called there over SSH, JSON in and JSON out.
 
-`python -m trainctl.tui.setup.sync_remote look|prepare|verify`. Only `prepare` and `verify` change anything: they make
-the folder, and name a revision in the Hugging Face cache.
+`python -m trainctl.tui.setup.sync_remote look|prepare|verify` takes a list of questions and gives a list of answers.
+Only `prepare` and `verify` change anything: they make the folder, and name a revision in the Hugging Face cache.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def verify(given: dict[str, Any]) -> dict[str, Any]:
 def _root(given: dict[str, Any]) -> Path:
     if not given["revision"]:
         return Path(given["root"])
-    return _cached(given) / "snapshots" / given["revision"]
+    return _cached(given) / "snapshots" / str(given["revision"])
 
 
 def _cached(given: dict[str, Any]) -> Path:
@@ -74,8 +74,7 @@ def _cached(given: dict[str, Any]) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
-    cache: str = HF_HUB_CACHE
-    return Path(cache, repo_folder_name(repo_id=given["path"], repo_type="model"))
+    return Path(HF_HUB_CACHE) / repo_folder_name(repo_id=given["path"], repo_type="model")
 
 
 def _is_current(given: dict[str, Any]) -> bool:
@@ -124,23 +123,27 @@ def _extra(root: Path, given: dict[str, Any]) -> Iterable[str]:
     return {file.relative_to(root).as_posix() for file in found} - set(given["digests"])
 
 
+def answers(call: Callable[[dict[str, Any]], dict[str, Any]], items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each item, what the call gives or the problem that it has."""
+    found: list[dict[str, Any]] = []
+    for given in items:
+        try:
+            found.append(call(given))
+        except OSError as error:
+            found.append({"problem": f"{error.filename or given['root']}: {error.strerror or error}"})
+        except TrainctlError as error:
+            found.append({"problem": str(error)})
+    return found
+
+
 def main() -> int:
-    """The exit status; a failure is one line on standard error."""
-    given = json.loads(sys.stdin.read() or "{}")
-    calls = {"look": look, "prepare": prepare, "verify": verify}
-    call = calls.get(" ".join(sys.argv[1:]))
+    """The exit status."""
+    call = {"look": look, "prepare": prepare, "verify": verify}.get(" ".join(sys.argv[1:]))
     if call is None:
         print("usage: sync_remote look|prepare|verify", file=sys.stderr)
         return 2
     os.umask(0o022)
-    try:
-        print(json.dumps(call(given)))
-    except OSError as error:
-        print(f"{error.filename or given.get('root', '')}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except TrainctlError as error:
-        print(str(error), file=sys.stderr)
-        return error.exit_code
+    print(json.dumps(answers(call, json.loads(sys.stdin.read()))))
     return 0
 
 

@@ -56,9 +56,12 @@ def copy(wanted: SyncRequest, cluster: ClusterFile | None, listener: SyncListene
         files = sync_plan.sources(run_file.on_node(config, found.here))
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}") from None
+    nodes = {
+        node: NodeSync(node, SshTarget(host, wanted.ssh_config), wanted.options, listener.progress)
+        for node, host in chosen.items()
+    }
     results: dict[str, list[SyncResult]] = {}
-    for node, host in chosen.items():
-        sync = NodeSync(node, SshTarget(host, wanted.ssh_config), wanted.options, listener.progress)
+    for node, sync in nodes.items():
         results[node] = sync.carry_out(files, run_file.on_node(config, node))
         for result in results[node]:
             listener.result(node, result)
