@@ -23,6 +23,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str  # tcp://host:port where its agent takes requests
     metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
+    ssh: str = ""  # user@host by which ssh reaches it; empty: the host of its address
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,8 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
+PARTIAL_FOLDER = ".trainctl-partial"
+"""A hidden folder of files that `trainctl cluster sync` hasn't copied completely; they are no data."""
 _WILDCARDS = frozenset("*?[")
 STANDARD_INPUT = "-"
 """As data.path: `trainctl run` copies its standard input into a growing file, and trains on that."""
@@ -135,7 +137,8 @@ def data_files(path: Path, kind: DataKind) -> list[Path]:
     """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
     itself."""
     if path.is_dir():
-        return sorted(file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+        found = (file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+        return sorted(file for file in found if PARTIAL_FOLDER not in file.parts)
     if not is_glob(path):
         return [path]
     matches = set(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  as a shell, without hidden files
