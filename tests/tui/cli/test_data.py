@@ -1,6 +1,7 @@
-"""`trainctl data preview` as a person and a script call it."""
+"""`trainctl data preview` and `data bench` as a person and a script call it."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -81,6 +82,25 @@ def test_what_is_wrong_is_one_line(run_file: Path) -> None:
     assert_one_line(call("data", "preview", run_file.with_name("none.toml")), 2, "no such run file")
     run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
     assert_one_line(call("data", "preview", run_file), 2, "line 1: completion: is empty")
+
+
+def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path) -> None:
+    found = call_json("data", "bench", run_file, "--need", "5")
+    assert found["source_bytes"] == run_file.with_name("rows.jsonl").stat().st_size and not found["processes"]
+    assert found["tokens"] == len("2+2?\n43+3?\n6\x1b[31m") + 2
+    assert found["warm"]["tokens"] % (found["tokens"] - 2) == 0 < found["warm"]["seconds"]
+    assert found["need"] == {"tokens_per_second": 5, "source": "given", "detail": ""}
+    done = call("data", "bench", run_file, "--need", "5")
+    *_, needed, concluded = done.stdout.splitlines()
+    assert needed.startswith("training            5  as given by --need")
+    assert concluded.startswith("data: ") and "; a step needs 5 tokens/s: data takes 0.0" in concluded
+    assert not list(Path(tempfile.gettempdir()).glob("trainctl-bench-*"))
+
+
+def test_what_is_wrong_with_a_bench_is_one_line(run_file: Path) -> None:
+    assert_one_line(call("data", "bench", run_file, "--need", "nan"), 2, "--need: must be a finite number")
+    run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
+    assert_one_line(call("data", "bench", run_file, "--no-model"), 2, "line 1: completion: is empty")
 
 
 def test_colours_mark_what_counts() -> None:

@@ -1,5 +1,6 @@
-"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data preview` look at it first."""
+"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data` look at it first."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedE
 from trainctl.tui.cli import agent_call, command_result, output, run_input
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_preview, hub_download, memory_report, start_agent
+from trainctl.tui.setup import data_bench, data_preview, hub_download, memory_report, start_agent
 from trainctl.tui.setup.standard_input import InputCopy
 
 app = subcommands()
@@ -175,6 +176,44 @@ def preview(
     for sample in found.shown:
         output.say(f"\n{output.one_line(sample.place)}")
         output.say(data_preview.sample_text(sample, _clean, color=output.has_color()))
+    return 0
+
+
+@group.command()
+def bench(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    need: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TOKENS_PER_SECOND", min=1, show_default=False, help="What training takes on this machine."
+        ),
+    ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Don't load the model to time it.")] = False,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Use this node's settings [this machine's].", show_default=False),
+    ] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> int:
+    """Measure how fast a run's data are tokenized and read, beside what training takes.
+
+    It tokenizes all data into a temporary folder. Then it assembles micro-batches for a few seconds, from the disk and
+    from memory. What training takes is --need, or what the newest run with the same settings on this machine
+    measured. Without either, a few micro-batches of the model are timed.
+    """
+    if need is not None and not math.isfinite(need):
+        raise InvalidInputError("--need", "must be a finite number of tokens per second")
+    overrides = arguments.pairs(set_ or [], "--set")
+    config = runfile.read(file, overrides)
+    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
+    known = data_bench.known_need(config, here, need)
+    found = data_bench.measure(file, here, overrides, known, may_load=not no_model)
+    if json:
+        output.emit_ok(**msgspec.to_builtins(found))
+        return 0
+    for line in data_bench.lines(found):
+        output.say(line)
     return 0
 
 
