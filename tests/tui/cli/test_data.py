@@ -54,7 +54,7 @@ def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
         file.write('{"text": "half a li')
     growing = ("--set", "data.growing=true")
     done = call("data", "preview", run_file, *growing)
-    assert "samples     2 by now: the file still grows" in done.stdout, done.stderr
+    assert "samples     2 so far; the file still grows" in done.stdout, done.stderr
     assert call_json("data", "preview", run_file, *growing)["growing"] is True
     checked = call("check", run_file, *growing)
     assert checked.returncode == 0

@@ -97,7 +97,7 @@ class StallWatch:
         self._seconds.append(step.step_seconds)
 
     def look(self, snapshot: RunSnapshot, now: float) -> Finding:
-        """A run that is meant to wait, be it for data, doesn't stall."""
+        """A run that is meant to wait doesn't stall."""
         if snapshot.view.state != "running" or snapshot.view.reason:
             self._last = now
         limit_seconds = self._limit_seconds(snapshot)

@@ -11,10 +11,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedError
-from trainctl.tui.cli import agent_call, command_result, output, run_input
+from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_bench, data_preview, hub_download, memory_report, start_agent
+from trainctl.tui.setup import data_bench, data_preview, hub_download, memory_report, standard_input, start_agent
 from trainctl.tui.setup.standard_input import InputCopy
 
 app = subcommands()
@@ -58,7 +58,7 @@ def run(
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     at = where(ctx, connect, cluster)
     overrides = arguments.pairs(set_ or [], "--set")
-    with run_input.copied(file, overrides, at.addresses[0]) as copy:
+    with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
         chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, node, timeout)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:

@@ -37,7 +37,7 @@ def _samples_line(found: DataStatistics) -> str:
     if found.held_out_path:
         return f"samples     {found.samples:,}, and {found.held_out:,} held out in {found.held_out_path}"
     if found.growing:
-        return f"samples     {found.samples:,} by now: the file still grows"
+        return f"samples     {found.samples:,} so far; the file still grows"
     return f"samples     {found.samples:,}, of which {found.held_out:,} are held out"
 
 

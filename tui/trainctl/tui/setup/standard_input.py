@@ -3,16 +3,21 @@
 The run reads the file, so it doesn't notice whether this program is still there.
 """
 
+import contextlib
 import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from trainctl.protocol.config import run_file, toml_file
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import inputs_directory
+from trainctl.tui.commands import targets
 
 _READ_BYTES = 1 << 16
 
@@ -102,3 +107,48 @@ class InputCopy:
             self._file.flush()
             self.lines += (whole + newline).count(b"\n")
             return True
+
+
+@contextlib.contextmanager
+def copied(
+    file: Path | None, overrides: Mapping[str, str], address: str, tell: Callable[[str], None]
+) -> Iterator[InputCopy | None]:
+    """The growing copy of standard input, if the run file wants that; None if it doesn't. Afterwards its end is marked,
+    whatever happened, or it is gone if no run has `begun`. `tell` shows a line. Raises InvalidInputError if there is
+    nothing to copy."""
+    if file is None or not is_wanted(file, overrides):
+        yield None
+        return
+    check(sys.stdin.buffer, address, local=targets.is_local(address))
+    copy = InputCopy(sys.stdin.buffer, file.stem)
+    with _signals_end():
+        copy.start()
+        try:
+            yield copy
+        finally:
+            _finish(copy, tell)
+
+
+def _finish(copy: InputCopy, tell: Callable[[str], None]) -> None:
+    if not copy.begun:
+        copy.discard()
+    elif copy.end():
+        tell(f"input: stopped after {copy.lines:,} lines; the run goes on with those, the rest is lost")
+
+
+@contextlib.contextmanager
+def _signals_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this program as Ctrl-C does; a hang-up that is ignored stays so."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
