@@ -39,6 +39,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "prometheus": lambda: shutil.which("prometheus"),
     "systemd-analyze": lambda: shutil.which("systemd-analyze"),
     "sshd": lambda: sshd() and shutil.which("ssh"),
+    "rsync": lambda: shutil.which("rsync"),
     "namespaces": _has_namespaces,
     "nodejs": _has_nodejs,
 }

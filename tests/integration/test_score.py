@@ -120,9 +120,15 @@ def answers_of(model: Any, assets: Path, prompts: list[str]) -> list[tuple[str, 
 
 
 def test_killed_workers_and_agents_cost_no_row(
-    cluster: Cluster, model: Any, assets: Path, scoring: "subprocess.Popen[str]", tmp_path: Path
+    cluster: Cluster, model: Any, trained: str, assets: Path, scoring: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     until(lambda: journal_rows(cluster) > ROWS // 10 and cluster.trainers()["beta"], 60, "results")
+    for node in ("alpha", "beta"):  # the lead, and one that only takes part
+        with cluster.client(node) as client:
+            (work,) = client.works().works
+        assert (work.lead, work.file, work.view.run, work.view.checkpoint) == ("alpha", "rows.jsonl", trained, STEPS)
+        assert work.is_active and 0 < work.view.answered <= ROWS and work.slices >= work.slices_answered > 0
+        assert work.seconds_left is not None and {one.node for one in work.view.nodes} == set(NODES)
     for pid in cluster.trainers()["beta"]:
         os.kill(pid, signal.SIGKILL)
     cluster["gamma"].kill()
@@ -132,6 +138,8 @@ def test_killed_workers_and_agents_cost_no_row(
     cluster.start("alpha")
     output, said = scoring.communicate(timeout=HANG_SECONDS)
     assert scoring.returncode == 0, output + said
+    with cluster.client() as client:
+        assert client.works().works == ()
     lines = result_lines((tmp_path / "out").read_text())
     assert [line["row"] for line in lines] == list(range(1, ROWS + 1))
     assert [line["id"] for line in lines] == [f"r{number}" for number in range(ROWS)]

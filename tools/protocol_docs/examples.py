@@ -169,6 +169,13 @@ _SERIES = m.Series(
 )  # fmt: skip
 
 _WORK = "5f0c9a77b1d2"
+_WORK_VIEW = m.WorkView(
+    work=_WORK, kind="log-probabilities", run=_RUN, checkpoint=120, state="running", rows=2, answered=1,
+    received_bytes=37, nodes=(
+        m.WorkNode("studio", "working", "torch cuda:0", rows=1, rows_per_second=40.5),
+        m.WorkNode("mbp", "silent", why="no message for 8 s"),
+    ),
+)  # fmt: skip
 _SLICE = m.WorkSlice(run=_WORK, slice=1, first=1, rows=('{"text":"and two"}',))
 
 EXAMPLES: dict[str, dict[str, m.Message]] = {
@@ -204,9 +211,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             ),
         ),
         "end-run": m.EndRun(rid=_RID, run="ppo-7", state="failed", reason="out of prompts"),
+        "works-request": m.WorksRequest(rid=_RID),
         "open-work": m.OpenWork(
             rid=_RID, work=_WORK, kind="log-probabilities", run=_RUN, rows=2, size_bytes=37, digest="a" * 64,
-            nodes=("studio", "mbp"),
+            nodes=("studio", "mbp"), file="test.jsonl",
         ),
         "open-work-answers": m.OpenWork(
             rid=_RID, work=_WORK, kind="answers", run=_RUN, rows=2, size_bytes=37, digest="a" * 64, best=True,
@@ -298,14 +306,16 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "disk": m.Disk(
             rid=_RID, folder="/fast/tokens", write_bytes_per_second=412_000_000.0, read_bytes_per_second=1_900_000_000.0
         ),
-        "work-status": m.WorkStatus(
-            rid=_RID, view=m.WorkView(
-                work=_WORK, kind="log-probabilities", run=_RUN, checkpoint=120, state="running", rows=2, answered=1,
-                received_bytes=37, nodes=(
-                    m.WorkNode("studio", "working", "torch cuda:0", rows=1, rows_per_second=40.5),
-                    m.WorkNode("mbp", "silent", why="no message for 8 s"),
+        "works": m.Works(
+            rid=_RID, works=(
+                m.WorkSummary(
+                    "studio", _WORK_VIEW, "test.jsonl", slices=2, slices_answered=1, rows_per_second=40.5,
+                    seconds_left=0.025,
                 ),
-            ), results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
+            ),
+        ),
+        "work-status": m.WorkStatus(
+            rid=_RID, view=_WORK_VIEW, results=(b'{"logprob": -3.5, "tokens": 2, "mean": -1.75}',),
         ),
         "work-hosted": m.WorkHosted(rid=_RID, problem="mbp takes part in a run"),
         "work-file-part": m.WorkFilePart(rid=_RID, data=b"\x00\x01"),
@@ -383,6 +393,8 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "alive-loading": m.Alive(
             run=_RUN, rank=0, generation=None, step=0, phase="starting", progress=12, detail="tokenizing 45% of 1.2 GB"
         ),
+        "sealed": m.Sealed(run=_RUN, rank=0, chunks=3, samples=3072, digest="a" * 64),
+        "sealed-ended": m.Sealed(run=_RUN, rank=0, chunks=4, samples=3500, digest="b" * 64, ended=True),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

@@ -52,6 +52,8 @@ SHARED: dict[str, str] = {
     "WorkFileRequest.offset_bytes": "place of the part in the file",
     "WorkFilePart.data": "the part",
     "WorkStatus.view": "the state",
+    "WorkSummary.view": "the state",
+    "WorkSummary.slices_answered": "slices that have results",
     "SnapshotRequest.run": "run ID; null: the active run (the hosted one if there are several), or else the newest",
     "HistoryRequest.first_step": "first step to include",
     "HistoryRequest.last_step": "last step to include; null: the newest",

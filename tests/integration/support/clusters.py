@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until, wait_for_end
 
@@ -103,19 +104,29 @@ class Cluster:
 
 def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
     """The run once the ranks of these nodes, or all, take part again. It is paused until their trainers have loaded,
-    for its steps would take the CPU from that."""
+    for its steps would take the CPU from that, and might be done before they return. A trainer that has just been
+    killed may still be in the view as it was: it doesn't count."""
     wanted = nodes or NODES
 
     def view_if(condition: Callable[[m.RankView], object]) -> m.RunView | None:
         run = client.snapshot(0).run
         assert run is not None
-        return run if all(condition(rank) for rank in run.ranks if rank.node in wanted) else None
+        there = (condition(rank) and _is_alive(rank.pid) for rank in run.ranks if rank.node in wanted)
+        return run if all(there) else None
 
     assert client.send("pause", {}).state in ("applied", "rejected")
     until(lambda: view_if(lambda rank: rank.backend), what="the trainers that are to return")
     assert client.send("resume", {}).state == "applied"
     found: m.RunView = until(lambda: view_if(lambda rank: rank.state == "run"), what="the return")
     return found
+
+
+def _is_alive(pid: int | None) -> bool:
+    """Whether a trainer's process runs, as far as its number is known."""
+    try:
+        return pid is None or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_addresses(count: int) -> list[str]:

@@ -27,6 +27,7 @@ class World:
 
     def __init__(self, table: AlertsTable = CALM, **before: Any) -> None:
         self.now, self.step_number, self.state, self.doing = 100.0, 0, "running", "train"
+        self.reason = ""
         self.rank_states, self.whys, self.silent = ["run", "run"], ["", ""], dict[str, str]()
         self.evaluator = Evaluator(table, self.now, **before)
         self.changes: list[tuple[float, Change]] = []
@@ -44,7 +45,7 @@ class World:
         view = m.RunView(
             run=RUN, name="run", state=self.state, lead="studio", engine="ring", generation=GENERATION,  # type: ignore[arg-type]
             step=self.step_number, steps=10_000, plan_version=1, global_batch=16, samples=None, cursor=0,
-            learning_rate=1e-3, started_at=0, ranks=ranks, directory="",
+            learning_rate=1e-3, started_at=0, ranks=ranks, directory="", reason=self.reason,
         )  # fmt: skip
         found = self.evaluator.look(RunSnapshot(view, self.silent, self.doing), self.now, 1000 + self.now)
         self.changes += [(self.now, change) for change in found]
@@ -193,7 +194,9 @@ def test_a_run_that_commits_nothing_stalls_unless_it_is_paused() -> None:
     paused.step()
     paused.state = "paused"
     paused.look(1000)
-    paused.state = "running"
+    paused.state, paused.reason = "running", "waiting for data: 8 samples sealed, the next step needs 16"
+    paused.look(1000)
+    paused.reason = ""
     paused.look(30)
     assert paused.told == []
 

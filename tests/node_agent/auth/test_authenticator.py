@@ -78,6 +78,7 @@ def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set
 
 
 OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest}
+OF_NODES = {m.LogRequest, m.WorksRequest}
 OF_OPERATORS = {
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
     m.WorkRows, m.WorkResultsRequest, m.EndWork,
@@ -89,11 +90,11 @@ def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
     peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
     assert allowed(auth, ANNA) == every - peers - OF_AGENTS
     assert allowed(auth, BOB) == every - peers - OF_AGENTS - OF_OPERATORS
-    assert allowed(auth, MBP) == peers | OF_AGENTS - {m.HostWork} | {m.LogRequest}  # the example is led by studio
+    assert allowed(auth, MBP) == peers | OF_AGENTS - {m.HostWork} | OF_NODES  # the example is led by studio
 
 
 def test_a_nodes_key_speaks_for_that_node_alone(auth: Authenticator) -> None:
-    assert allowed(auth, MBP, lead="studio") == {m.LogRequest, m.WorkFileRequest, m.SliceRequest}
+    assert allowed(auth, MBP, lead="studio") == {m.WorkFileRequest, m.SliceRequest} | OF_NODES
     assert allowed(auth, MBP, lead=None) == allowed(auth, MBP)  # of no conversation: it is refused as that
 
 

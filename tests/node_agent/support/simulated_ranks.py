@@ -44,6 +44,9 @@ class SimWorld:
         self.groups: dict[m.Generation, SimGroup] = {}
         self.states: dict[int, object] = {0: 0}  # by step: what every rank that is there must have
         self.batches: dict[int, tuple[int, int]] = {}  # by step: cursor and G of the update
+        self.chunks: int | None = None  # of the growing file; None: it doesn't grow
+        self.chunk_samples = 7
+        self.data_ended = False
 
     def group(self, form: m.Form) -> SimGroup:
         return self.groups.setdefault(form.generation, SimGroup(form))
@@ -92,6 +95,9 @@ class SimRank:
     parameters: int = 1000
     connected: bool = True
     progress: int = 0  # pieces of work done
+    chunks: int = 0  # of the growing file that it has sealed
+    data_ended: bool = False  # it has found the end of the file
+    other_from: int = 1 << 30  # the chunk from which on it has other data than the others
     detail: str = ""  # how far it has come while it loads
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
@@ -116,6 +122,7 @@ class SimRank:
         self.last_step, self.cursor, self.state, self.held, self.held_step = 0, 0, self.world.states[0], (), 0
         self.joining = self.failed = self.accumulated = self.loaded = self.gone = self.hung = self.silent = False
         self.model, self.probed = self.next_model, False
+        self.chunks, self.data_ended = 0, False
         self.down.clear()
         self.plans.clear()
         self.reports.clear()
@@ -126,6 +133,34 @@ class SimRank:
             run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
             progress=self.progress, detail=self.detail,
         )  # fmt: skip
+
+    # ------------------------------------------------------------ growing data
+
+    @property
+    def can_seal(self) -> bool:
+        """Whether the file has more than it has sealed."""
+        world, works = self.world, not (self.gone or self.hung or self.silent)
+        return works and world.chunks is not None and (self.chunks, self.data_ended) != (world.chunks, world.data_ended)
+
+    def seal(self) -> None:
+        """The next chunk, or the end."""
+        if self.chunks < self.world.chunks:
+            self.chunks += 1
+        else:
+            self.data_ended = self.world.data_ended
+        self.up.append(self.sealed())
+
+    def sealed(self) -> m.Sealed:
+        digest = f"{self.chunks}" if self.chunks < self.other_from else f"other {self.chunks}"
+        return m.Sealed(
+            run=RUN, rank=self.rank, chunks=self.chunks, samples=self.chunks * self.world.chunk_samples, digest=digest,
+            ended=self.data_ended,
+        )  # fmt: skip
+
+    def has_data(self, plan: m.StepPlan) -> bool:
+        """Whether it has the samples of a step."""
+        needed, has = plan.cursor + plan.global_batch, self.chunks * self.world.chunk_samples
+        return self.world.chunks is None or self.data_ended or needed <= has
 
     # ------------------------------------------------------------ orders
 
@@ -204,6 +239,8 @@ class SimRank:
         plan = self.plans[0]
         if plan.kind == "train" and self.accumulated:
             return self._waits_for((plan.kind, plan.seq))
+        if plan.kind == "train" and not self.has_data(plan):
+            return False
         return plan.kind != "sync" or self._waits_for((plan.kind, plan.seq))
 
     def _waits_for(self, what: tuple) -> bool:

@@ -208,6 +208,9 @@ class Simulation:
         if plan.kind == "train":
             models = [self.ranks[work.rank].model for work in plan.work]
             assert max(models) - min(models) <= 1e-4, f"step {plan.step} by ranks of unlike models"
+            begun = plan.finishes is not None or plan.step <= self.journal.retracted  # by ranks that had the data
+            ranks = [self.ranks[work.rank] for work in plan.work]
+            assert begun or all(rank.has_data(plan) for rank in ranks if rank.generation == plan.generation), plan
             assert not self.lacking or plan.finishes is not None or plan.step <= self.journal.retracted
             self._check_train_plan(plan)
         for work in plan.work:
@@ -338,6 +341,8 @@ class Simulation:
                 found.append(lambda rank=rank: self.order(rank))
             if rank.can_work:
                 found.append(rank.work)
+            if rank.can_seal:
+                found.append(rank.seal)
             if not rank.loaded and not rank.gone and not rank.silent and self.started:
                 found.append(rank.load)
         return found
@@ -379,6 +384,8 @@ class Simulation:
         for rank in self.ranks.values():
             if int(self.now) > int(before) and rank.connected and not rank.gone and not rank.silent:
                 rank.up.append(rank.alive())
+                if rank.chunks:
+                    rank.up.append(rank.sealed())
 
     def run(self, strides: int = 100_000) -> "Simulation":
         """Until nothing moves but the clock."""
@@ -420,7 +427,10 @@ class Simulation:
                 self.feed(d.RankEnded(rank, False, "has been unreachable for 31 s"))
 
     def settle(self) -> "Simulation":
-        """No more faults: all links come back, what was stopped goes on, and what hangs is found by its deadline."""
+        """No more faults: all links come back, what was stopped goes on, what hangs is found by its deadline, and a
+        growing file ends."""
+        if self.world.chunks is not None:
+            self.world.chunks, self.world.data_ended = self.world.chunks or 1, True
         self.crash_after = None
         if self.lacking:
             self.lack("")

@@ -25,9 +25,11 @@ ENDINGS: tuple[tuple[str, dict], ...] = (("stop", {}), ("stop", {"checkpoint": F
 
 
 def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
-    """A run of 1 to 4 nodes with all that a run file may want beside training."""
+    """A run of 1 to 4 nodes with all that a run file may want beside training; the data of every fourth grow."""
+    grows = seed % 4 == 1
     tables = {
         "run": {"name": RUN, "steps": steps, "load_seconds": 20.0},
+        "data": {"path": "/data.jsonl", "kind": "rows", "growing": grows},
         "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
         "samples": {"prompts": ["x"], "every_steps": 6},
         "group": {
@@ -35,6 +37,7 @@ def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
         },
     }  # fmt: skip
     made = Simulation(config(steps, 12, **tables), durable(tuple("abcd"[:nodes]), 12), seed).begin()
+    made.world.chunks = 0 if grows else None
     for number, rank in enumerate(made.ranks.values()):
         rank.speed = 100.0 / (1 + number)
     return made
@@ -92,6 +95,13 @@ class Chances:
     def lack(self) -> None:
         self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
 
+    def append(self) -> None:
+        """The file grows, or ends."""
+        world = self.simulation.world
+        if world.chunks is not None and not world.data_ended:
+            world.chunks += self.random.randrange(4)
+            world.data_ended = self.random.random() < 0.01 and world.chunks > 0
+
     def starve(self) -> None:
         self.simulation.starve(self._rank())
 
@@ -110,7 +120,7 @@ class Chances:
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
-    Chances.promote: 0.1, Chances.lack: 0.3,
+    Chances.promote: 0.1, Chances.lack: 0.3, Chances.append: 1.0,
     Chances.hang: 0.1, Chances.starve: 0.05, Chances.spoil: 0.1,
 }  # fmt: skip
 
@@ -162,6 +172,7 @@ def _wait(run: Simulation, chances: Chances) -> None:
         chances.command()
     if run.lacking:
         chances.lack()
+    chances.append()
     for rank in run.ranks.values():
         run.reconnect(rank)
 

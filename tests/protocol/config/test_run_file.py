@@ -184,6 +184,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.env", ["A=b"], "must be a table"),
         ("nodes.studio.micro_tokens", 1.5, "must be a whole number"),
         ("data.held_out_path", 1, "must be text"),
+        ("data.growing", "yes", "must be true or false"),
+        ("data.chunk_samples", 0, " of at least 1"),
         ("nodes.studio.cache_path", "caches", "must be an absolute path"),
         ("nodes.studio.held_out_path", "/more", "needs data.held_out_path"),
     ],
@@ -420,6 +422,47 @@ def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], f
         run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": "text"}, 'data.growing: a growing file has a row or sample per line: set data.kind = "rows"'),
+        ({"packing": "best-fit"}, "data.growing: can't be combined with packing"),
+        ({"held_out": 0.1}, "data.growing: samples of a growing file can't be held out: set data.held_out = 0"),
+        ({"path": "rows.parquet"}, "data.growing: a growing file must be one JSON-lines file;"),
+    ],
+)
+def test_what_does_not_go_with_a_growing_file_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    raw = good()
+    raw["data"] = {"path": "rows.jsonl", "kind": "rows", "growing": True} | changes
+    assert says in problem_of(write(tmp_path, raw))
+
+
+def test_a_growing_file_is_checked_as_far_as_it_is_written(tmp_path: Path) -> None:
+    assets(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("")
+    changes = {"data.path": "rows.jsonl", "data.kind": "rows", "data.growing": "true"}
+
+    def problem() -> str:
+        try:
+            run_file.check_paths(run_file.read(tmp_path / "run.toml", changes), "run.toml")
+        except InvalidInputError as error:
+            return str(error)
+        return ""
+
+    assert problem() == ""
+    rows.write_text('{"text": "a"}\n{"te')
+    assert problem() == ""
+    run_file.end_mark(rows).touch()
+    assert "line 2: not a JSON object" in problem()
+    rows.write_text("")
+    assert "rows.jsonl is empty" in problem()
+    changes["data.path"] = "."
+    assert "a growing file must be one JSON-lines file" in problem()
+    changes["data.path"] = "-"
+    assert problem().startswith('run.toml: data.path: "-" is standard input, which only trainctl run reads')
 
 
 def test_held_out_files_take_the_place_of_a_fraction(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""`trainctl data preview` as a person and a script call it."""
+"""`trainctl data preview` and `data bench` as a person and a script call it."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,26 @@ def test_held_out_files_are_counted_apart(run_file: Path) -> None:
     assert "duplicates  0 samples; 1 held-out samples are also used for training" in done.stdout
 
 
+def test_a_growing_file_is_read_as_far_as_it_is_written(run_file: Path) -> None:
+    with run_file.with_name("rows.jsonl").open("a") as file:
+        file.write('{"text": "half a li')
+    growing = ("--set", "data.growing=true")
+    done = call("data", "preview", run_file, *growing)
+    assert "samples     2 so far; the file still grows" in done.stdout, done.stderr
+    assert call_json("data", "preview", run_file, *growing)["growing"] is True
+    checked = call("check", run_file, *growing)
+    assert checked.returncode == 0
+    assert f"{run_file.with_name('rows.jsonl')} still grows: what is written to it later is checked" in checked.stderr
+
+
+def test_a_growing_file_is_read_on_one_machine(run_file: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    far, near = 'address = "tcp://192.0.2.7:7474"', 'address = "tcp://127.0.0.1:7484"'
+    cluster.write_text(f"[nodes.far]\n{far}\n[nodes.near]\n{near}\n", "utf-8")
+    done = call("check", run_file, "--set", "data.growing=true", "--cluster", cluster)
+    assert_one_line(done, 2, "data.growing: a growing file is read on one machine, but far is at tcp://192.0.2.7:7474")
+
+
 def test_data_of_a_glob_are_read_in_order(run_file: Path) -> None:
     rows = run_file.with_name("rows.jsonl")
     rows.with_name("also.jsonl").write_text(json.dumps({"prompt": "1+1?\n", "completion": "2"}) + "\n", "utf-8")
@@ -61,6 +82,25 @@ def test_what_is_wrong_is_one_line(run_file: Path) -> None:
     assert_one_line(call("data", "preview", run_file.with_name("none.toml")), 2, "no such run file")
     run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
     assert_one_line(call("data", "preview", run_file), 2, "line 1: completion: is empty")
+
+
+def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path) -> None:
+    found = call_json("data", "bench", run_file, "--need", "5")
+    assert found["source_bytes"] == run_file.with_name("rows.jsonl").stat().st_size and not found["processes"]
+    assert found["tokens"] == len("2+2?\n43+3?\n6\x1b[31m") + 2
+    assert found["warm"]["tokens"] % (found["tokens"] - 2) == 0 < found["warm"]["seconds"]
+    assert found["need"] == {"tokens_per_second": 5, "source": "given", "detail": ""}
+    done = call("data", "bench", run_file, "--need", "5")
+    *_, needed, concluded = done.stdout.splitlines()
+    assert needed.startswith("training            5  as given by --need")
+    assert concluded.startswith("data: ") and "; a step needs 5 tokens/s: data takes 0.0" in concluded
+    assert not list(Path(tempfile.gettempdir()).glob("trainctl-bench-*"))
+
+
+def test_what_is_wrong_with_a_bench_is_one_line(run_file: Path) -> None:
+    assert_one_line(call("data", "bench", run_file, "--need", "nan"), 2, "--need: must be a finite number")
+    run_file.with_name("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n', "utf-8")
+    assert_one_line(call("data", "bench", run_file, "--no-model"), 2, "line 1: completion: is empty")
 
 
 def test_colours_mark_what_counts() -> None:

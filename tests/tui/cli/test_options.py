@@ -22,6 +22,7 @@ FROZEN = {
     "cluster remove": "--cluster --help --json -h NODE",
     "config": "--config --help --json -h",
     "data": "--help -h",
+    "data bench": "--help --json --need --no-model --node --set -h RUN.toml",
     "data preview": "--help --json --node --samples --set -h -n RUN.toml",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
     "--steps -h",
@@ -86,9 +87,9 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 
 READING = {
-    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data preview", "discover", "doctor",
-    "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay",
-    "status", "watch",
+    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
+    "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls",
+    "mirror", "replay", "status", "watch",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tests.tui.support.recorded import NOW, host, hung, leaving, run_view, shrunk, snapshot
+from tests.tui.support.recorded import FAILED_SCORING, NOW, SCORING, host, hung, leaving, run_view, shrunk, snapshot
 from tools.protocol_docs import examples
 
 from trainctl.protocol import errors
@@ -68,6 +68,18 @@ def test_the_status_page() -> None:
     assert SNAPSHOT.run is not None
     failed = msgspec.structs.replace(SNAPSHOT.run, state="failed", reason="out of\ndisk")
     assert "FAILED: out of disk" in tables.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
+
+
+def test_the_status_has_separate_work_while_it_is_in_progress() -> None:
+    text = tables.status_text(SNAPSHOT, works=(SCORING,)).splitlines()
+    (first,) = [number for number, line in enumerate(text) if line.startswith("work ")]
+    assert text[first] == (
+        "work       score test.jsonl with sft-1b-20261119-090000 step 18,240  1,200/5,000 rows 24%  ETA 20s  "
+        "190 rows/s  slices 39 of 41 dealt"
+    )
+    assert text[first + 1].strip() == "studio 131 rows/s  mbp 59 rows/s  forge silent: no message for 8 s"
+    assert "work " in tables.status_text(msgspec.structs.replace(SNAPSHOT, run=None), works=(SCORING,))
+    assert tables.status_text(SNAPSHOT, works=(FAILED_SCORING,)) == tables.status_text(SNAPSHOT)
 
 
 def test_the_status_says_how_fast_the_run_is_in_its_own_unit() -> None:

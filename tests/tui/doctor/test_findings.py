@@ -224,6 +224,13 @@ def test_a_disk_that_cannot_be_measured_fails_only_if_the_run_names_it() -> None
     assert named.do == "set [nodes.b] cache_path to a folder where the agent can write"
 
 
+def test_a_growing_file_is_not_compared() -> None:
+    config = run_with(studio={})
+    data = msgspec.structs.replace(config.data, path="/d.jsonl", kind="rows", growing=True)
+    (found,) = of_files(ClusterFacts(WELL, (), run=msgspec.structs.replace(config, data=data)))
+    assert (found.level, found.text) == ("ok", "/d.jsonl may still grow, so it isn't compared")
+
+
 def test_the_folder_of_a_glob_is_copied() -> None:
     line = the_failure(
         hashed("studio", "/data/*.jsonl", "c" * 64, "data", x_jsonl="7"),

@@ -2,12 +2,14 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.node_agent.support import records
 from tests.tui.support.cli_calls import assert_one_line, call
+from tests.tui.support.recorded import run_view
 from tests.tui.support.run_directory import sample
 
 from trainctl.node_agent.records.run_db import RunDb
@@ -15,7 +17,17 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import EVALUATION, RANK_METRICS, RATES, RUN_METRICS, Point, Text, flat, prefixes
+from trainctl.tui.export.mirror.metrics import (
+    EVALUATED,
+    RANK_METRICS,
+    RATES,
+    RUN_METRICS,
+    Point,
+    Text,
+    flat,
+    of_evaluation,
+    prefixes,
+)
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -32,6 +44,7 @@ class Sheet:
         self.forgets = forgets
         self.points: list[tuple[int, int, dict[str, float]]] = []  # step, attempt, values
         self.losses: list[tuple[int, float]] = []
+        self.perplexities: list[float | None] = []
         self.texts: list[tuple[int, str]] = []
         self.backs: list[int] = []
         self.numbers: list[int] = []
@@ -43,8 +56,9 @@ class Sheet:
         self.points.append((point.step, attempt, point.values))
         self.numbers.append(number)
 
-    def evaluation(self, step: int, loss: float, at: float, number: int) -> None:
-        self.losses.append((step, loss))
+    def evaluation(self, step: int, values: Mapping[str, float], at: float, number: int) -> None:
+        self.losses.append((step, values["eval/loss"]))
+        self.perplexities.append(values.get("eval/perplexity"))
         self.numbers.append(number)
 
     def text(self, text: Text, number: int) -> None:
@@ -258,6 +272,14 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
     growing.recorder.evaluation(5, 1007.0, 2.0, 512.0, 0.5)
     mirror.catch_up(whole=True)
     assert sheet.losses[1:] == [(5, 2.0)]
+    assert sheet.perplexities == [None, pytest.approx(math.exp(2.0))]
+
+
+def test_perplexity_is_of_losses_per_token_only() -> None:
+    view = run_view(1)
+    assert of_evaluation(2.0, view) == {"eval/loss": 2.0, "eval/perplexity": pytest.approx(math.exp(2.0))}
+    pairs = msgspec.structs.replace(view, loss_unit="nats per pair")
+    assert of_evaluation(2.0, pairs) == {"eval/loss": 2.0}
 
 
 TRAIN = {
@@ -278,7 +300,7 @@ NODES = {
 def table() -> str:
     """The names as a table in Markdown."""
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [f"| `{EVALUATION}` | Loss on the held-out samples, at the step of the evaluation. |"]
+    rows += [f"| `eval/{name.removeprefix('eval_')}` | {m.METRICS[name].help} |" for name in EVALUATED]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
     return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
 

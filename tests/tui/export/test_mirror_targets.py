@@ -1,6 +1,7 @@
 """Mirrors in TensorBoard's and W&B's own files, read back: whole runs, growing ones, mirrors that were killed."""
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -61,6 +62,8 @@ def test_tensorboard_has_every_step_once_and_the_gap(board: event_files.Board, d
     assert found["train/loss"] == pytest.approx({step.step: step.loss for step in steps})
     assert not {100, 101, 102} & found["train/loss"].keys()
     assert found["eval/loss"] == pytest.approx(evaluations) and evaluations
+    assert found["eval/perplexity"] == pytest.approx({step: math.exp(loss) for step, loss in evaluations.items()})
+    assert not {"train/eval_loss", "train/perplexity"} & found.keys()
     for node in {part.node for part in parts}:
         rates = {part.step: part.own_tokens_per_second for part in parts if part.node == node}
         assert found[f"nodes/{node}/tokens_per_second"] == pytest.approx(rates)
@@ -199,7 +202,8 @@ def test_wandb_offline_in_two_sessions_and_one_that_was_cut_off(tmp_path: Path) 
     assert [(row["step"], row["attempt"], row["train/loss"]) for row in steps] == [(n, 1, 2.0) for n in range(1, 21)]
     assert [(row["step"], row["attempt"], row["train/loss"]) for row in after] == [(n, 2, 3.0) for n in range(16, 31)]
     assert after[0]["nodes/node-0/tokens_per_second"] == 100.0
-    assert [row["eval/loss"] for row in before if "eval/loss" in row] == [2.25]
+    evaluated = [(row["eval/loss"], row["eval/perplexity"]) for row in before if "eval/loss" in row]
+    assert evaluated == [(2.25, pytest.approx(math.exp(2.25)))]
     assert [row["events"] for row in before if "events" in row] == ["step 18: [note] hello (anna)"]
     assert settings(one)["optimizer"] == tomllib.loads(RUN_FILE)["optimizer"]
 

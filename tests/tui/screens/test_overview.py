@@ -74,6 +74,15 @@ def test_the_head_says_where_the_run_is() -> None:
         assert word in second
 
 
+def test_the_head_has_the_perplexity_where_it_is_wide_and_the_loss_is_per_token() -> None:
+    def learning(columns: int, state: md.ViewState = ALONE) -> str:
+        return texts(header.lines(state, CLOCK, columns, UNICODE, rows=2))[1]
+
+    assert "eval 2.301 ppl 9.984 @" in learning(120)
+    assert "ppl" not in learning(119)
+    assert "ppl" not in learning(120, state_of(run_view(1, loss_unit="nats per pair")))
+
+
 def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:
     def head(*losses: float) -> str:
         state = ALONE

@@ -14,6 +14,7 @@ from tests.tui.support.recorded import (
     CONNECTED,
     NOW,
     RUNS,
+    SCORING,
     Recorded,
     app_of,
     comings_and_goings,
@@ -185,6 +186,13 @@ def test_dialog_applied(snap_compare: Compare) -> None:
 @pytest.mark.parametrize("keys", [("4", "j", "j", "j"), ("0", "space", "j")], ids=["events", "runs"])
 def test_tables(snap_compare: Compare, keys: tuple[str, ...], size: tuple[int, int]) -> None:
     assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_runs_with_separate_work(snap_compare: Compare, size: tuple[int, int]) -> None:
+    source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
+    source.known_works = (SCORING,)
+    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("0",)))
 
 
 @pytest.mark.parametrize(

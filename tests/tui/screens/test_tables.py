@@ -12,8 +12,10 @@ from tests.tui.support.recorded import (
     BOOT,
     CLOCK,
     CONNECTED,
+    FAILED_SCORING,
     NOW,
     RUNS,
+    SCORING,
     Recorded,
     host,
     live_hosts,
@@ -416,14 +418,33 @@ def test_idle_nodes_come_first_and_what_they_can_is_told() -> None:
     state = seen([CONNECTED, snapshot(run_view(1))])
     for node, at in (("spare", CLOCK.at_monotonic), ("gone", CLOCK.at_monotonic - 90)):
         state = reducer.apply_other(state, node, host(node), at)
-    made = [ln.plain(row) for row in runs_view.nodes(state, CLOCK, 80, 9, UNICODE)]
+    made = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 9, UNICODE)]
     assert made[0].startswith("─ nodes: 2 idle of 3 ─")
     assert [row.split()[:2] for row in made[1:]] == [["spare", "idle"], ["gone", "silent"], ["atlas", "leads"]]
     assert "cpu 87%" in made[1]
     assert "cpu n/a" in made[2], "a reading that old says nothing"
-    few = [ln.plain(row) for row in runs_view.nodes(state, CLOCK, 80, 3, UNICODE)]
+    few = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 3, UNICODE)]
     assert few[-1].startswith("… 2 more")
     assert {len(row) for row in [*made, *few]} == {80}
+
+
+def test_nodes_that_score_are_not_idle() -> None:
+    state = seen([CONNECTED, snapshot(None)])
+    state = reducer.apply_other(state, "studio", host("studio"), CLOCK.at_monotonic)
+
+    def doing(work: m.WorkSummary) -> str:
+        made = [ln.plain(row) for row in runs_view.nodes(state, (work,), CLOCK, 80, 9, UNICODE)]
+        return next(row for row in made if row.startswith("studio"))
+
+    assert "score test.jsonl" in doing(SCORING)
+    assert "idle" in doing(FAILED_SCORING)
+
+
+def test_work_that_failed_says_why() -> None:
+    made = [ln.plain(row).rstrip() for row in runs_view.work((FAILED_SCORING,), 120, UNICODE)]
+    assert made[0].startswith("─ score test.jsonl with sft-1b-20261119-090000 step 18,240 ─")
+    assert made[1].startswith("1,200/5,000 rows 24%  FAILED: no node can process the rows; forge: no message for 8 s")
+    assert len(made) == 2 and "ETA" not in made[1]
 
 
 def test_the_chosen_run_shows_the_modes_of_its_policies_where_they_are_known() -> None:

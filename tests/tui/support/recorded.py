@@ -429,6 +429,24 @@ RUNS = (
 )
 
 
+SCORING = m.WorkSummary(
+    "studio", m.WorkView(
+        work="5f0c9a77b1d2", kind="log-probabilities", run=RUNS[1].run, checkpoint=18_240, state="running", rows=5_000,
+        answered=1_200, received_bytes=1_000_000, nodes=(
+            m.WorkNode("studio", "working", "torch cuda:0", rows=900, rows_per_second=131.0),
+            m.WorkNode("mbp", "working", "mlx gpu", rows=300, rows_per_second=59.0),
+            m.WorkNode("forge", "silent", why="no message for 8 s"),
+        ),
+    ), "test.jsonl", slices=41, slices_answered=39, rows_per_second=190.0, seconds_left=20.0,
+)  # fmt: skip
+"""`trainctl score` in progress."""
+FAILED_SCORING = msgspec.structs.replace(
+    SCORING, rows_per_second=None, seconds_left=None, view=msgspec.structs.replace(
+        SCORING.view, state="failed", reason="no node can process the rows; forge: no message for 8 s"
+    ),
+)  # fmt: skip
+
+
 class Recorded:
     """A source that plays messages, answers from memory, and keeps every command it was given.
 
@@ -439,6 +457,7 @@ class Recorded:
         self.messages = list(messages)
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
+        self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
         self.asked: list[m.HistoryRequest] = []
@@ -497,6 +516,9 @@ class Recorded:
 
     async def runs(self) -> m.Runs:
         return m.Runs(rid="r", runs=self.known_runs)
+
+    async def works(self) -> m.Works:
+        return m.Works(rid="r", works=self.known_works)
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False

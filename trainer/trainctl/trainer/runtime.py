@@ -29,7 +29,9 @@ from trainctl.trainer.common.model_files import model_family
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
 from trainctl.trainer.data.token_cache import Report
+from trainctl.trainer.data.training_data import Look, TrainingData
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
@@ -43,7 +45,7 @@ class Trainer:
     """A loaded rank. Its parts are made by `load_trainer`; `serve` returns when the process is to end with status 0."""
 
     def __init__(
-        self, who: Identity, config: run_tables.RunFile, paths: RunPaths, backend: Backend, dataset: Dataset,
+        self, who: Identity, config: run_tables.RunFile, paths: RunPaths, backend: Backend, dataset: TrainingData,
         progress: Progress, status: StatusWriter, control: Control, standby: Standby | None = None,
     ) -> None:  # fmt: skip
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
@@ -68,7 +70,7 @@ class Trainer:
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
         fit."""
-        self._saver.resume(folder)
+        self._saver.resume(folder, _ended_by(self._progress, self._status, self._control))
 
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
@@ -101,6 +103,7 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self._executor.close()
+            self._dataset.close()
             self._membership.close()
             self._metrics.close()
 
@@ -241,18 +244,60 @@ def load_trainer(
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where, who.node)
     caches = run_file.cache_folder(config, who.node, paths.node_data)
-    dataset = open_dataset(config, caches, where, _tokenizing(status, control))
+    dataset: TrainingData
+    if config.data.growing:
+        dataset = _open_growing(who, config, caches, where, progress, status, control)
+    else:
+        dataset = open_dataset(config, caches, where, _tokenizing(status, control))
+        _log_dataset(dataset)
     control.detail = ""
+    if warning := families.untested(model_family(Path(config.model.path))):
+        log.warning("%s", warning)
+    backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
+    return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+
+
+def _open_growing(
+    who: Identity, config: run_tables.RunFile, caches: Path, where: str, progress: Progress, status: StatusWriter,
+    control: Control,
+) -> GrowingDataset:  # fmt: skip
+    def told(data: GrowingDataset) -> None:
+        order = data.now.order
+        sealed = m.Sealed(
+            run=who.run, rank=who.rank, chunks=order.chunks, samples=order.samples, digest=data.now.chain[-1],
+            ended=order.ended,
+        )  # fmt: skip
+        logs.sealed(sealed)
+        control.seal(sealed)
+
+    def first(now: SealedChunks) -> None:
+        of = f"{now.following:,} of the first {config.data.chunk_samples:,} samples"
+        control.detail = f"waiting for data: {of} in {Path(config.data.path).name}"
+
+    look = _ended_by(progress, status, control)
+    report = _tokenizing(status, control)
+    return open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+
+
+def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Look:
+    """What a wait for data before there is anything to save looks for. It is progress to whoever takes a trainer that
+    makes none for hung."""
+
+    def look() -> None:
+        status.show("starting")
+        if progress.leaving or control.is_orphaned:
+            raise SystemExit(0)
+
+    return look
+
+
+def _log_dataset(dataset: Dataset) -> None:
     _log_lost(dataset, "samples")
     if dataset.evaluation is not None:
         _log_lost(dataset.evaluation, "held-out samples")
-    if warning := families.untested(model_family(Path(config.model.path))):
-        log.warning("%s", warning)
     if dataset.packs is not None:
         samples, packs = len(dataset.packs.members), len(dataset.packs)
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
-    backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
-    return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 
 
 def _log_lost(dataset: Dataset, samples: str) -> None:

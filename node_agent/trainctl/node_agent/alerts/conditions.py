@@ -98,7 +98,7 @@ class StallWatch:
 
     def look(self, snapshot: RunSnapshot, now: float) -> Finding:
         """A run that is meant to wait doesn't stall."""
-        if snapshot.view.state != "running":
+        if snapshot.view.state != "running" or snapshot.view.reason:
             self._last = now
         limit_seconds = self._limit_seconds(snapshot)
         bad = now - self._last > limit_seconds

@@ -30,7 +30,9 @@ class Rights(NamedTuple):
             return "" if self.role == "node" else f"{self.name} has the role {self.role}; only agents may send this"
         if self.role == "node":
             return (
-                "" if isinstance(message, m.LogRequest) else f"{self.name} is a node's agent; agents send no requests"
+                ""
+                if isinstance(message, m.LogRequest | m.WorksRequest)
+                else f"{self.name} is a node's agent; agents send no requests"
             )
         if self.role == "viewer" and isinstance(message, _OF_OPERATORS):
             return f"{self.name} is a viewer here; only an operator may send {what(message)}"

@@ -120,8 +120,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
         case m.AttachRun() | m.RunSteps() | m.EndRun():
             raise AssertionError("messages from attached runs go to GuestRuns")
         case (
-            m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.HostWork() | m.WorkFileRequest()
-            | m.SliceRequest()
+            m.WorksRequest() | m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.HostWork()
+            | m.WorkFileRequest() | m.SliceRequest()
         ):  # fmt: skip
             raise AssertionError("requests about separate work go to WorkLead")
         case m.Command():

@@ -98,7 +98,15 @@ class Conductor:
     @property
     def reason(self) -> str:
         """Why the run failed, or makes no steps; empty if neither."""
-        return self._shutdown.reason or (self._state.lacking if self.final is None else "")
+        lacking = self._state.lacking or self._state.waiting
+        return self._shutdown.reason or (lacking if self.final is None else "")
+
+    @property
+    def samples(self) -> int | None:
+        """N, or what all ranks have of a growing file; None until that is known."""
+        ready = next((at.ready.samples for at in self.ranks.values() if at.ready is not None), None)
+        sealed = self._pipeline.data.samples
+        return ready if sealed is None else sealed
 
     @property
     def ranks(self) -> dict[int, Rank]:
@@ -176,6 +184,8 @@ class Conductor:
                     self._pipeline.deadlines.stalls.heard(event, now)
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
+            case m.Sealed():
+                self._on_sealed(event, now)
             case m.Soon():
                 if self._pipeline.on_soon(event, now):
                     self._advance(now)
@@ -205,6 +215,22 @@ class Conductor:
                 self._on_quorum(lacking, now)
             case d.Ticked():
                 self._on_tick(now)
+
+    def _on_sealed(self, sealed: m.Sealed, now: float) -> None:
+        """A rank that has other data than the others is refused, like one with another model."""
+        at = self.ranks.get(sealed.rank)
+        if at is None or self.stage == "leaving":
+            return
+        before = at.sealed
+        differs = self._pipeline.data.on_sealed(sealed)
+        if differs and sealed.rank not in self._rendezvous.live:
+            return  # it says so again when it is to take part
+        if differs and self._restarts.can_spare(sealed.rank):
+            self._failures.refuse({sealed.rank: differs}, now)
+        elif differs:
+            raise CannotGoOnError(differs)
+        elif sealed != before:
+            self._advance(now)
 
     def _on_quorum(self, lacking: str, now: float) -> None:
         if bool(lacking) != bool(self._state.lacking):

@@ -68,7 +68,9 @@ class Ticked:
     """Time has passed."""
 
 
-Said = m.Ready | m.Alive | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed | m.GroupFailed | m.TrainerFailed
+Said = (
+    m.Ready | m.Alive | m.Sealed | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed | m.GroupFailed | m.TrainerFailed
+)
 Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Quorum | Ticked
 
 # ---------------------------------------------------------------- decisions out

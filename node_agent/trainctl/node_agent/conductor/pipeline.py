@@ -12,6 +12,7 @@ from trainctl.node_agent.autopilot.policy import Replayed
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commits import Commits, Half
+from trainctl.node_agent.conductor.data_supply import DataSupply
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
 from trainctl.node_agent.conductor.pending import EXPIRED, Pending
@@ -43,6 +44,7 @@ class Pipeline:
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
         self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
+        self.data = DataSupply(state, rendezvous)
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
         self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
         self._half: Half | None = None
@@ -62,6 +64,7 @@ class Pipeline:
         """Issue the next plan if its time has come, or say what is to be done instead."""
         if self._state.stage != "formed" or not self._in_flight.may_issue:
             return None
+        self._state.waiting = ""
         self.periodic.schedule_ending(self.planned_step)
         kind, stopping = self._pending.next_side(), self._state.durable.mode == "stopping"
         if kind is None:
@@ -75,8 +78,31 @@ class Pipeline:
                 return None
         if not self._rendezvous.is_current:
             return "form"
-        self._issue_side(kind, now) if kind is not None else self._issue_train(now)
+        if kind is not None:
+            self._issue_side(kind, now)
+        elif self._is_supplied(now):
+            self._issue_train(now)
         return None
+
+    def _is_supplied(self, now: float) -> bool:
+        """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
+        pause, the next plan is journaled with them."""
+        lacks = self._lacks_data(now)
+        carried, step = self._state.durable.carried.values(), self.planned_step
+        carries = self._pending.staged or any(one.step > step for one in carried)
+        if lacks and carries and self.is_still:
+            self.hold_next_plan(now)
+            lacks = self._lacks_data(now)
+        self._state.waiting = lacks
+        return not lacks
+
+    def _lacks_data(self, now: float) -> str:
+        """What is missing for the next step with the edits that it takes up."""
+        config = self._state.config
+        if not config.data.growing:
+            return ""
+        after = self._pending.folded(self._state.settings, self.planned_step + 1, config, self.facts(now), now)
+        return self.data.lacking(self._planned_cursor + after.global_batch)
 
     def _change_group(self, now: float) -> bool:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
@@ -218,6 +244,7 @@ class Pipeline:
 
     def abandon(self) -> None:
         """The generation of all plans under way is left: what was wanted of them is wanted of the next one."""
+        self._state.waiting = ""
         for plan in self._in_flight.take_all():
             if plan.kind == "sample":
                 side_plans.sample_interrupted(self._state, plan)

@@ -44,10 +44,11 @@ class Rank:
     heard: float | None = None  # when it last said something
     doing: str = ""  # what it was at then
     loading: str = ""  # how far that has come, while it loads
+    sealed: m.Sealed | None = None  # what it has of a growing file
 
     def forget(self) -> None:
         """It is lost: what it said counts no more."""
-        self.ready, self.formed, self.fenced, self.endpoints = None, False, None, None
+        self.ready, self.formed, self.fenced, self.endpoints, self.sealed = None, False, None, None, None
 
     def owes(self, stage: Stage) -> bool:
         """Whether the answer to what a stage asks is still to come."""

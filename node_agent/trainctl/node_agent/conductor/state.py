@@ -53,6 +53,7 @@ class ConductorState:
         self.durable, self.progress = durable, progress
         self.stage: Stage = "loading"
         self.lacking = ""  # what is missing for steps to be made at all, empty if nothing
+        self.waiting = ""  # for what data the next step is held back, empty if for none
         self._decisions: list[d.Decision] = []
 
     @property

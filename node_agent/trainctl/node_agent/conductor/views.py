@@ -15,12 +15,11 @@ def run_view(
     """The whole view. `lead`: the node that leads."""
     objective = objective_of(conductor.config.objective, conductor.config.data.kind)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
-    ready = [at.ready for at in conductor.ranks.values()]
     return m.RunView(
         run=conductor.run, name=config.run.name, state=conductor.state, lead=lead, engine=conductor.engine,
         generation=durable.generation, step=conductor.progress.step, steps=config.run.steps,
         plan_version=settings.plan_version, global_batch=settings.global_batch,
-        samples=next((answer.samples for answer in ready if answer is not None), None),
+        samples=conductor.samples,
         cursor=conductor.progress.cursor, learning_rate=conductor.learning_rate, started_at=started_at, ranks=ranks,
         directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step, reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),

@@ -19,6 +19,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.config.cluster_file import check_growing
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
@@ -46,6 +47,7 @@ class Launch:
     async def new(self, config: run_tables.RunFile, command: m.Command) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
+        check_growing(config, self._context.cluster, "config")
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
             max(1, self._db.term), self._context.placement,
@@ -73,6 +75,7 @@ class Launch:
             raise InvalidInputError("resume", f"{run} was trained by another program; only that program can resume it")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
         config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
+        check_growing(config, self._context.cluster, str(paths.run_file))
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:

@@ -82,6 +82,15 @@ class Dealer:
         """Whether every row is answered."""
         return self.answered_rows == self.rows
 
+    @property
+    def slices(self) -> int:
+        """Slices dealt so far."""
+        return self._next_id
+
+    @property
+    def slices_answered(self) -> int:
+        return self._next_id - len(self._open)
+
     def rows_of(self, worker: str) -> int:
         """Rows that a worker has answered."""
         return self._worker(worker).rows

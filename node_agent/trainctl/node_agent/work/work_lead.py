@@ -6,8 +6,6 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight
@@ -16,6 +14,7 @@ from trainctl.node_agent.work import checkpoint_files
 from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer
 from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened
+from trainctl.node_agent.work.opened_work import OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
@@ -33,51 +32,12 @@ AGAIN_SECONDS = 2.0
 """Time between requests to a node to start its worker."""
 NOBODY_SECONDS = 60.0
 """Time without any worker after which the work fails."""
-HOST_SECONDS = 5.0
-"""Time that a node has to answer whether it starts a worker."""
-MOST_FAILURES = 3
-"""Workers that may end on a node without an answer; after that the node is left out."""
+HOST_SECONDS = 3.0
+"""Time that another node has to answer."""
 RESULTS_BYTES = 768 * 1024
 """Size of the results in one reply."""
 KEPT_WORKS = 3
 """Newest works whose files are kept."""
-
-
-@dataclass
-class _Node:
-    """What the lead knows about one node."""
-
-    heard: float = float("-inf")  # by time.monotonic
-    device: str = ""
-    why: str = ""
-    state: Literal["starting", "working", "silent", "failed"] = "starting"
-    failures: int = 0  # workers that ended since the last answer
-    asked: float = float("-inf")  # when it was asked to start its worker
-    asking: "asyncio.Task[None] | None" = None
-
-    @property
-    def is_out(self) -> bool:
-        return self.failures >= MOST_FAILURES
-
-
-@dataclass
-class _Work:
-    """The work that is open."""
-
-    journal: Journal
-    config: RunFile
-    chosen: Chosen
-    nodes: dict[str, _Node]
-    dealer: Dealer | None = None  # None: not all rows have arrived
-    heard: float = field(default_factory=time.monotonic)  # when any node was heard
-
-    @property
-    def id(self) -> str:
-        return self.journal.opened.request.work
-
-    @property
-    def is_active(self) -> bool:
-        return self.journal.state in ("receiving", "running")
 
 
 class WorkLead:
@@ -89,7 +49,7 @@ class WorkLead:
         """`address_of` returns the address of another node's agent, None if it isn't in the cluster."""
         self._context, self._role, self._host, self._address_of = context, role, host, address_of
         self._root = work_directory(context.directory)
-        self._work: _Work | None = None
+        self._work: OpenedWork | None = None
 
     def take_up(self) -> None:
         """Continue the work that an earlier agent of this node led."""
@@ -124,6 +84,8 @@ class WorkLead:
 
     async def _take(self, request: m.WorkRequest) -> m.AgentReply:
         match request:
+            case m.WorksRequest():
+                return m.Works(rid=request.rid, works=await self._works(led=request.led))
             case m.OpenWork():
                 return self._status(request, await self._open(request))
             case m.WorkRows():
@@ -131,7 +93,7 @@ class WorkLead:
             case m.WorkResultsRequest():
                 work = self._known(request.work)
                 results = work.journal.results(request.after_row, request.limit, RESULTS_BYTES)
-                return m.WorkStatus(rid=request.rid, view=_view(work), results=results)
+                return m.WorkStatus(rid=request.rid, view=work.view(), results=results)
             case m.EndWork():
                 return await self._end(request)
             case m.HostWork():
@@ -146,17 +108,31 @@ class WorkLead:
             case m.SliceRequest():
                 return await self.deal(request)
 
-    def _status(self, request: m.WorkRequest, work: _Work) -> m.WorkStatus:
-        return m.WorkStatus(rid=request.rid, view=_view(work))
+    def _status(self, request: m.WorkRequest, work: OpenedWork) -> m.WorkStatus:
+        return m.WorkStatus(rid=request.rid, view=work.view())
 
-    def _known(self, work: str) -> _Work:
+    async def _works(self, *, led: bool) -> tuple[m.WorkSummary, ...]:
+        """The work that this node leads, and unless `led` also that of another node for which it has a worker."""
+        own = (self._work.summary(self._context.node),) if self._work is not None else ()
+        order = self._host.order
+        address = self._address_of(order.lead) if order is not None and order.lead != self._context.node else None
+        if led or order is None or address is None:
+            return own
+        try:
+            async with self._client(address) as client:
+                told = (await client.works(led=True)).works
+        except TrainctlError:
+            return own
+        return *own, *(one for one in told if one.view.work == order.work)
+
+    def _known(self, work: str) -> OpenedWork:
         if self._work is None or self._work.id != work:
             raise RefusedError(f"{self._context.node} has no work {work}; it may have been cancelled")
         return self._work
 
     # ------------------------------------------------------------ from opening to the end
 
-    async def _open(self, request: m.OpenWork) -> _Work:
+    async def _open(self, request: m.OpenWork) -> OpenedWork:
         """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
         folder = self._root / request.work
         is_known = self._work is not None and self._work.id == request.work
@@ -208,7 +184,7 @@ class WorkLead:
         if config is None or chosen is None:
             paths, config = self._run(opened.request.run)
             chosen = checkpoint_files.choose(paths, opened.step, best=False)
-        self._work = _Work(journal, config, chosen, {node: _Node() for node in opened.nodes})
+        self._work = OpenedWork(journal, config, chosen, {node: WorkingNode() for node in opened.nodes})
         if self._work.is_active:
             self._role.work = self._work.id
             if journal.is_whole:
@@ -222,7 +198,7 @@ class WorkLead:
             if self._work is None or folder.name != self._work.id:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _receive(self, request: m.WorkRows) -> _Work:
+    def _receive(self, request: m.WorkRows) -> OpenedWork:
         work = self._known(request.work)
         if work.journal.state == "receiving":
             work.journal.receive(request.offset_bytes, request.data)
@@ -231,7 +207,7 @@ class WorkLead:
                 self._start(work)
         return work
 
-    def _start(self, work: _Work) -> None:
+    def _start(self, work: OpenedWork) -> None:
         try:
             sizes = work.journal.seal()
         except InvalidInputError as error:
@@ -244,7 +220,7 @@ class WorkLead:
         if work.dealer.is_done:
             self._finish(work)
 
-    def _finish(self, work: _Work, failure: str = "") -> None:
+    def _finish(self, work: OpenedWork, failure: str = "") -> None:
         if failure:
             work.journal.fail(failure)
         else:
@@ -277,7 +253,7 @@ class WorkLead:
             elif time.monotonic() - work.heard > NOBODY_SECONDS:
                 self._finish(work, f"no rows arrived for {NOBODY_SECONDS:.0f} s")
 
-    def _look(self, work: _Work, dealer: Dealer) -> None:
+    def _look(self, work: OpenedWork, dealer: Dealer) -> None:
         now = time.monotonic()
         for name, node in work.nodes.items():
             if node.state == "working" and now - node.heard > SILENT_SECONDS:
@@ -294,7 +270,7 @@ class WorkLead:
         elif all(node.is_out for node in work.nodes.values()) or now - work.heard > NOBODY_SECONDS:
             self._finish(work, f"no node can process the rows; {reasons}")
 
-    async def _ask_for_worker(self, work: _Work, name: str, node: _Node) -> None:
+    async def _ask_for_worker(self, work: OpenedWork, name: str, node: WorkingNode) -> None:
         opened, chosen = work.journal.opened, work.chosen
         order = m.HostWork(
             rid=os.urandom(8).hex(), work=work.id, kind=opened.request.kind, run=opened.request.run,
@@ -315,11 +291,13 @@ class WorkLead:
         address = self._address_of(name)
         if address is None:
             return "not in the cluster file"
+        async with self._client(address) as client:
+            return (await client.ask(order, m.WorkHosted)).problem
+
+    def _client(self, address: str) -> Client:
         authenticator = self._context.authenticator
         keys = authenticator.keyring if authenticator is not None else None
-        shared = self._context.zmq_context
-        async with Client(address, timeout_seconds=HOST_SECONDS, keys=keys, context=shared) as client:
-            return (await client.ask(order, m.WorkHosted)).problem
+        return Client(address, timeout_seconds=HOST_SECONDS, keys=keys, context=self._context.zmq_context)
 
     async def deal(self, request: m.SliceRequest) -> m.SliceReply:
         """A node's report and its request for a slice. Raises sqlite3.Error if it can't be journaled; the node repeats
@@ -349,7 +327,7 @@ class WorkLead:
         rows = work.journal.rows(dealt)
         return m.SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
 
-    def _merge(self, work: _Work, dealer: Dealer, request: m.SliceRequest, node: _Node) -> None:
+    def _merge(self, work: OpenedWork, dealer: Dealer, request: m.SliceRequest, node: WorkingNode) -> None:
         """Journal the results of a slice, unless it has results already."""
         assert request.answered is not None
         one = dealer.pending(request.answered)
@@ -369,18 +347,3 @@ def _body(request: m.OpenWork) -> tuple[object, ...]:
     """What work with the same ID must have in common."""
     same = (request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes)
     return *same, request.options
-
-
-def _view(work: _Work) -> m.WorkView:
-    opened, journal, dealer = work.journal.opened, work.journal, work.dealer
-    nodes = [
-        m.WorkNode(
-            node=name, state=node.state, device=node.device, rows=dealer.rows_of(name) if dealer else 0,
-            rows_per_second=dealer.speed(name) if dealer else None, why=node.why,
-        ) for name, node in work.nodes.items()
-    ]  # fmt: skip
-    return m.WorkView(
-        work=work.id, kind=opened.request.kind, run=opened.request.run, checkpoint=opened.step, state=journal.state,
-        rows=opened.request.rows, answered=dealer.answered_rows if dealer else 0,
-        received_bytes=journal.received_bytes, nodes=tuple(nodes), reason=journal.reason,
-    )  # fmt: skip

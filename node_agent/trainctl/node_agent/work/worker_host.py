@@ -61,6 +61,11 @@ class WorkerHost:
         self._task: asyncio.Task[None] | None = None
         self._asked: asyncio.Queue[m.WorkAsk] = asyncio.Queue()
 
+    @property
+    def order(self) -> m.HostWork | None:
+        """What this node's worker works for; None if there is no worker."""
+        return self._work if self._task is not None and not self._task.done() else None
+
     def host(self, order: m.HostWork, ask_lead: AskLead | None = None, checkpoint: Path | None = None) -> str:
         """Start a worker for another node's work, or for this node's own (`ask_lead`, `checkpoint`); the reason if
         that isn't possible. If the worker is there, nothing changes."""

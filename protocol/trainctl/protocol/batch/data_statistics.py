@@ -36,6 +36,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[ShownSample, ...] = ()
     held_out_path: str = ""
     repeated: int = 0  # held-out samples equal to one for training
+    growing: bool = False  # more may be written to the file: these are the samples that it has now
 
 
 def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:

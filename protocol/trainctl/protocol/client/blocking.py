@@ -55,6 +55,7 @@ class BlockingClient:
     snapshot = _blocking(Client.snapshot)
     history = _blocking(Client.history)
     runs = _blocking(Client.runs)
+    works = _blocking(Client.works)
     events = _blocking(Client.events)
     steps = _blocking(Client.steps)
     hosts = _blocking(Client.hosts)

@@ -146,6 +146,10 @@ class Client(AttachedRuns):
         """The runs the agent knows, newest first."""
         return await self.ask(m.RunsRequest(rid=_rid()), m.Runs)
 
+    async def works(self, *, led: bool = False) -> m.Works:
+        """The separate work that the agent's node leads or takes part in; `led`: only what it leads."""
+        return await self.ask(m.WorksRequest(rid=_rid(), led=led), m.Works)
+
     async def facts(self) -> m.Facts:
         """What the agent's machine and installation are like."""
         return await self.ask(m.FactsRequest(rid=_rid()), m.Facts)

@@ -13,6 +13,7 @@ from trainctl.protocol.config import addresses, toml_file
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -22,6 +23,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str  # tcp://host:port where its agent takes requests
     metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
+    ssh: str = ""  # user@host by which ssh reaches it; empty: the host of its address
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +81,18 @@ def read_default(path: Path | None = None) -> Cluster:
     if found.is_file():
         return read(found)
     return _with_added(Cluster(), found)
+
+
+def check_growing(config: RunFile, cluster: Cluster, where: str) -> None:
+    """Whether all nodes of a run whose data grow are on one machine. Raises InvalidInputError by the field."""
+    nodes = [*(config.nodes or cluster.nodes)]
+    if not config.data.growing or len(nodes) < 2:
+        return
+    for node in nodes:
+        entry = cluster.nodes.get(node)
+        if entry is not None and not addresses.is_near(entry.address):
+            problem = f"a growing file is read on one machine, but {node} is at {entry.address}; use nodes on loopback"
+            raise InvalidInputError(f"{where}: data.growing", problem)
 
 
 def added_directory(path: Path) -> Path:

@@ -59,18 +59,19 @@ def _header(path: Path, where: str) -> dict[str, Any]:
     return header
 
 
-def check_samples(path: Path, where: str) -> None:
-    """Whether the first lines are JSON objects of equally many tokens and mask values. Raises InvalidInputError."""
-    for place, line in _first_lines(path, where):
+def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
+    """Whether the first lines are JSON objects of equally many tokens and mask values. A last line without an end is
+    left out of a file that `grows`. Raises InvalidInputError."""
+    for place, line in _first_lines(path, where, grows=grows):
         _check_sample(line, place, where)
 
 
-def check_rows(path: Path, where: str, *, pairs: bool = False) -> None:
+def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False) -> None:
     """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers; Parquet is left
-    to the trainer. Raises InvalidInputError."""
+    to the trainer. `grows` as for samples. Raises InvalidInputError."""
     if path.suffix == ".parquet":
         return
-    for place, line in _first_lines(path, where):
+    for place, line in _first_lines(path, where, grows=grows):
         try:
             fields = _object(line)
         except ValueError as error:
@@ -92,13 +93,13 @@ def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None
         )
 
 
-def _first_lines(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
+def _first_lines(path: Path, where: str, *, grows: bool) -> Iterator[tuple[str, bytes]]:
     """Each with its place, blank ones left out."""
     try:
         with path.open("rb") as file:
             for number in range(1, _SAMPLE_LINES + 1):
                 line = file.readline(_SAMPLE_BYTES)
-                if len(line) == _SAMPLE_BYTES:
+                if len(line) == _SAMPLE_BYTES or (grows and not line.endswith(b"\n")):
                     return
                 if line.strip():
                     yield f"{path}: line {number}", line

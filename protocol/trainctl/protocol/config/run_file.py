@@ -15,7 +15,11 @@ from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTa
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
+PARTIAL_FOLDER = ".trainctl-partial"
+"""A hidden folder of files that `trainctl cluster sync` hasn't copied completely; they are no data."""
 _WILDCARDS = frozenset("*?[")
+STANDARD_INPUT = "-"
+"""As data.path: `trainctl run` copies its standard input into a growing file, and trains on that."""
 
 
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
@@ -76,7 +80,7 @@ def held_out_data(config: RunFile) -> RunFile | None:
     if not config.data.held_out_path:
         return None
     data = msgspec.structs.replace(
-        config.data, path=config.data.held_out_path, held_out=0.0, held_out_path="", packing="none"
+        config.data, path=config.data.held_out_path, held_out=0.0, held_out_path="", packing="none", growing=False
     )
     return msgspec.structs.replace(config, data=data)
 
@@ -119,11 +123,22 @@ def _files_named(where: str) -> Iterator[None]:
         raise InvalidInputError(where, f"{error.filename}: {error.strerror}") from None
 
 
+def end_mark(path: Path) -> Path:
+    """The file beside a growing one that says that nothing more will be written to it."""
+    return path.with_name(f"{path.name}.end")
+
+
+def grows(config: RunFile) -> bool:
+    """Whether more may be written to the file of a run's data."""
+    return config.data.growing and not end_mark(Path(config.data.path)).exists()
+
+
 def data_files(path: Path, kind: DataKind) -> list[Path]:
     """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
     itself."""
     if path.is_dir():
-        return sorted(file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+        found = (file for suffix in SUFFIXES[kind] for file in path.rglob(f"*{suffix}"))
+        return sorted(file for file in found if PARTIAL_FOLDER not in file.parts)
     if not is_glob(path):
         return [path]
     matches = set(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  as a shell, without hidden files
@@ -178,22 +193,29 @@ def _check_model(table: ModelTable, where: str) -> None:
 
 def _check_data(config: RunFile, where: str) -> None:
     data = Path(config.data.path)
+    if config.data.path == STANDARD_INPUT:
+        problem = '"-" is standard input, which only trainctl run reads; to check a file: --set data.path=FILE'
+        raise InvalidInputError(where, problem)
     several = "a folder" if data.is_dir() else "a glob" if is_glob(data) else ""
     if not several and not data.exists():
         raise InvalidInputError(where, f"no such file or folder: {data}")
     if several and config.data.kind == "samples":
         raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is {several}")
+    if several and config.data.growing:
+        raise InvalidInputError(where, f"a growing file must be one JSON-lines file; {data} is {several}")
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
+        if grows(config):
+            return
         raise InvalidInputError(
             where, f"{data} {f'{lacks_files(data, config.data.kind)} with text' if several else 'is empty'}"
         )
     if config.data.kind == "samples":
-        input_checks.check_samples(data, where)
+        input_checks.check_samples(data, where, grows=grows(config))
     elif config.data.kind == "rows":
         for file in files:
             pairs = objective_of(config.objective, config.data.kind).sequences > 1
-            input_checks.check_rows(file, where, pairs=pairs)
+            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs)
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 
@@ -203,7 +225,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares, _check_objective, _check_init, _check_held_out):
+    for check in (_check_lengths, _check_shares, _check_objective, _check_init, _check_held_out, _check_growing):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -265,6 +287,8 @@ def _check_preferences(config: RunFile, where: str) -> None:
         raise InvalidInputError(
             f"{where}: data.kind", '"dpo" needs rows with a chosen and a rejected answer: set "rows"'
         )
+    if config.data.growing:
+        raise InvalidInputError(f"{where}: data.growing", '"dpo" needs whole files: set data.growing = false')
     if config.data.packing != "none":
         problem = '"dpo" compares the two answers of a pair, which are not packed: set data.packing = "none"'
         raise InvalidInputError(f"{where}: data.packing", problem)
@@ -293,6 +317,30 @@ def _check_held_out(config: RunFile, where: str) -> None:
             raise InvalidInputError(f"{where}: nodes.{name}.held_out_path", problem)
 
 
+def _check_growing(config: RunFile, where: str) -> None:
+    data, wrong = config.data, Collected()
+    if not data.growing:
+        return
+    field = f"{where}: data.growing"
+    with wrong.going_on():
+        if data.kind == "text":
+            problem = (
+                'a growing file has a row or sample per line: set data.kind = "rows", with {"text": "..."} per line'
+            )
+            raise InvalidInputError(field, problem)
+    with wrong.going_on():
+        if data.packing != "none":
+            raise InvalidInputError(field, 'can\'t be combined with packing: set data.packing = "none"')
+    with wrong.going_on():
+        if data.held_out:
+            problem = "samples of a growing file can't be held out: set data.held_out = 0, or name data.held_out_path"
+            raise InvalidInputError(field, problem)
+    with wrong.going_on():
+        if Path(data.path).suffix == ".parquet":
+            raise InvalidInputError(field, f"a growing file must be one JSON-lines file; {data.path} is Parquet")
+    wrong.raise_any()
+
+
 def _check_node(config: RunFile, name: str, where: str) -> None:
     node, wrong = config.nodes[name], Collected()
     with wrong.going_on():
@@ -315,7 +363,7 @@ def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     made = dict(raw)
     for table, key in (("model", "path"), ("data", "path"), ("data", "held_out_path")):
         value = made.get(table)
-        if isinstance(value, dict) and isinstance(value.get(key), str) and value[key]:
+        if isinstance(value, dict) and isinstance(value.get(key), str) and value[key] not in ("", STANDARD_INPUT):
             path = folder / Path(value[key]).expanduser()
             if table == "data" or not hub_models.is_hub_id(value[key]) or path.exists():
                 made[table] = {**value, key: str(path)}

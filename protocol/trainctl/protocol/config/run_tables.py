@@ -64,11 +64,15 @@ class DataTable(_Table, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=64)] = 1  # threads that assemble them
     packing: Literal["none", "best-fit"] = "none"  # best-fit: rows and samples, put together up to sequence_length
     held_out_path: Annotated[str, Meta(max_length=4096)] = ""  # evaluation data of the same kind, in place of held_out
+    growing: bool = False  # rows and samples: the file still grows; PATH.end marks its end
+    chunk_samples: PositiveInt = 1024  # growing: lines that are shuffled together, once all of them are there
 
     @property
     def held_out_fraction(self) -> float:
-        """The fraction of samples kept for evaluation: none if evaluation has files of its own."""
-        return 0.0 if self.held_out_path else DEFAULT_HELD_OUT if self.held_out is None else self.held_out
+        """The fraction of samples kept for evaluation: none if evaluation has files of its own, or the file grows."""
+        if self.held_out is None:
+            return 0.0 if self.held_out_path or self.growing else DEFAULT_HELD_OUT
+        return 0.0 if self.held_out_path else self.held_out
 
 
 class BatchTable(_Table, frozen=True):

@@ -34,6 +34,14 @@ def files_digests(files: Iterable[Path], root: Path) -> FileDigests:
     return FileDigests(whole.hexdigest(), listed(each))
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 over one file's name, size and content, as nodes compare it. Raises OSError."""
+    digest = hashlib.sha256()
+    for part in _parts(path):
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def model_digests(model: Path) -> FileDigests:
     """Of a Hugging Face directory's configuration and weights."""
     return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model)

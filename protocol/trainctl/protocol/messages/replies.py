@@ -302,6 +302,29 @@ class WorkView(msgspec.Struct, frozen=True):
     reason: str = ""  # failed: reason
 
 
+class WorkSummary(msgspec.Struct, frozen=True):
+    """Separate work in a list. It is forgotten once its client has the results."""
+
+    lead: str  # node that leads it
+    view: WorkView
+    file: str = ""  # name of the file with the rows; empty: unknown
+    slices: Count = 0  # slices dealt so far; how many follow isn't known
+    slices_answered: Count = 0
+    rows_per_second: float | None = None  # speed of all nodes together; None: unknown
+    seconds_left: float | None = None  # time until all rows are answered; None: unknown, or the work has ended
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the work is in progress."""
+        return self.view.state in ("receiving", "running")
+
+
+class Works(Reply, tag="works", frozen=True):
+    """The separate work of a node."""
+
+    works: tuple[WorkSummary, ...] = ()  # work that it leads first; work that failed stays until the next
+
+
 class WorkStatus(Reply, tag="work-status", frozen=True):
     """The state of separate work, and results if they were requested."""
 
@@ -357,5 +380,5 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests | Disk
-    | Audit | RunKept | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
+    | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
 )  # fmt: skip

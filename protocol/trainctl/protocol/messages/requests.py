@@ -189,6 +189,12 @@ class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**40)] = 0  # seed; each row has its own, derived from this one
 
 
+class WorksRequest(Request, tag="works-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the separate work that the agent's node leads or takes part in."""
+
+    led: bool = False  # only the work that the node leads
+
+
 class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True):
     """Opens separate work: rows that the nodes process, slice by slice, with a checkpoint of a run. The work starts
     when all rows have arrived. Sending it again returns the state of the work."""
@@ -203,6 +209,7 @@ class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True
     best: bool = False  # use the checkpoint with the lowest held-out loss
     nodes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()  # nodes that take part; empty: all nodes of the run
     options: AnswerOptions = AnswerOptions()
+    file: Annotated[str, Meta(max_length=255)] = ""  # name of the file with the rows, as people are shown it
 
 
 class WorkRows(Request, tag="work-rows", frozen=True, forbid_unknown_fields=True):
@@ -260,11 +267,13 @@ class SliceRequest(Request, tag="slice-request", frozen=True, forbid_unknown_fie
     problem: str = ""  # gone: reason
 
 
-WorkRequest = OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
+WorkRequest = (
+    WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
+)
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest | AuditRequest
-    | AttachRun | RunSteps | EndRun | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest
-    | SliceRequest | Command
+    | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork
+    | WorkFileRequest | SliceRequest | Command
 )  # fmt: skip

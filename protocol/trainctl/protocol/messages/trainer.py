@@ -180,6 +180,17 @@ class Alive(Message, tag="alive", frozen=True):
     detail: str = ""  # progress within the phase, for example tokenizing 45% of 1.2 GB; empty: none
 
 
+class Sealed(Message, tag="sealed", frozen=True):
+    """The rank's growing file has more samples to train on. Sent for each sealed chunk, and with every heartbeat."""
+
+    run: Name
+    rank: Count
+    chunks: Count  # number of sealed chunks
+    samples: Count  # number of samples in them, which are the positions that can be trained on
+    digest: str  # digest of the chunks; ranks with the same number of chunks must have the same digest
+    ended: bool = False  # whether the end of the file is marked; then training continues with another pass
+
+
 class Soon(Message, tag="soon", frozen=True):
     """The rank has accumulated the gradients of this plan and will soon need the next plan."""
 
@@ -312,5 +323,16 @@ class WorkAsk(Message, tag="work-ask", frozen=True):
 
 
 FromTrainer = (
-    Ready | Alive | Soon | Report | Probed | SampleReport | Fenced | Offered | Formed | GroupFailed | TrainerFailed
+    Ready
+    | Alive
+    | Sealed
+    | Soon
+    | Report
+    | Probed
+    | SampleReport
+    | Fenced
+    | Offered
+    | Formed
+    | GroupFailed
+    | TrainerFailed
 )

@@ -18,6 +18,11 @@ def node_directory(node: str, root: Path | None = None) -> Path:
     return (root or state_root()) / node
 
 
+def inputs_directory() -> Path:
+    """Copies of standard input that runs train on; no node has this name."""
+    return state_root() / ".inputs"
+
+
 def runs_directory(node_dir: Path) -> Path:
     return node_dir / "runs"
 

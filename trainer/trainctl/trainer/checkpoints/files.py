@@ -59,6 +59,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # N of one epoch
     layout_digest: str
     data_digest: str
+    chunks: tuple[str, ...] = ()  # of a growing file: the chunks below the cursor, of which `samples` are
     base_digest: str = ""  # with an adapter: of the frozen model and the adapter's scale
 
 

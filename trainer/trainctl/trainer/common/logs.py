@@ -26,6 +26,14 @@ def ready(said: m.Ready) -> None:
     )  # fmt: skip
 
 
+def sealed(said: m.Sealed) -> None:
+    """A growing file has its first chunk, or has ended."""
+    if said.ended:
+        log.info("the data have ended: %s samples in %s chunks", f"{said.samples:,}", f"{said.chunks:,}")
+    elif said.chunks == 1:
+        log.info("sealed the first chunk of the growing data: %s samples", f"{said.samples:,}")
+
+
 def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
     """A group is formed, or isn't."""
     if isinstance(outcome, m.GroupFailed):

@@ -33,7 +33,7 @@ class Orphaned:
 
 @dataclass(frozen=True)
 class Broken:
-    """The control thread cannot continue."""
+    """The control thread, or the thread that reads a growing file, cannot continue."""
 
     error: TrainctlError
 

@@ -48,6 +48,7 @@ class Control:
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
         self.detail = ""  # how far the phase has come
+        self._sealed: m.Sealed | None = None  # of a growing file
         self._outbox = Outbox()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
@@ -83,6 +84,21 @@ class Control:
         """Pass a message on from the main thread; never a wait."""
         self._outbox.put(message)
 
+    def seal(self, sealed: m.Sealed) -> None:
+        """Tell the agent how far a growing file is sealed, now and with every heartbeat; from any thread."""
+        self._sealed = sealed
+        self.send(sealed)
+
+    def fail(self, error: TrainctlError) -> None:
+        """Make the main thread raise `error` before its next order; from any thread."""
+        self.orders.put(Broken(error))
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the agent has been gone for longer than the run file allows."""
+        away_since = self._away_since
+        return away_since is not None and time.monotonic() - away_since >= self.orphan_seconds
+
     def leave(self, reason: str) -> None:
         """Make the main thread leave as if the agent had asked for it; from any thread."""
         self._progress.leaving = reason
@@ -115,6 +131,8 @@ class Control:
             now = time.monotonic()
             if now >= self._next_alive and self._away_since is None:
                 self._say(self._alive())
+                if self._sealed is not None:
+                    self._say(self._sealed)
                 self._next_alive = now + _ALIVE_SECONDS
             self._flush()
             self._look(dict(poller.poll(self._wait_milliseconds(now))))

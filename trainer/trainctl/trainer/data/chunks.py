@@ -42,9 +42,10 @@ class TextTokens(NamedTuple):
     is_end: bool
 
 
-def row_chunks(path: Path) -> Iterator[Chunk]:
-    """Rows of a JSON-lines or Parquet file. Raises InvalidInputError for one that isn't Parquet."""
-    return _parquet_chunks(path) if path.suffix == ".parquet" else _line_chunks(path)
+def row_chunks(path: Path, *, grows: bool = False) -> Iterator[Chunk]:
+    """Rows of a JSON-lines or Parquet file; if it `grows`, without a last line that has no end. Raises
+    InvalidInputError for one that isn't Parquet."""
+    return _parquet_chunks(path) if path.suffix == ".parquet" else _line_chunks(path, grows=grows)
 
 
 def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES) -> Iterator[Chunk]:
@@ -109,10 +110,12 @@ def _between(text: bytes, place: int) -> int:
     return place - (text[place - 1 : place + 1] == b"\r\n")
 
 
-def _line_chunks(path: Path) -> Iterator[Chunk]:
+def _line_chunks(path: Path, *, grows: bool) -> Iterator[Chunk]:
     first = 1
     with path.open("rb") as file:
         while lines := file.readlines(LINES_BYTES):
+            if grows and not lines[-1].endswith(b"\n"):
+                del lines[-1]
             yield Chunk(path, lines, first, sum(map(len, lines)))
             first += len(lines)
 

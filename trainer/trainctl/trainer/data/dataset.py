@@ -32,10 +32,11 @@ from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
-from trainctl.trainer.data.permutation import Indices, permute
+from trainctl.trainer.data.permutation import Indices, permute, samples_at
 from trainctl.trainer.data.rows import read_rows
 from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
 from trainctl.trainer.data.tokenizing import open_cache
+from trainctl.trainer.data.training_data import Look, Seen
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
@@ -49,10 +50,11 @@ class Dataset:
     def __init__(
         self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
         drop_overlong: bool = False, packing_seed: int | None = None, evaluation: "Dataset | None" = None,
-        sequences: int = 1,
+        may_be_empty: bool = False, sequences: int = 1,
     ) -> None:  # fmt: skip
         """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. A sample
-        has so many `sequences`. Raises InvalidInputError, blaming `where`, if nothing is left to train on."""
+        has so many `sequences`. Raises InvalidInputError, blaming `where`, if nothing is left to train on and it may
+        not be empty."""
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
         self.sequences = sequences
         self.files = cache.files  # the sources
@@ -60,8 +62,11 @@ class Dataset:
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end
         self.counted = 0  # targets of usable samples
-        found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong, where)
+        found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
         usable, weights = found
+        if not len(usable) and not may_be_empty:
+            have = f"{self.left_out} samples"
+            raise InvalidInputError(where, f"none of {have} has a token to learn within data.sequence_length")
         kept_for_evaluation = _held_out_count(len(usable), held_out)
         order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
         self._held_out = usable[np.sort(order[:kept_for_evaluation])]
@@ -82,8 +87,34 @@ class Dataset:
             self.files = listed(
                 [*cache.files, *(FileDigest(f"held-out {one.name}", one.digest) for one in evaluation.files)]
             )
-        self.mean_weight = float(weights[training].sum()) / self.samples
+        self.mean_weight = float(weights[training].sum()) / max(1, self.samples)
         self.digest: str = hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
+    def samples_at(self, positions: Indices, seed: int) -> Indices:
+        """The training sample at each position of the endless sequence."""
+        return samples_at(positions, self.samples, seed)
+
+    def at_hand(self, positions: Indices) -> Indices:
+        """As many positions whose samples are there from the beginning."""
+        return positions
+
+    def covers(self, stop: int) -> bool:
+        """Whether the samples of all positions below `stop` are there."""
+        return True
+
+    def wait_for(self, stop: int, look: Look) -> float:
+        """Until it `covers` them; since when it does, by time.perf_counter."""
+        return 0.0
+
+    def seen(self, cursor: int) -> Seen:
+        """What the samples of the positions below `cursor` are from."""
+        return Seen(self.samples, self.digest)
+
+    def check_seen(self, seen: Seen, cursor: int, look: Look) -> None:
+        """Whether the data still begin with what a run that stands at `cursor` has seen; `seen` differs otherwise."""
+
+    def close(self) -> None:
+        """End what it has started."""
 
     def batch(self, indices: Indices) -> Batch:
         """Training samples as one micro-batch. Raises TrainctlError naming the sample that the token cache lacks."""
@@ -197,18 +228,12 @@ class Dataset:
         self.counted = count * self._length
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
-    def _usable_samples(
-        self, cache: TokenCache, drop_overlong: bool, where: str
-    ) -> tuple[Indices, NDArray[np.float64]]:  # fmt: skip
+    def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
         targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
         chosen = (counts > 0) & (targets <= self._length) if drop_overlong else counts > 0
         usable = np.flatnonzero(chosen.all(axis=1)).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
-        if not len(usable):
-            raise InvalidInputError(
-                where, f"none of {len(counts)} samples has a token to learn within data.sequence_length"
-            )
         return usable, counts[usable].sum(axis=1) if self.sequences == 1 else np.ones(len(usable))
 
     def _batch(self, chosen: Indices) -> Batch:
@@ -273,21 +298,30 @@ def _open(
     config: RunFile, folder: Path, where: str, field: str, report: Report, evaluation: Dataset | None = None
 ) -> Dataset:
     cache = open_cache(config, folder, where, report)
+    return dataset_of(config, cache, f"{where}: {field}", functools.partial(place_of, config), evaluation)
+
+
+def dataset_of(
+    config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str], evaluation: Dataset | None = None, *,
+    may_be_empty: bool = False,
+) -> Dataset:  # fmt: skip
+    """The data set that a run file makes of a token cache; `place` names a sample of it. Raises InvalidInputError,
+    blaming `where`, for a sample that doesn't fit."""
     if cache.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
-    _check_lengths(config, cache, f"{where}: {field}")
+    _check_lengths(config, cache, where, place)
     dataset = Dataset(
-        cache, config.data.sequence_length, config.data.held_out_fraction, f"{where}: {field}",
+        cache, config.data.sequence_length, config.data.held_out_fraction, where,
         drop_overlong=config.data.overlong == "drop",
         packing_seed=config.run.seed if config.data.packing == "best-fit" else None, evaluation=evaluation,
-        sequences=objective_of(config.objective, config.data.kind).sequences,
+        sequences=objective_of(config.objective, config.data.kind).sequences, may_be_empty=may_be_empty,
     )  # fmt: skip
-    dataset.place = functools.partial(place_of, config)
+    dataset.place = place
     return dataset
 
 
-def _check_lengths(config: RunFile, cache: TokenCache, where: str) -> None:
+def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str]) -> None:
     """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
     if cache.offsets is None or config.data.overlong == "drop":
         return
@@ -306,7 +340,7 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str) -> None:
     others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
     raise InvalidInputError(
         where,
-        f'{place_of(config, first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
+        f'{place(first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
     )
 
 

@@ -7,6 +7,7 @@ describes them.
 Texts are laid end to end, each followed by the end token, files in ascending order of their path.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_file import data_files
+from trainctl.protocol.config.run_file import data_files, grows
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.file_digests import data_digests
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_VOCABULARY
-from trainctl.trainer.data.chunk_tokens import Recipe, SampleTokens
+from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens
 from trainctl.trainer.data.chunks import Chunk, TextTokens, joined, row_chunks, text_chunks
 from trainctl.trainer.data.worker_pool import tokenized
 
@@ -57,15 +58,32 @@ def sources_of(config: RunFile) -> list[Path]:
 
 def cache_name(config: RunFile) -> str:
     """After everything a cache depends on: the sources by path, size and time of change, and how they are read."""
+    return f"tokens-{_digest_of(config, _stats(sources_of(config) + _readers(config)))[:16]}"
+
+
+def chunk_name(config: RunFile, lines: Sequence[bytes]) -> str:
+    """As `cache_name`, of lines by their content, wherever they are."""
+    content = hashlib.sha256(b"".join(lines)).hexdigest()
+    digest = _digest_of(config, ["chunk", content, *_stats(_readers(config))])
+    return f"chunks-{digest[:2]}/tokens-{digest[:32]}"
+
+
+def _readers(config: RunFile) -> list[Path]:
+    """The files that say how sources are read."""
     model = Path(config.model.path)
-    readers = [model / "config.json"]
-    if config.data.tokenizer == "model":
-        readers += [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources_of(config) + readers]
-    how = [_FORMAT, config.data.kind, config.data.tokenizer, stats]
+    found = [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
+    return [model / "config.json", *(found if config.data.tokenizer == "model" else ())]
+
+
+def _stats(paths: Sequence[Path]) -> list[Any]:
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def _digest_of(config: RunFile, what: list[Any]) -> str:
+    how = [_FORMAT, config.data.kind, config.data.tokenizer, what]
     if (sequences := objective_of(config.objective, config.data.kind).sequences) > 1:
         how.append(sequences)
-    return f"tokens-{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]}"
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 def read_cache(folder: Path) -> TokenCache:
@@ -83,9 +101,8 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
     """Tokenize a run's data into an empty folder, by so many processes or by this one alone. Raises InvalidInputError
     naming file and line."""
     sources = sources_of(config)
-    sequences = objective_of(config.objective, config.data.kind).sequences
-    recipe = Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where, sequences)
-    cut = text_chunks if recipe.kind == "text" else row_chunks
+    recipe = recipe_of(config, where)
+    cut = text_chunks if recipe.kind == "text" else functools.partial(row_chunks, grows=grows(config))
     in_bytes = recipe.kind == "text" and recipe.tokenizer == "bytes"
     done, whole = 0, sum(source.stat().st_size for source in sources)
     report(done, whole)
@@ -103,7 +120,23 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
         digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe.end(), dtype, work)
     else:
         digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
-    files = data_digests(Path(config.data.path), recipe.kind).files
+    _write_notes(work, dtype, digest, data_digests(Path(config.data.path), recipe.kind).files)
+
+
+def recipe_of(config: RunFile, where: str) -> Recipe:
+    """How a run's data are tokenized."""
+    sequences = objective_of(config.objective, config.data.kind).sequences
+    return Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where, sequences)
+
+
+def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
+    """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
+    parts, dtype = encode(chunk), _dtype(recipe)
+    assert isinstance(parts, SampleTokens)
+    _write_notes(work, dtype, _write_samples(iter([parts]), dtype, work), ())
+
+
+def _write_notes(work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest]) -> None:
     notes = {"dtype": dtype.str, "digest": digest, "files": [[file.name, file.digest] for file in files]}
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 

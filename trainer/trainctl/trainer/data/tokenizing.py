@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,20 +63,21 @@ def open_cache(config: RunFile, folder: Path, where: str, report: Report = no_re
     target = folder / cache_name(config)
     if not target.is_dir():
         if sum(source.stat().st_size for source in sources_of(config)) < PROCESS_BYTES:
-            _make(config, target, where, 0, report)
+            make_cache(target, lambda work, shown: write_cache(config, work, where, 0, shown), report)
         else:
             _by_process(config, folder, where, report)
     return read_cache(target)
 
 
-def _make(config: RunFile, target: Path, where: str, workers: int, report: Report) -> None:
-    """One process at a time. What one that waits reports is the progress of the one that works."""
+def make_cache(target: Path, write: Callable[[Path, Report], None], report: Report = no_report) -> None:
+    """A cache as `write` fills its folder, by one process at a time. What one that waits reports is the progress of the
+    one that works."""
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f".{target.name}.lock")
     with lock.open("a+") as file:
         _acquire(file, report)
         try:
-            make_folder(target, lambda work: write_cache(config, work, where, workers, _shown(file, report)))
+            make_folder(target, lambda work: write(work, _shown(file, report)))
         finally:
             lock.unlink(missing_ok=True)  # who waits for it, or makes another, looks for the cache again
 
@@ -147,12 +148,16 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a trainer blocks them
     set_title("tokenizer")
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Task)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    threading.Thread(target=end_with_input, daemon=True).start()
     config = run_file.parse(task.config)
     try:
-        with _ended_by_interrupt():
+        with ended_by_interrupt():
             target = Path(task.folder) / cache_name(config)
-            _make(config, target, task.where, usable_cores(), lambda done, whole: _say(_Answer(done, whole)))
+            cores = usable_cores()
+            make_cache(
+                target, lambda work, shown: write_cache(config, work, task.where, cores, shown),
+                lambda done, whole: _say(_Answer(done, whole)),
+            )  # fmt: skip
     except InvalidInputError as error:
         _say(_Answer(refused=(error.where, error.problem)))
     except (TrainctlError, OSError, MemoryError) as error:
@@ -161,15 +166,16 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
+def ended_by_interrupt() -> Iterator[None]:
+    """End this process at once, without a word, when `end_with_input` or a closed output says so."""
     try:
         yield
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
 
 
-def _end_with_input() -> None:
-    """Interrupt the main thread, so that it removes what it has written."""
+def end_with_input() -> None:
+    """Once the input closes, interrupt the main thread, so that it removes what it has written."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGINT)

@@ -24,9 +24,9 @@ from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.data.dataset import Dataset
-from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.prefetch import Prefetch
+from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
@@ -74,7 +74,7 @@ class Executor:
     """Runs one plan at a time on the main thread; `send` passes a message to the agent without waiting."""
 
     def __init__(
-        self, who: Identity, settings: Settings, backend: Backend, dataset: Dataset, progress: Progress,
+        self, who: Identity, settings: Settings, backend: Backend, dataset: TrainingData, progress: Progress,
         status: StatusWriter, send: Callable[[FromTrainer], None],
     ) -> None:  # fmt: skip
         self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
@@ -95,7 +95,8 @@ class Executor:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
         half-way, GroupError if the sum failed (either way the accumulators hold what they held), ProtocolError for a
         plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
-        watch = self._begin_plan(started)
+        supplied = self._dataset.wait_for(plan.cursor + plan.global_batch, lambda: self._wait_for_data(plan))
+        watch = self._begin_plan(max(started, supplied))  # the wait for data is no part of the step
         work = self._work(plan)
         batch = self._begin(plan)
         scales, sums = self._step_scales(plan, batch), PlanSums()
@@ -106,7 +107,8 @@ class Executor:
             self._micro_batch(plan, batch, positions, data, scales, watch)
 
         self._micro_batches.each(plan, work, sums, once, self._targets)
-        self._prefetch.expect(self._micro_batches.of_next_step(plan, work, self._targets))
+        if self._dataset.covers(plan.cursor + 2 * plan.global_batch):
+            self._prefetch.expect(self._micro_batches.of_next_step(plan, work, self._targets))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         totals = self._backend.totals(with_norm=self.group.is_alone)
         watch.settle(self._backend)
@@ -126,6 +128,11 @@ class Executor:
             report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
             self._progress.remember(report)
         return report
+
+    def _wait_for_data(self, plan: StepPlan) -> None:
+        """A rank that has just been started has less of a growing file than the others."""
+        self._progress.check(plan.generation)
+        self._status.show("data", plan.step)
 
     def evaluate(self, plan: StepPlan, started: float) -> Report:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
@@ -154,7 +161,7 @@ class Executor:
 
         def once(positions: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
-            data = self._data(positions)
+            data = self._data(self._dataset.at_hand(positions))
             begun = time.perf_counter()
             with watch.phase("forward"):
                 self._backend.forward(data, *self._scales(1 / plan.divisor, self._objective.weights(data)))
@@ -164,7 +171,9 @@ class Executor:
             timed.append((len(positions), time.perf_counter() - begun))
             self._backend.forget()
 
-        self._micro_batches.each(plan, work, sums, once, self._targets)
+        self._micro_batches.each(
+            plan, work, sums, once, lambda positions: self._targets(self._dataset.at_hand(positions))
+        )
         kept = timed[1:] or timed
         rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
         return msgspec.structs.replace(self._report(plan, sums, watch, 0.0), samples_per_second=rate)
@@ -268,7 +277,7 @@ class Executor:
         return self._dataset.targets(self._samples(positions))
 
     def _samples(self, positions: Indices) -> Indices:
-        return samples_at(positions, self._dataset.samples, self._settings.seed)
+        return self._dataset.samples_at(positions, self._settings.seed)
 
     def _update(
         self, plan: StepPlan, batch: HalfBatch, tail: Tail, found: float | None

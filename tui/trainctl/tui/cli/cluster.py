@@ -8,11 +8,11 @@ import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import output, tables
-from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
-from trainctl.tui.commands import targets
+from trainctl.tui.cli.options import ClusterFile, Json, Set, subcommands, subgroup
+from trainctl.tui.commands import arguments, targets
 
 app = subcommands()
-group = subgroup("Add, list and remove cluster nodes.")
+group = subgroup("Add, list and remove cluster nodes; copy a run's files to them.")
 app.add_typer(group, name="cluster")
 
 
@@ -141,6 +141,59 @@ def remove(
             f"running agents still accept its key until they restart; to reject it now, run trainctl keys revoke {name}"
         )
     return 0
+
+
+@group.command()
+def sync(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="NODE", help="Copy only to this node (repeatable).")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be copied; copy nothing.")] = False,
+    limit: Annotated[
+        float | None, typer.Option("--limit", metavar="MB", min=0.001, help="Send at most this many MB per second.")
+    ] = None,
+    ssh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ssh",
+            metavar="NODE=USER@HOST",
+            help="Where ssh finds a node [as given to cluster add, or the host of its address].",
+        ),
+    ] = None,
+    here: Annotated[str | None, typer.Option(help="This machine's node name [its host name].")] = None,
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Python of trainctl there [where cluster add installs it].")
+    ] = "",
+    ssh_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ssh configuration file to use instead of yours (ssh -F).")
+    ] = None,
+    set_: Set = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Copy a run's model and data to the nodes that lack them, with rsync over SSH.
+
+    The files on this machine are the right ones. Nodes that have the same files are left alone. A model that this
+    machine has in its Hugging Face cache is copied to the cache of each node. Only files that a run reads are copied,
+    and nothing is deleted. If a copy is interrupted, run this again to continue. Afterwards, hashes are compared.
+    Exits with 3 if a node couldn't be served; the others still are.
+    """
+    from trainctl.tui.cli import sync_report
+    from trainctl.tui.setup import sync_run
+    from trainctl.tui.setup.sync_node import SyncOptions
+
+    options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
+    wanted = sync_run.SyncRequest(
+        file, arguments.pairs(set_ or [], "--set"), tuple(node or ()), tuple(ssh or ()), here, ssh_config, options
+    )
+    report = sync_report.SyncReport(json=json)
+    try:
+        found = sync_run.copy(wanted, targets.cluster_file(cluster), report)
+    except KeyboardInterrupt:
+        output.tell("interrupted; to copy the rest, run this again")
+        raise
+    return report.finish(found)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
 
 app = subcommands()
+Hosts = dict[str, m.HostReading]
 
 
 @app.command(name="ls")
@@ -25,17 +26,18 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
 def status(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
 ) -> int:
-    """Show the current state of the run, its ranks and machines."""
+    """Show the current state of the run, its ranks, separate work and machines."""
 
-    async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading], tuple[m.Viewer, ...]]:
+    async def look(client: Any) -> tuple[m.Snapshot, Hosts, tuple[m.Viewer, ...], tuple[m.WorkSummary, ...]]:
         snapshot = await agent_call.settled_snapshot(client, run)
-        return snapshot, await agent_call.hosts_of(snapshot.peers), (await client.attend()).viewers
+        hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.works()).works
+        return snapshot, hosts, (await client.attend()).viewers, works
 
-    snapshot, hosts, viewers = agent_call.call(address_of(ctx, connect, cluster), look, lead=True)
+    snapshot, hosts, viewers, works = agent_call.call(address_of(ctx, connect, cluster), look, lead=True)
     return output.answer(
-        tables.status_text(snapshot, hosts, viewers), json=json, node=snapshot.node, run=snapshot.run,
+        tables.status_text(snapshot, hosts, viewers, works), json=json, node=snapshot.node, run=snapshot.run,
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
-        viewers=viewers, at=snapshot.at,
+        viewers=viewers, works=[work for work in works if work.is_active], at=snapshot.at,
         rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,
         alerts=snapshot.alerts.alerts if snapshot.alerts else (),
     )  # fmt: skip

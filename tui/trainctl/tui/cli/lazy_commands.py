@@ -21,7 +21,7 @@ FILES = {
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
     "run", "send", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
-    "cluster remove",
+    "cluster remove", "cluster sync",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 

@@ -1,7 +1,8 @@
-"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data preview` look at it first."""
+"""The subcommands that take a run file: `run` starts or resumes a run, `check` and `data` look at it first."""
 
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -13,7 +14,8 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedE
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_preview, hub_download, memory_report, start_agent
+from trainctl.tui.setup import data_bench, data_preview, hub_download, memory_report, standard_input, start_agent
+from trainctl.tui.setup.standard_input import InputCopy
 
 app = subcommands()
 group = subgroup("Inspect a run's training data.")
@@ -46,14 +48,39 @@ def run(
     timeout: Timeout = 600.0,
     json: JsonLines = False,
 ) -> int:
-    """Start or resume a run, and print its id."""
+    """Start or resume a run, and print its id.
+
+    With data.path = "-", its data are the rows on standard input. It reads them to their end; the run goes on after it.
+    """
     if (file is None) == (resume is None):
         raise InvalidInputError("run", "give either RUN.toml to start a run or --resume RUN to resume one")
     if resume is not None and set_:
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     at = where(ctx, connect, cluster)
+    overrides = arguments.pairs(set_ or [], "--set")
+    with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
+        chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, node, timeout)
+        code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
+        if copy is not None and copy.begun and not follow:
+            copy.wait()
+    return code
+
+
+class _Chosen(NamedTuple):
+    """The run to start or to resume."""
+
+    file: Path | None
+    overrides: dict[str, str]
+    resume: str | None
+    node: str | None
+    timeout: float
+
+
+def _start(
+    at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
+) -> int:
+    file, overrides, resume, node, timeout = chosen
     if file is not None:
-        overrides = arguments.pairs(set_ or [], "--set")
         local = targets.is_local(at.addresses[0])
         read = _run_file(file, overrides, local=local, cluster=at.cluster, json=json)
         args: dict[str, Any] = {"config": read.config}
@@ -65,8 +92,11 @@ def run(
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses, resume)
-        wait: command.Wait = "accepted" if follow else "applied"
-        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if follow else timeout)
+        begins = follow or copy is not None  # its first step may be far off
+        wait: command.Wait = "accepted" if begins else "applied"
+        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)
+    if copy is not None:
+        copy.begun = not command.exit_code(reply)
     reply = reply if json or file is None else _by_file(reply, file)
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
@@ -115,6 +145,8 @@ def check(
         return 0
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
+    if runfile.grows(runfile.parse(config, str(file))):
+        output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(
         f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
@@ -144,6 +176,44 @@ def preview(
     for sample in found.shown:
         output.say(f"\n{output.one_line(sample.place)}")
         output.say(data_preview.sample_text(sample, _clean, color=output.has_color()))
+    return 0
+
+
+@group.command()
+def bench(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    need: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TOKENS_PER_SECOND", min=1, show_default=False, help="What training takes on this machine."
+        ),
+    ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Don't load the model to time it.")] = False,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Use this node's settings [this machine's].", show_default=False),
+    ] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> int:
+    """Measure how fast a run's data are tokenized and read, beside what training takes.
+
+    It tokenizes all data into a temporary folder. Then it assembles micro-batches for a few seconds, from the disk and
+    from memory. What training takes is --need, or what the newest run with the same settings on this machine
+    measured. Without either, a few micro-batches of the model are timed.
+    """
+    if need is not None and not math.isfinite(need):
+        raise InvalidInputError("--need", "must be a finite number of tokens per second")
+    overrides = arguments.pairs(set_ or [], "--set")
+    config = runfile.read(file, overrides)
+    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
+    known = data_bench.known_need(config, here, need)
+    found = data_bench.measure(file, here, overrides, known, may_load=not no_model)
+    if json:
+        output.emit_ok(**msgspec.to_builtins(found))
+        return 0
+    for line in data_bench.lines(found):
+        output.say(line)
     return 0
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
-from trainctl.tui.screens import rates_line
+from trainctl.tui.screens import rates_line, work_lines
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
-from trainctl.tui.text.styled_line import clean, groups, plain
+from trainctl.tui.text.styled_line import clean, groups, line, plain
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -43,12 +43,18 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
 
 
 def status_text(
-    snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = ()
-) -> str:
-    """The output of `trainctl status`: the run, its last step, ranks, machines and clients. `hosts` are the other
-    nodes' machines."""
+    snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = (),
+    works: Sequence[m.WorkSummary] = (),
+) -> str:  # fmt: skip
+    """The output of `trainctl status`: the run, its last step, ranks, separate work, machines and clients. `hosts` are
+    the other nodes' machines."""
     run = snapshot.run
-    machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
+    machines = [
+        *_work_lines(works),
+        *_host_lines(snapshot.node.host),
+        *_peer_lines(snapshot.peers, hosts or {}),
+        *_viewer_lines(viewers),
+    ]
     if run is None:
         told = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
         return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
@@ -70,6 +76,16 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:
+    """Separate work that is in progress: what, how far, and each node."""
+    lines = []
+    for work in works:
+        if work.is_active:
+            lines.append(f"work       {plain(groups([line(work_lines.title(work)), *work_lines.progress(work)], 200))}")
+            lines.append(f"           {plain(groups(work_lines.nodes(work), 200))}".rstrip())
+    return lines
 
 
 def _engine(run: m.RunView) -> str:

@@ -188,7 +188,9 @@ def _check_paths(config: run_tables.RunFile, nodes: Sequence[str], where: str) -
 
 
 def _check_nodes(config: run_tables.RunFile, cluster: ClusterFile, where: str) -> None:
-    """Whether every node is of the cluster, and the batch has a sample for each."""
+    """Whether every node is of the cluster, the batch has a sample for each, and all can read data that grow."""
+    from trainctl.protocol.config.cluster_file import check_growing  # ZeroMQ: not for `--help`
+
     wrong = Collected()
     for node in config.nodes:
         with wrong.going_on():
@@ -199,6 +201,8 @@ def _check_nodes(config: run_tables.RunFile, cluster: ClusterFile, where: str) -
                 )
     with wrong.going_on():
         _check_room(config, cluster, where)
+    with wrong.going_on():
+        check_growing(config, cluster.cluster, where)
     wrong.raise_any()
 
 

@@ -152,7 +152,7 @@ def _of_run(run: RunFile | None, looks: Sequence[Look]) -> list[Look]:
 
 
 async def hashed(run: RunFile, looks: Sequence[Look]) -> tuple[Hashed, ...]:
-    """Model and data as every node of the run that answered has them, all nodes at once."""
+    """Model and data as every node of the run that answered has them, all nodes at once; no file that grows."""
     found = await asyncio.gather(*(_hashed(run, one) for one in _of_run(run, looks)))
     return tuple(item for items in found for item in items)
 
@@ -165,7 +165,7 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
             "model": own.model.path, "data": own.data.path, "held-out data": own.data.held_out_path
         }  # fmt: skip
         for what, path in paths.items():
-            if not path:
+            if not path or (what == "data" and own.data.growing):
                 continue
             try:
                 answer = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)

@@ -23,6 +23,8 @@ from trainctl.protocol.messages.requests import ROWS_BYTES
 
 ROW_BYTES = 512 * 1024
 """Largest row, in bytes."""
+FILE_CHARACTERS = 200
+"""Longest name of the file that the agent is told."""
 POLL_SECONDS = 0.3
 """Time between requests for results while there are none."""
 PATIENCE_SECONDS = 60.0
@@ -134,6 +136,7 @@ class Scoring:
                 rid=_rid(), work=wanted.work, kind="answers" if wanted.options else "log-probabilities",
                 run=wanted.run, rows=file.rows, size_bytes=file.size_bytes, digest=file.digest, step=wanted.step,
                 best=wanted.best, nodes=wanted.nodes, options=wanted.options or m.AnswerOptions(),
+                file=file.path.name.encode("utf-8", "replace").decode()[:FILE_CHARACTERS],
             )
         )  # fmt: skip
 

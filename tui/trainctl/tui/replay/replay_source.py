@@ -192,6 +192,10 @@ class ReplaySource:
             ),),
         )  # fmt: skip
 
+    async def works(self) -> m.Works:
+        """A recording has none."""
+        return m.Works(rid="")
+
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Nobody else looks at a recording."""
         return m.Viewers(rid="", viewers=())

@@ -138,7 +138,9 @@ def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
 
 
 def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> Line:
-    """When it will be done, or how it ended."""
+    """When it will be done, what it waits for, or how it ended."""
+    if run.state == "running" and run.reason:
+        return line(Piece(clean(run.reason), "warning"))
     if run.state in ("starting", "running"):
         remaining = _rates(state, run).seconds_left
         text = f.duration(remaining) if brief else f.eta(remaining, clock.wall(), clock.zone)
@@ -169,9 +171,11 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     assert run is not None
     step = last.value if last else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
+    is_shown = columns >= 120 and run.perplexity is not None
+    perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
-        line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
+        line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),

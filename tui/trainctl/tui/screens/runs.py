@@ -1,5 +1,6 @@
 """The runs that the cluster knows and its nodes: to open a run, take one up again, start or compare them."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from trainctl.tui.state.table_schemas import RUNS, RunRow
 from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 
 RUNS_REFRESH_SECONDS = 5.0
+WORK_REFRESH_SECONDS = 1.0
 _MOST_NODES = 10
 """Rows for nodes at most, their rule included."""
 
@@ -38,6 +40,7 @@ class RunsScreen(RowsScreen[RunRow]):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.runs: tuple[m.RunSummary, ...] | None = None
+        self.works: tuple[m.WorkSummary, ...] = ()
         self.problem = ""
         self.marked: frozenset[str] = frozenset()
 
@@ -48,6 +51,7 @@ class RunsScreen(RowsScreen[RunRow]):
     def on_mount(self) -> None:
         self.action_reload()
         self.set_interval(RUNS_REFRESH_SECONDS, self.action_reload)
+        self.set_interval(WORK_REFRESH_SECONDS, self._reload_works)
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -78,10 +82,11 @@ class RunsScreen(RowsScreen[RunRow]):
         return made
 
     def _low(self, columns: int, rows: int) -> list[Line]:
-        """The chosen run and the nodes, as far as they leave some rows to the runs."""
+        """The chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
         owner = self.owner
-        room = min(rows // 2 - 3, _MOST_NODES)
-        nodes = runs_view.nodes(owner.live, owner.clock, columns, room, owner.glyphs)
+        work = runs_view.work(self.works, columns, owner.glyphs)
+        room = min(rows // 2 - 3 - len(work), _MOST_NODES)
+        nodes = [*work, *runs_view.nodes(owner.live, self.works, owner.clock, columns, room, owner.glyphs)]
         chosen = self.chosen
         if chosen is None:
             return nodes
@@ -119,6 +124,16 @@ class RunsScreen(RowsScreen[RunRow]):
             self.runs, self.problem = (await client.runs()).runs, ""
         except TrainctlError as error:
             self.problem = str(error)
+        await self._load_works()
+
+    def _reload_works(self) -> None:
+        if self.is_current:
+            self.run_worker(self._load_works(), group="works", exclusive=True)
+
+    async def _load_works(self) -> None:
+        client = self.owner.client
+        with contextlib.suppress(TrainctlError):  # the runs say what is wrong
+            self.works = (await client.works()).works if client is not None else ()
         self.paint()
 
     # ------------------------------------------------------------ actions

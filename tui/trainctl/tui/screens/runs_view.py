@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import rates_line
+from trainctl.tui.screens import rates_line, work_lines
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.sorting import SortOrder
@@ -115,11 +115,26 @@ def _policies(policies: Sequence[m.PolicyView], columns: int) -> list[ln.Line]:
     return [ln.fit(ln.groups([ln.line(ln.Piece("policies", "strong")), *each], columns), columns)] if each else []
 
 
-def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
+def work(works: Sequence[m.WorkSummary], columns: int, glyphs: Glyphs) -> list[ln.Line]:
+    """Separate work: how far it is, and its nodes; of work that failed why."""
+    made = []
+    for one in works:
+        title = ln.shorten(work_lines.title(one), columns - 4, glyphs.ellipsis)
+        made.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
+        made.append(ln.fit(ln.groups(work_lines.progress(one), columns), columns))
+        if one.is_active:
+            made.append(ln.fit(ln.groups(work_lines.nodes(one), columns), columns))
+    return made
+
+
+def nodes(
+    state: ViewState, works: Sequence[m.WorkSummary], clock: Clock, columns: int, room: int, glyphs: Glyphs
+) -> list[ln.Line]:
     """The cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
-    busy = {view.node for view in state.run.ranks} if state.run is not None and state.active else set()
+    busy = {view.node: _in_run(view.node, state.run) for view in state.run.ranks} if state.run and state.active else {}
+    busy |= {node.node: work_lines.task(one) for one in works if one.is_active for node in one.view.nodes}
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
         return []
@@ -127,19 +142,25 @@ def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyph
     title = f"{glyphs.horizontal} nodes: {idle} idle of {len(names)} "
     made = [ln.rule(columns, glyphs.horizontal, (0, title, "title"))]
     fits = len(names) if len(names) < room else room - 2
-    made += [_node(name, name in busy, state, clock, columns, glyphs) for name in names[:fits]]
+    made += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
     if fits < len(names):
         made.append(ln.fit((ln.Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
     return made
 
 
-def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
+def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
     """What it does, and how its machine is as far as that was heard lately."""
     own = state.node if state.node is not None and state.node.node == name else None
     quiet = state.silent_for(clock.monotonic()) if own else state.agents[name].silent_for(clock.monotonic())
     seen = state.hosts.get(name)
     host = seen.value if seen is not None and quiet is None else None
-    doing = (f"silent {f.duration(quiet)}", "warning") if quiet is not None else _doing(name, busy, state)
+    doing = (
+        (f"silent {f.duration(quiet)}", "warning")
+        if quiet is not None
+        else (task, "text")
+        if task
+        else ("idle", "good")
+    )
     gpus = host.gpus if host else ()
     parts = [
         ln.fit((ln.Piece(ln.shorten(ln.clean(name), 14, glyphs.ellipsis), "strong"),), 14),
@@ -153,10 +174,8 @@ def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, g
     return ln.fit(ln.groups(parts, columns), columns)
 
 
-def _doing(name: str, busy: bool, state: ViewState) -> tuple[str, str]:
-    if not busy or state.run is None:
-        return "idle", "good"
-    return f"{'leads' if state.run.lead == name else 'in'} {ln.clean(state.run.name)}", "text"
+def _in_run(name: str, run: m.RunView) -> str:
+    return f"{'leads' if run.lead == name else 'in'} {ln.clean(run.name)}"
 
 
 def _figure(name: str, value: str, size: int, unit: str = "") -> ln.Line:

@@ -92,7 +92,7 @@ def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Sa
         except (UnreachableError, NotAuthorisedError) as error:
             raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
-    written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
+    written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"], wanted.target.words))
     done("nodes here", bool(written), ", ".join(written) or "already listed")
     remarks = [*started["remarks"], *_remarks(pair, tested, joined["key"], changed=bool(written))]
     return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(remarks))
@@ -155,9 +155,9 @@ def _join_words(pair: Pair) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _nodes_here(pair: Pair, key: str) -> dict[str, dict[str, str]]:
+def _nodes_here(pair: Pair, key: str, ssh: str) -> dict[str, dict[str, str]]:
     own = {"address": pair.here_address, "key": keys.KeyFolder().agent().public}
-    return {pair.here: own, pair.there: {"address": pair.there_address, "key": key}}
+    return {pair.here: own, pair.there: {"address": pair.there_address, "key": key, "ssh": ssh}}
 
 
 # ---------------------------------------------------------------- what is said

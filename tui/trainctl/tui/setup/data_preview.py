@@ -1,14 +1,10 @@
 """A run's data for a person to read: statistics, and samples with the tokens that count in the loss."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.setup.trainer_process import answer_of
 
 _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
@@ -16,18 +12,8 @@ _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> DataStatistics:
     """Of the data of a run file as a node has it, with its first `samples`, read by a trainer process. Raises
     InvalidInputError with what that found wrong."""
-    changed = [f"--set={key}={value}" for key, value in overrides.items()]
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "trainctl.trainer.data.preview", str(file), "--node", node, "--samples", str(samples),
-            *changed,
-        ], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        place, _, problem = (lines[-1] if lines else f"preview: exit status {done.returncode}").partition(": ")
-        raise InvalidInputError(place, problem)
-    return msgspec.json.decode(done.stdout, type=DataStatistics)
+    module = "trainctl.trainer.data.preview"
+    return answer_of(module, file, node, overrides, "--samples", str(samples), answer=DataStatistics)
 
 
 def statistics_lines(found: DataStatistics) -> list[str]:
@@ -50,6 +36,8 @@ def statistics_lines(found: DataStatistics) -> list[str]:
 def _samples_line(found: DataStatistics) -> str:
     if found.held_out_path:
         return f"samples     {found.samples:,}, and {found.held_out:,} held out in {found.held_out_path}"
+    if found.growing:
+        return f"samples     {found.samples:,} so far; the file still grows"
     return f"samples     {found.samples:,}, of which {found.held_out:,} are held out"
 
 

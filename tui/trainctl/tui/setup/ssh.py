@@ -43,11 +43,12 @@ class Ssh:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
-                [*self._options(), "-O", "exit", self.target.words], capture_output=True, timeout=10, check=False
+                [*self.options(), "-O", "exit", self.target.words], capture_output=True, timeout=10, check=False
             )
         self._folder.cleanup()
 
-    def _options(self) -> list[str]:
+    def options(self) -> list[str]:
+        """ssh and its options, without the machine; rsync adds that."""
         own = {
             "ControlMaster": "auto", "ControlPath": f"{self._folder.name}/%C", "ControlPersist": "120",
             "ConnectTimeout": str(CONNECT_SECONDS), "ServerAliveInterval": "10", "ServerAliveCountMax": "3",
@@ -58,7 +59,7 @@ class Ssh:
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command line that runs `words` there, none of them touched by the shell there."""
-        return [*self._options(), self.target.words, shlex.join(words)]
+        return [*self.options(), self.target.words, shlex.join(words)]
 
     def run(self, words: Sequence[str], *, given: bytes = b"", seconds: float = 60.0, step: str = "ssh") -> str:
         """What a command there prints on standard output.

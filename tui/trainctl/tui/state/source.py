@@ -30,6 +30,8 @@ class Source(Protocol):
 
     async def runs(self) -> m.Runs: ...
 
+    async def works(self) -> m.Works: ...
+
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events: ...
@@ -135,6 +137,9 @@ class ClusterSource:
 
     async def runs(self) -> m.Runs:
         return await self._client.runs()
+
+    async def works(self) -> m.Works:
+        return await self._client.works()
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False

@@ -7,10 +7,15 @@ from typing import Literal, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 
-EVALUATION = "eval/loss"
+EVALUATION_LOSS, EVALUATION_PERPLEXITY = "eval/loss", "eval/perplexity"
+EVALUATED = ("eval_loss", "perplexity")
+"""Metrics that a step has no value of, but an evaluation."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-RUN_METRICS = tuple(metric for metric in m.METRICS.values() if metric.scope == "run" and metric.drawn)
+RUN_METRICS = tuple(
+    metric for metric in m.METRICS.values()
+    if metric.scope == "run" and metric.drawn and metric.name not in EVALUATED
+)  # fmt: skip
 """Of `train/`, a value a step, beside what the plan was and the number of the generation that committed it."""
 RANK_METRICS = {
     metric.name: metric.name.removeprefix("rank_").removeprefix("own_")
@@ -66,6 +71,13 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
         if part.rank in prefixes:
             values |= {f"{prefixes[part.rank]}/{name}": value for name, value in part.values.items()}
     return Point(step.step, step.generation, step.committed_at, values)
+
+
+def of_evaluation(loss: float, view: m.RunView | None) -> dict[str, float]:
+    """A held-out loss, and its perplexity where that is defined, by full name. `view`: of the run."""
+    found = {EVALUATION_LOSS: loss}
+    perplexity = m.perplexity(loss, view.loss_unit) if view is not None else m.perplexity(loss)
+    return found if perplexity is None else {**found, EVALUATION_PERPLEXITY: perplexity}
 
 
 def of_part(part: m.RankStep) -> Part:

@@ -5,12 +5,12 @@ other ranks' parts of it come in, and it is what a lost rank may have taken with
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Protocol
 
 from trainctl.protocol import messages as m
-from trainctl.tui.export.mirror.metrics import Point, Text, answer_line, line, of_step, prefixes
+from trainctl.tui.export.mirror.metrics import Point, Text, answer_line, line, of_evaluation, of_step, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress
 from trainctl.tui.export.mirror.run_source import PAGE, RunSource
 
@@ -29,7 +29,7 @@ class MirrorTarget(Protocol):
 
     def back(self, step: int) -> None: ...
     def point(self, point: Point, number: int, attempt: int) -> None: ...
-    def evaluation(self, step: int, loss: float, at: float, number: int) -> None: ...
+    def evaluation(self, step: int, values: Mapping[str, float], at: float, number: int) -> None: ...
     def text(self, text: Text, number: int) -> None: ...
     def flush(self) -> None: ...
     def close(self, *, failed: bool) -> str:
@@ -110,7 +110,8 @@ class Mirror:
         found = self._source.evaluations(after, self.place.step)
         for step, (loss, at) in sorted(found.items()):
             if not self.place.has_evaluation(step, loss):
-                self._target.evaluation(step, loss, self._clock() if at is None else at, self.place.rows)
+                at = self._clock() if at is None else at
+                self._target.evaluation(step, of_evaluation(loss, self._view), at, self.place.rows)
                 self.place = self.place.evaluated(step, loss)
 
     def _samples(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError, installing
-from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text, flat
+from trainctl.tui.export.mirror.metrics import EVALUATION_LOSS, Point, Text, flat
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ class TensorBoard:
         settings = flat(config)
         if not self._is_first:
             return
-        for part in summary.hparams(settings, {"train/loss": 0.0, EVALUATION: 0.0}):
+        for part in summary.hparams(settings, {"train/loss": 0.0, EVALUATION_LOSS: 0.0}):
             self._write(0, at, part)
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
         self._write(0, at, summary.text("settings", f"| setting | value |\n| --- | --- |\n{rows}"))
@@ -70,8 +70,9 @@ class TensorBoard:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
         self._write(point.step, point.at, Summary(value=values))
 
-    def evaluation(self, step: int, loss: float, at: float, number: int) -> None:
-        self._write(step, at, summary.scalar(EVALUATION, loss))
+    def evaluation(self, step: int, values: Mapping[str, float], at: float, number: int) -> None:
+        written = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step, at, Summary(value=written))
 
     def text(self, text: Text, number: int) -> None:
         lines = "\n".join(f"- {one}" for one in text.text.splitlines())

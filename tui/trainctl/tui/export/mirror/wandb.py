@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError, UnreachableError, installing
-from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text
+from trainctl.tui.export.mirror.metrics import Point, Text
 
 # The library would report its own faults over the network, from threads that it never ends.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -67,8 +67,8 @@ class WeightsBiases:
     def point(self, point: Point, number: int, attempt: int) -> None:
         self._log(number, {"step": point.step, "attempt": attempt, **point.values})
 
-    def evaluation(self, step: int, loss: float, at: float, number: int) -> None:
-        self._log(number, {"step": step, EVALUATION: loss})
+    def evaluation(self, step: int, values: Mapping[str, float], at: float, number: int) -> None:
+        self._log(number, {"step": step, **values})
 
     def text(self, text: Text, number: int) -> None:
         self._log(number, {"step": text.step, text.kind: text.text})

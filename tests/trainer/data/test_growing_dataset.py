@@ -1,0 +1,181 @@
+"""A growing file as training data: sealed chunk by chunk while it is written, and the same however that happens."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.waiting import until
+
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.growing_dataset import GrowingDataset, open_growing
+from trainctl.trainer.data.training_data import Seen
+
+CHUNK = 4
+
+
+def lines(start: int, stop: int) -> bytes:
+    """Samples of unlike lengths; a blank line after every fifth."""
+    rows = [json.dumps({"tokens": [97 + number % 26] * (3 + number % 5)}) for number in range(start, stop)]
+    return "".join(f"{row}\n" + "\n" * (number % 5 == 4) for number, row in enumerate(rows, start)).encode()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "grows.jsonl"
+    made.write_bytes(b"")
+    return made
+
+
+@pytest.fixture
+def grow(path: Path, run_file: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., GrowingDataset]]:
+    opened: list[GrowingDataset] = []
+
+    def make(**changes: Any) -> GrowingDataset:
+        config = run_file(
+            data__path=str(path), data__kind="samples", data__held_out=0.0, data__growing=True,
+            data__chunk_samples=CHUNK, **changes,
+        )  # fmt: skip
+        errors: list[TrainctlError] = []
+        opened.append(open_growing(config, tmp_path / "caches", "run.toml", failed=errors.append))
+        opened[-1].errors = errors  # type: ignore[attr-defined]
+        return opened[-1]
+
+    yield make
+    for dataset in opened:
+        dataset.close()
+
+
+def append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def end(path: Path) -> None:
+    path.with_name(f"{path.name}.end").touch()
+
+
+def all_samples(dataset: GrowingDataset) -> list[Any]:
+    return [dataset.batch(np.array([index])).targets.tolist() for index in range(dataset.samples)]
+
+
+def test_a_file_written_in_pieces_is_sealed_as_the_whole_file_is(
+    path: Path, grow: Callable[..., GrowingDataset], run_file: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole = lines(0, 10)
+    append(path, whole[:70])
+    append(path, whole[70:200])  # half a line at its end
+    dataset = grow()
+    until(lambda: dataset.now.caught_up)
+    sealed = dataset.samples
+    assert 0 < sealed < 10 and sealed % CHUNK == 0
+    early = dataset.samples_at(np.arange(sealed), 3).tolist()
+    first = dataset.seen(sealed)
+    append(path, whole[200:].rstrip(b"\n"))  # its last line counts once its end is marked
+    end(path)
+    dataset.wait_for(30, lambda: None)
+    assert (dataset.samples, dataset.now.order.chunks, dataset.now.order.ended) == (10, 3, True)
+    assert dataset.samples_at(np.arange(sealed), 3).tolist() == early
+    assert dataset.seen(sealed) == first
+    at_once = grow()
+    at_once.wait_for(30, lambda: None)
+    assert at_once.now.chain == dataset.now.chain and at_once.digest == dataset.digest
+    config = run_file(data__path=str(path), data__kind="samples", data__held_out=0.0, data__growing=False)
+    plain = open_dataset(config, tmp_path / "plain", "run.toml")
+    assert all_samples(dataset) == [plain.batch(np.array([index])).targets.tolist() for index in range(10)]
+    mixed = np.array([9, 0, 5, 4])
+    ours, theirs = dataset.batch(mixed), plain.batch(mixed)  # of three chunks
+    assert np.array_equal(ours.inputs, theirs.inputs) and np.array_equal(ours.counted, theirs.counted)
+    assert np.array_equal(dataset.targets(mixed), plain.targets(mixed))
+
+
+def test_two_trainers_share_the_chunks(path: Path, grow: Callable[..., GrowingDataset], tmp_path: Path) -> None:
+    append(path, lines(0, 40))
+    end(path)
+    one, other = grow(), grow()
+    for dataset in (one, other):
+        dataset.wait_for(40, lambda: None)
+    assert one.now.chain == other.now.chain
+    found = [*(tmp_path / "caches").glob("chunks-*/*")]
+    assert len(found) == 10 and all(folder.name.startswith("tokens-") for folder in found)
+
+
+def test_a_bad_line_is_named_once_its_chunk_is_whole(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    append(path, lines(0, 9))
+    dataset = grow()
+    append(path, b'{"tokens": []}\n' + lines(9, 12))
+    problem = r"grows\.jsonl: line 11: tokens: a sample needs at least two tokens"
+    with pytest.raises(InvalidInputError, match=problem):
+        dataset.wait_for(12, lambda: None)
+    assert dataset.samples == 8
+    until(lambda: dataset.errors)  # type: ignore[attr-defined]
+
+
+def test_a_row_that_does_not_fit_is_named(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    append(path, lines(0, 4) + json.dumps({"tokens": [97] * 40}).encode() + b"\n" + lines(5, 9))
+    dataset = grow(data__overlong="refuse")
+    with pytest.raises(InvalidInputError, match="sample 5 is 40 tokens long"):
+        dataset.wait_for(8, lambda: None)
+
+
+def test_a_file_that_becomes_shorter_is_refused(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    append(path, lines(0, 6))
+    dataset = grow()
+    until(lambda: dataset.now.caught_up)
+    path.write_bytes(lines(0, 1))
+    with pytest.raises(InvalidInputError, match="has become shorter than"):
+        dataset.wait_for(8, lambda: None)
+
+
+def test_a_file_that_ends_without_a_sample_is_refused(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    append(path, b"\n\n")
+    end(path)
+    with pytest.raises(InvalidInputError, match="has ended without a sample"):
+        grow()
+
+
+def test_a_wait_ends_with_what_its_look_raises(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    def look() -> None:
+        raise SystemExit(0)
+
+    append(path, lines(0, 4))
+    dataset = grow()
+    with pytest.raises(SystemExit):
+        dataset.wait_for(5, look)
+
+
+def test_a_checkpoint_fits_a_file_that_begins_as_it_did(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    whole = lines(0, 10)
+    append(path, whole)
+    dataset = grow()
+    until(lambda: dataset.now.caught_up)
+    seen = dataset.seen(7)
+    assert (seen.samples, len(seen.chunks)) == (8, 2)
+    append(path, lines(10, 20))
+    again = grow()
+    again.check_seen(seen, 7, lambda: None)
+    assert again.seen(7) == seen
+
+    path.write_bytes(lines(0, 4) + lines(5, 10))
+    with pytest.raises(InvalidInputError, match=r"grows\.jsonl: chunk 2 \(samples 5 to 8\) isn't the one"):
+        grow().check_seen(seen, 7, lambda: None)
+    path.write_bytes(lines(0, 5))
+    with pytest.raises(InvalidInputError, match="has 1 chunks, but the run was trained on 2"):
+        grow().check_seen(seen, 7, lambda: None)
+
+
+def test_nothing_is_added_before_a_pass_that_has_begun_again(path: Path, grow: Callable[..., GrowingDataset]) -> None:
+    append(path, lines(0, 8))
+    end(path)
+    dataset = grow()
+    dataset.wait_for(9, lambda: None)
+    seen: Seen = dataset.seen(9)
+    dataset.check_seen(seen, 9, lambda: None)
+    path.with_name(f"{path.name}.end").unlink()
+    append(path, lines(8, 12))
+    grow().check_seen(dataset.seen(8), 8, lambda: None)
+    with pytest.raises(InvalidInputError, match="has trained on all 8 samples and begun again"):
+        grow().check_seen(seen, 9, lambda: None)

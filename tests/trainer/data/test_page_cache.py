@@ -1,0 +1,46 @@
+"""Pages that are dropped from memory come from the disk again."""
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainctl.trainer.data.page_cache import _is_cached, drop
+
+
+def is_cached(path: Path) -> bool:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return _is_cached(file)
+    finally:
+        os.close(file)
+
+
+def filesystem(path: Path) -> str:
+    return subprocess.run(
+        ["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True
+    ).stdout.strip()  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what it holds of a file")
+def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path: Path) -> None:
+    if filesystem(tmp_path) == "tmpfs":
+        assert not drop([_written(tmp_path / "a")])
+        return
+    first, second = _written(tmp_path / "a"), _written(tmp_path / "b")
+    assert is_cached(first)
+    assert drop([first, second])
+    first.read_bytes()
+    assert is_cached(first)
+    with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) >= 0
+        assert not drop([first])
+    assert drop([])
+
+
+def _written(path: Path) -> Path:
+    path.write_bytes(os.urandom(1 << 20))
+    return path

@@ -1,0 +1,187 @@
+"""`python -m trainctl.trainer.step.data_bench RUN.toml`: how fast a run's data are read without training, as JSON.
+
+The data are tokenized as the run would, in a temporary folder beside the node's token caches. Then one rank's
+micro-batches are assembled from that cache: first from the disk, then the same ones from memory.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.record.paths import node_directory
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.page_cache import drop
+from trainctl.trainer.data.permutation import Indices, samples_at
+from trainctl.trainer.data.prefetch import Prefetch
+from trainctl.trainer.data.token_cache import sources_of
+from trainctl.trainer.data.tokenizing import PROCESS_BYTES, open_cache
+from trainctl.trainer.data.worker_pool import usable_cores
+from trainctl.trainer.step.executor import Settings
+from trainctl.trainer.step.micro_batches import MicroBatches
+
+COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
+"""Most that is read from the disk, and least that is read from memory."""
+_MOST_SAMPLES = 1 << 17
+"""That are read from the disk."""
+_PASSES = 3
+"""Micro-batches timed to find what training takes, after one that warms up."""
+
+
+class _Reader:
+    """One rank's micro-batches in the order of its steps, assembled ahead as it would."""
+
+    def __init__(self, config: RunFile, node: str, dataset: Dataset) -> None:
+        self._settings, self._dataset = Settings.of(config, node), dataset
+        table = config.nodes.get(node, NodeTable())
+        self._batch, self._share = config.batch.global_, table.share or config.batch.global_
+        self._micro = table.micro or config.batch.micro
+
+    def pieces(self) -> Iterator[Indices]:
+        """Of one epoch, or of its first samples."""
+        cutter, cursor = MicroBatches(self._settings.micro_tokens), 0
+        while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
+            work = m.RankWork(0, (m.Range(cursor, self._share),), self._micro)
+            plan = m.StepPlan(
+                run="bench", generation=m.Generation(1, 1), seq=1, kind="train", step=1, plan_version=1, cursor=cursor,
+                global_batch=self._batch, work=(work,), learning_rate=0.0, divisor=1.0,
+            )  # fmt: skip
+            yield from cutter.of_next_step(
+                plan, work, lambda positions: self._dataset.targets(self._samples(positions))
+            )
+            cursor += self._batch
+
+    def make(self, positions: Indices) -> Any:
+        """The micro-batch of some positions."""
+        return self._dataset.batch(self._samples(positions))
+
+    def read(self, pieces: Iterator[Indices], seconds: float) -> tuple[Assembling, list[Indices]]:
+        """Assemble micro-batches for about so many seconds, or until there are no more; and which they were."""
+        ahead = Prefetch(self.make, self._settings.prefetch, self._settings.workers)
+        following, done, tokens = deque(islice(pieces, self._settings.prefetch + 1)), [], 0
+        begun = time.perf_counter()
+        try:
+            while following and time.perf_counter() - begun < seconds:
+                done.append(following.popleft())
+                following.extend(islice(pieces, 1))
+                tokens += ahead.get(done[-1], following).tokens
+            return Assembling(len(done), tokens, time.perf_counter() - begun), done
+        finally:
+            ahead.close()
+
+    def _samples(self, positions: Indices) -> Indices:
+        return samples_at(positions, self._dataset.samples, self._settings.seed)
+
+
+def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *, with_model: bool = False) -> DataRates:
+    """Of a run file as `node` has it. Raises InvalidInputError as `open_dataset` and, with the model, as `load`;
+    TrainctlError if memory doesn't suffice."""
+    with tempfile.TemporaryDirectory(prefix="trainctl-bench-", dir=caches) as name:
+        folder = Path(name)
+        parts = [config, held_out] if (held_out := run_file.held_out_data(config)) else [config]
+        sources = [source for part in parts for source in sources_of(part)]
+        drop(sources)
+        begun = time.perf_counter()
+        tokens = sum(len(open_cache(part, folder, where).tokens) for part in parts)
+        tokenizing_seconds = time.perf_counter() - begun
+        is_cold = drop(path for path in folder.rglob("*.bin"))
+        dataset = open_dataset(config, folder, where)
+        reader = _Reader(config, node, dataset)
+        first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
+        return DataRates(
+            source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
+            tokenizing_seconds=tokenizing_seconds, processes=max(map(_processes, parts)),
+            micro_batch=config.nodes.get(node, NodeTable()).micro or config.batch.micro,
+            prefetch=config.data.prefetch, workers=config.data.workers, cold=first if is_cold else None,
+            warm=_warm(reader, pieces), need=_timed_need(config, node, reader, where) if with_model else None,
+        )  # fmt: skip
+
+
+def _warm(reader: _Reader, pieces: Sequence[Indices]) -> Assembling:
+    """The same micro-batches again, over and over if they are few."""
+    count, tokens, seconds = 0, 0, 0.0
+    while seconds < WARM_SECONDS:
+        found, _ = reader.read(iter(pieces), WARM_SECONDS)
+        count, tokens, seconds = count + found.micro_batches, tokens + found.tokens, seconds + found.seconds
+    return Assembling(count, tokens, seconds)
+
+
+def _timed_need(config: RunFile, node: str, reader: _Reader, where: str) -> StepNeed:
+    """Forward and backward of a few micro-batches."""
+    backend = load(config, config.nodes.get(node, NodeTable()), where)
+    scales = (1.0,) * len(backend.parts.objective.row.weights)
+    timed: list[tuple[int, float]] = []
+    pieces = reader.pieces()
+    for number in range(_PASSES + 1):
+        piece = next(pieces, None)
+        if piece is None:
+            pieces = reader.pieces()
+            piece = next(pieces)
+        batch = reader.make(piece)
+        begun = time.perf_counter()
+        try:
+            backend.forward(batch, *scales)
+            backend.backward()
+        except DeviceMemoryError as error:
+            problem = f"out of memory with a micro-batch of {len(batch)}: {error}"
+            raise TrainctlError(f"{problem}; lower batch.micro, or give --no-model") from None
+        backend.wait()
+        if number:
+            timed.append((batch.tokens, time.perf_counter() - begun))
+        backend.forget()
+    rate = sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed)
+    return StepNeed(rate, "model", f"{_PASSES} micro-batches with {backend.name} on {backend.device}")
+
+
+def _processes(config: RunFile) -> int:
+    """That tokenize a run's data, as `open_cache` and `write_cache` choose."""
+    by_itself = config.data.kind == "text" and config.data.tokenizer == "bytes"
+    size = sum(source.stat().st_size for source in sources_of(config))
+    return 0 if by_itself or size < PROCESS_BYTES else usable_cores()
+
+
+def main() -> int:
+    """Print one JSON line; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.step.data_bench", description="A run's data.")
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("--node", default="")
+    parser.add_argument("--model", action="store_true")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    given: Any = parser.parse_args()
+    where = str(given.run_file)
+    try:
+        overrides = dict(pair.split("=", 1) for pair in given.set)
+        config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
+        run_file.check_paths(config, where, given.node)
+        found = bench(config, given.node, where, _caches(config, given.node), with_model=given.model)
+    except (TrainctlError, OSError) as error:
+        print(first_line(error), file=sys.stderr)
+        return 2
+    print(msgspec.json.encode(found).decode())
+    return 0
+
+
+def _caches(config: RunFile, node: str) -> Path:
+    """The disk of the node's token caches, if it has any yet."""
+    usual = node_directory(node) / "data"
+    folder = run_file.cache_folder(config, node, usual if node and usual.is_dir() else Path(tempfile.gettempdir()))
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
