@@ -1,6 +1,7 @@
 """Fine-tuning on one rank against the trainers people use: tokens per second and peak memory.
 
-    python benchmarks/finetune_speed.py [--rounds N] [--steps N] [--micro N] [--backends LIST] [--adapters LIST]
+    python benchmarks/finetune_speed.py [--rounds N] [--steps N] [--batch N] [--micro N] [--backends LIST]
+        [--adapters LIST]
 
 One Llama of 56 M parameters in float32 and rows of unlike lengths, prompts masked. The torch backend is compared with
 transformers' Trainer and TRL's SFTTrainer, the MLX backend with mlx_lm's trainer. All contenders of a backend are alive
@@ -38,7 +39,7 @@ MEMORY_BAR = 1.02
 """Peak memory over that of the leanest peer, with one micro-batch a step."""
 BYTES_PER_PARAMETER_BAR = 4
 """Bytes per trained parameter above the leanest peer, with more than one micro-batch a step."""
-VOCABULARY, LENGTH, BATCH = 8192, 256, 8
+VOCABULARY, LENGTH = 8192, 256
 SHAPE: dict[str, Any] = {"hidden": 768, "layers": 7, "heads": 12, "intermediate": 2048}
 ADAPTERS: dict[str, dict[str, Any]] = {"full": {"kind": "full"}, "lora": {"kind": "lora", "rank": 16, "alpha": 32.0}}
 WORKER = Path(__file__).parent / "lib" / "finetune_worker.py"
@@ -48,16 +49,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2, help="steps of each contender in a round")
-    parser.add_argument("--micro", type=int, default=BATCH, help=f"samples a forward pass, of {BATCH} a step")
+    parser.add_argument("--batch", type=int, default=8, help="samples a step; fewer on a slow machine")
+    parser.add_argument("--micro", type=int, help="samples a forward pass; all of a step by default")
     parser.add_argument("--backends", default="torch,mlx")
     parser.add_argument("--adapters", default="full,lora")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
+    options.micro = options.micro or options.batch
     results = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parameters = make_model(folder / "model")
-        make_rows(folder / "rows.jsonl", 3 * options.rounds * options.steps * BATCH)
+        make_rows(folder / "rows.jsonl", 3 * options.rounds * options.steps * options.batch)
         for backend in options.backends.split(","):
             for adapter in options.adapters.split(","):
                 results.append(measure(folder, backend, adapter, options))
@@ -153,7 +156,7 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
     config = {
         "run": {"name": "speed", "steps": steps}, "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "rows.jsonl"), "kind": "rows", "sequence_length": LENGTH, "held_out": 0.0},
-        "batch": {"global": BATCH, "micro": options.micro}, "optimizer": {"learning_rate": 1e-4},
+        "batch": {"global": options.batch, "micro": options.micro}, "optimizer": {"learning_rate": 1e-4},
         "adapter": ADAPTERS[adapter], "nodes": {"here": {"backend": backend, "threads": options.threads}},
     }  # fmt: skip
     path = folder / "run.toml"
@@ -170,7 +173,7 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
     per_round = [int(tokens[first + at * options.steps :][: options.steps].sum()) for at in range(options.rounds)]
     rates = {name: [count / spent for count, spent in zip(per_round, values, strict=True)]
              for name, values in seconds.items()}  # fmt: skip
-    return judged(backend, adapter, rates, peaks, trained, one_micro_batch=options.micro == BATCH)
+    return judged(backend, adapter, rates, peaks, trained, one_micro_batch=options.micro == options.batch)
 
 
 def judged(
@@ -199,9 +202,9 @@ def tokens_of_steps(path: Path) -> Any:
     """Tokens processed in each step, without padding."""
     config = run_file.read(path)
     dataset = open_dataset(config, path.parent, str(path))
-    chosen = samples_at(np.arange(config.run.steps * BATCH), dataset.samples, config.run.seed)
+    chosen = samples_at(np.arange(config.run.steps * config.batch.global_), dataset.samples, config.run.seed)
     lengths = np.minimum(dataset.lengths[dataset.training][chosen] - 1, LENGTH)
-    return lengths.reshape(-1, BATCH).sum(axis=1)
+    return lengths.reshape(-1, config.batch.global_).sum(axis=1)
 
 
 def trained_parameters(folder: Path, adapter: str) -> int:

@@ -1,10 +1,11 @@
 """`trainctl score` on three unequal nodes, beside three plain loops with transformers that run at once.
 
 The nodes' workers and the loops are held to 100, 50 and 20 % of a core by cgroups (root, Linux). Rates are rows per
-second while all workers work, to the end of the work: loading is in neither side's time. Each file is scored twice. The
-second time one worker is killed on the way; then the loops' rows count without those that its node could have done from
-its last answer until its next worker had loaded. Every row must have one result. Exit status 1 if a ratio is under the
-bar or a row isn't there once, 2 if no cgroup can be made.
+second while all workers work, to the end of the work: loading is in neither side's time. Each file is scored twice, and
+the loops run before and after each. The second time one worker is killed on the way; then the loops' rows count without
+those that its node could have done from its last answer until its next worker had loaded. Every row must have one
+result. Other programs should be quiet, for their load changes between the loops and the scoring. Exit status 1 if a
+ratio is under the bar or a row isn't there once, 2 if no cgroup can be made.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def measure(folder: Path, options: argparse.Namespace, quotas: dict[str, Quota]) -> list[dict[str, float]]:
-    """For each round the loops' rate, and for both scorings the rate and the ratio."""
+    """For each round and both scorings the loops' rate, the scoring's and the ratio."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
     chance = random.Random(3)
@@ -76,24 +77,28 @@ def measure(folder: Path, options: argparse.Namespace, quotas: dict[str, Quota])
         run = trained(folder, cluster)
         for _ in range(options.rounds):
             make_rows(folder / "rows.jsonl", text, 600, chance)
-            loops = loop_rates(folder, options.seconds, quotas)
-            whole = sum(loops.values())
-            count = int(whole * (options.seconds + LOAD_SECONDS + SETTLE_SECONDS))
+            first = loop_rates(folder, options.seconds, quotas)
+            count = int(sum(first.values()) * (options.seconds + LOAD_SECONDS + SETTLE_SECONDS))
             make_rows(folder / "rows.jsonl", text, count, chance)
             quiet = Measurement(folder, cluster, run, quotas)
             quiet.score()
+            second = loop_rates(folder, options.seconds, quotas)
             killed = Measurement(folder, cluster, run, quotas, kill_after=SETTLE_SECONDS + options.seconds / 3)
             killed.score()
-            lost = loops[VICTIM] * killed.out_seconds
-            found.append(
-                {
-                    "loops": whole, "score": quiet.rows / quiet.seconds,
-                    "ratio": quiet.rows / quiet.seconds / whole,
-                    "score_with_kill": killed.rows / killed.seconds, "out_seconds": killed.out_seconds,
-                    "ratio_with_kill": killed.rows / (whole * killed.seconds - lost),
-                }
-            )  # fmt: skip
+            third = loop_rates(folder, options.seconds, quotas)
+            found.append({**compared(quiet, first, second), **compared(killed, second, third, "_with_kill")})
     return found
+
+
+def compared(
+    made: "Measurement", before: dict[str, float], after: dict[str, float], name: str = ""
+) -> dict[str, float]:
+    """A scoring beside the mean of the loops before and after it, for other programs may take more or less CPU."""
+    loops = sum(before.values()) / 2 + sum(after.values()) / 2
+    lost = (before[VICTIM] + after[VICTIM]) / 2 * made.out_seconds
+    ratio = made.rows / (loops * made.seconds - lost)
+    found = {f"loops{name}": loops, f"score{name}": made.rows / made.seconds, f"ratio{name}": ratio}
+    return found | ({"out_seconds": made.out_seconds} if made.out_seconds else {})
 
 
 def trained(folder: Path, cluster: Cluster) -> str:

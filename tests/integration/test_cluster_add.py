@@ -17,6 +17,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
+from trainctl.trainer import demo_assets
 from trainctl.tui.setup import remote_side, wheel
 
 pytestmark = pytest.mark.needs("sshd")
@@ -115,6 +116,7 @@ def test_keys_are_paired_both_ways_and_the_person_s_file_is_left(pair: Pair, fir
     here, away = cluster_file.read(pair.file), in_folder(config)
     assert here.nodes["away"].key == away.nodes["away"].key == theirs.agent().public
     assert away.nodes["home"].key == ours.agent().public
+    assert (here.nodes["away"].ssh, away.nodes["home"].ssh) == ("there", "")
     found = theirs.authorized().find(ours.user().public)
     assert found is not None and found[1].role == "operator"
     assert pair.file.read_text().startswith("# mine\n[nodes.home]")
@@ -148,6 +150,20 @@ def test_each_failure_names_its_step_and_leaves_nothing_here(pair: Pair, first: 
     config.write_text(pair.sshd.config.read_text().replace("user_key", "host_key"))
     assert_one_line(call(*pair.words(**{"--ssh-config": str(config)}), **env), 5, "connect: ", "Permission denied")
     assert_one_line(call("cluster", "add", "-oProxyCommand=x", **env), 2, "")
+
+
+def test_sync_uses_the_name_and_the_program_of_add(pair: Pair, first: dict[str, Any], tmp_path: Path) -> None:
+    demo_assets.make_model(tmp_path / "model", demo_assets.llama_config(hidden=32, layers=1, heads=2, intermediate=64))
+    (tmp_path / "a.txt").write_text("some text " * 200)
+    (tmp_path / "run.toml").write_text(
+        f'[run]\nname = "a"\nsteps = 9\n[model]\npath = "model"\n[data]\npath = "a.txt"\ntokenizer = "bytes"\n'
+        f"sequence_length = 64\n[batch]\nglobal = 2\nmicro = 1\n[optimizer]\nlearning_rate = 1e-3\n[nodes.home]\n"
+        f'[nodes.away]\nmodel_path = "{tmp_path}/there"\n'
+    )
+    words = ["cluster", "sync", tmp_path / "run.toml", "--here", "home", "--ssh-config", pair.sshd.config, "--dry-run"]
+    model, data = call_json(*words, **pair.env)["nodes"]["away"]
+    assert (model["state"], model["folder"]) == ("to-copy", f"{tmp_path}/there")
+    assert (data["state"], data["folder"]) == ("complete", str(tmp_path)), "it sees the same file"
 
 
 def test_list_and_remove(pair: Pair, first: dict[str, Any]) -> None:

@@ -70,14 +70,17 @@ def test_one_rank_alone_is_formed_without_an_engine():
     assert simulation.conductor.engine == "none"
 
 
+SYNC = "to make the files alike, run trainctl cluster sync RUN.toml"
+
+
 @pytest.mark.parametrize(
     ("digest", "files", "words"),
     [
         ("layout_digest", {}, "layout digests of b and a differ"),
         ("model_digest", {"model_files": (m.FileDigest("config.json", "1"), m.FileDigest("model.safetensors", "9"))},
-         "model digests of b and a differ: model.safetensors differs"),
+         f"model digests of b and a differ: model.safetensors differs; {SYNC}"),
         ("data_digest", {"data_files": (m.FileDigest("more.txt", "5"),)},
-         "data digests of b and a differ: more.txt is only on b"),
+         f"data digests of b and a differ: more.txt is only on b; {SYNC}"),
     ],
 )  # fmt: skip
 def test_unlike_ranks_are_refused_before_any_form(digest, files, words):

@@ -180,8 +180,9 @@ def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
 ) -> None:
     cluster = str(loopback(near="share = 2", far='model_path = "/nowhere/model"\ndata_path = "/nowhere/data"'))
     code, out, err = main("check", str(run_file), "--cluster", cluster)
-    assert (code, err.count("\n")) == (0, 2), err
+    assert (code, err.count("\n")) == (0, 3), err
     assert "no problems found" in out
+    assert f"run trainctl cluster sync {run_file}" in err
     assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent checks for it" in err
     code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
     unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}

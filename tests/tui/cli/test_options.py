@@ -20,6 +20,8 @@ FROZEN = {
     "--system-site-packages -h USER@HOST",
     "cluster list": "--cluster --help --json -h",
     "cluster remove": "--cluster --help --json -h NODE",
+    "cluster sync": "--cluster --dry-run --help --here --json --limit --node --python --set --ssh --ssh-config -h "
+    "RUN.toml",
     "config": "--config --help --json -h",
     "data": "--help -h",
     "data bench": "--help --json --need --no-model --node --set -h RUN.toml",

@@ -56,7 +56,8 @@ def disagreement(ready: Mapping[str, Ready]) -> str | None:
             digest = f"{what}_digest"
             if getattr(mine, digest) != getattr(first, digest):
                 difference = _unlike_file(getattr(mine, files), getattr(first, files), node, first_node)
-                return f"{what} digests of {node} and {first_node} differ{difference}"
+                hint = "; to make the files alike, run trainctl cluster sync RUN.toml" if difference else ""
+                return f"{what} digests of {node} and {first_node} differ{difference}{hint}"
     return None
 
 

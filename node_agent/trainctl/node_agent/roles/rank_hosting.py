@@ -54,7 +54,7 @@ class RankHosting:
             self._check_free()  # an operator may have started a run meanwhile
             self._begin(known, config, wanted)
         except InvalidInputError as error:
-            return error.where, error.problem
+            return error.where, f"{error.problem}{_hint(error.where)}"
         except RefusedError as error:
             return "run", str(error)
         return "", ""
@@ -153,3 +153,9 @@ class RankHosting:
         """What that node's agent is given of it."""
         followed = self.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
+
+
+def _hint(field: str) -> str:
+    """What helps if this node lacks the files that a field names."""
+    is_path = field.endswith((".path", ".model_path", ".data_path", ".held_out_path"))
+    return "; to copy the files to this node, run trainctl cluster sync RUN.toml" if is_path else ""

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, Set, subcommands, subgroup
 from trainctl.tui.commands import arguments, targets
 
 app = subcommands()
-group = subgroup("Add, list and remove cluster nodes; copy a run's files to them.")
+group = subgroup("Add, list and remove nodes; copy a run's files to them.")
 app.add_typer(group, name="cluster")
 
 
@@ -179,21 +179,35 @@ def sync(
     and nothing is deleted. If a copy is interrupted, run this again to continue. Afterwards, hashes are compared.
     Exits with 3 if a node couldn't be served; the others still are.
     """
-    from trainctl.tui.cli import sync_report
     from trainctl.tui.setup import sync_run
     from trainctl.tui.setup.sync_node import SyncOptions
+    from trainctl.tui.setup.sync_report import NoReport, SyncReport
 
     options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
     wanted = sync_run.SyncRequest(
         file, arguments.pairs(set_ or [], "--set"), tuple(node or ()), tuple(ssh or ()), here, ssh_config, options
     )
-    report = sync_report.SyncReport(json=json)
+    report = SyncReport(lambda text: output.say(output.log_text(text, raw=False).replace("\n", " ")), output.complain)
     try:
-        found = sync_run.copy(wanted, targets.cluster_file(cluster), report)
+        found = sync_run.copy(wanted, targets.cluster_file(cluster), NoReport() if json else report)
     except KeyboardInterrupt:
+        report.clear()
         output.tell("interrupted; to copy the rest, run this again")
         raise
-    return report.finish(found)
+    return _show_copied(found, json=json)
+
+
+def _show_copied(found: dict[str, list[Any]], *, json: bool) -> int:
+    failed = [node for node, results in found.items() if any(result.state == "failed" for result in results)]
+    code = RefusedError.exit_code if failed else 0
+    if json:
+        nodes = {node: [result._asdict() for result in results] for node, results in found.items()}
+        output.emit({"ok": not code, "nodes": nodes, "failed": failed})
+    elif not found:
+        output.tell("the run has no nodes on other machines")
+    elif failed:
+        output.complain(f"{len(failed)} of {len(found)} nodes failed: {', '.join(failed)}")
+    return code
 
 
 @app.command()

@@ -143,6 +143,8 @@ def check(
     if json:
         output.emit_ok(config=config, nodes=nodes, unseen=unseen, model=report and report.plain)
         return 0
+    if any(not field.endswith(".cache_path") for field in unseen):
+        output.tell(f"to copy model and data to the nodes that lack them, run trainctl cluster sync {file}")
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
     if runfile.grows(runfile.parse(config, str(file))):

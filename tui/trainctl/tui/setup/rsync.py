@@ -26,7 +26,7 @@ _FAILED = re.compile(r"^rsync: (?!.*(Broken pipe|Connection reset)).*: .* \(\d+\
 _INTERRUPTED_SECONDS = 10.0
 
 
-class Progress(NamedTuple):
+class TransferProgress(NamedTuple):
     """How far a transfer is."""
 
     bytes: int
@@ -57,7 +57,7 @@ class Transfer(NamedTuple):
             "--", f"{self.root}/", self.place,
         ]  # fmt: skip
 
-    def carry_out(self, report: Callable[[Progress], None]) -> int:
+    def carry_out(self, report: Callable[[TransferProgress], None]) -> int:
         """Copy them; the bytes that were sent, without those that were there already.
 
         Raises UnreachableError where the connection is lost, RefusedError with what rsync said where it fails.
@@ -99,10 +99,10 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def progress_of(line: str) -> Progress | None:
+def progress_of(line: str) -> TransferProgress | None:
     """Of a line that rsync prints with --info=progress2: bytes, per cent, rate, time."""
     found = re.match(r"\s*([\d,.]+)\s+(\d+)%\s", line)
-    return Progress(int(re.sub(r"\D", "", found[1])), int(found[2])) if found else None
+    return TransferProgress(int(re.sub(r"\D", "", found[1])), int(found[2])) if found else None
 
 
 def sent_of(line: str) -> int | None:
@@ -111,7 +111,7 @@ def sent_of(line: str) -> int | None:
     return int(re.sub(r"\D", "", found[1])) if found else None
 
 
-def _call(command: Sequence[str], errors: IO[bytes], report: Callable[[Progress], None]) -> tuple[int, int]:
+def _call(command: Sequence[str], errors: IO[bytes], report: Callable[[TransferProgress], None]) -> tuple[int, int]:
     """Exit status, and bytes sent. Interrupted, rsync ends first, and keeps what has arrived."""
     sent = 0
     environment = {**os.environ, "LC_ALL": "C"}

@@ -10,7 +10,7 @@ from trainctl.tui.doctor.findings import Asset
 from trainctl.tui.setup import rsync, sync_plan
 from trainctl.tui.setup.remote_install import HOME
 from trainctl.tui.setup.ssh import Ssh, SshTarget, said
-from trainctl.tui.setup.sync_plan import Answer, SourceFiles, Target, gigabytes
+from trainctl.tui.setup.sync_plan import NodeFiles, SourceFiles, Target, gigabytes
 
 HASH_SECONDS = 7200.0
 """Hundreds of gigabytes may have to be read there."""
@@ -51,7 +51,7 @@ class SyncOptions(NamedTuple):
 class _Item(NamedTuple):
     source: SourceFiles
     target: Target
-    answer: Answer
+    answer: NodeFiles
 
     @property
     def bytes(self) -> int:
@@ -69,7 +69,7 @@ class _Item(NamedTuple):
         )
 
 
-Report = Callable[[str, Asset, rsync.Progress, int], None]
+Report = Callable[[str, Asset, rsync.TransferProgress, int], None]
 """Of a node: which of its files are copied now, how far, and the bytes of all of them."""
 
 
@@ -144,7 +144,7 @@ class NodeSync:
         )  # fmt: skip
         return transfer.carry_out(lambda progress: self._report(self._node, what, progress, total))
 
-    def _checked(self, item: _Item, answer: Answer, state: State, sent: int) -> SyncResult:
+    def _checked(self, item: _Item, answer: NodeFiles, state: State, sent: int) -> SyncResult:
         """What the node has after all, compared with what is here."""
         if answer.lacking:
             problem = (
@@ -157,7 +157,7 @@ class NodeSync:
             return item.result("failed", sent, problem)
         return item.result(state, sent)
 
-    def _asked(self, verb: str, targets: Sequence[tuple[SourceFiles, Target]]) -> list[Answer | str]:
+    def _asked(self, verb: str, targets: Sequence[tuple[SourceFiles, Target]]) -> list[NodeFiles | str]:
         """What the node has of each, or what is wrong there."""
         told = self._call(verb, [target.request(source) for source, target in targets])
         return [one.get("problem") or _answer(one) for one in told]
@@ -180,8 +180,8 @@ class NodeSync:
         return found
 
 
-def _answer(told: dict[str, Any]) -> Answer:
-    return Answer(**{**told, "lacking": tuple(told["lacking"]), "extra": tuple(told["extra"])})
+def _answer(told: dict[str, Any]) -> NodeFiles:
+    return NodeFiles(**{**told, "lacking": tuple(told["lacking"]), "extra": tuple(told["extra"])})
 
 
 def _listed(names: Sequence[str]) -> str:

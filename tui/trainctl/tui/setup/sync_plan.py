@@ -43,7 +43,7 @@ class Target(NamedTuple):
         return {**self._asdict(), "digests": source.digests, "sizes": source.sizes}
 
 
-class Answer(NamedTuple):
+class NodeFiles(NamedTuple):
     """What a node has of them."""
 
     root: str
@@ -123,7 +123,7 @@ def _data_target(source: SourceFiles, path: str, kind: DataKind, node: str) -> s
     return str(there.parent)
 
 
-def without_room(needs: Iterable[tuple[Answer, int]]) -> dict[int, str]:
+def without_room(needs: Iterable[tuple[NodeFiles, int]]) -> dict[int, str]:
     """Why copying would fill a disk, by disk. `needs`: for each folder the bytes to copy; folders may share a disk."""
     free: dict[int, int] = {}
     wanted: dict[int, int] = {}

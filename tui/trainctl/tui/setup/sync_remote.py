@@ -23,7 +23,7 @@ from trainctl.tui.setup.sync_plan import data_root
 
 
 def look(given: dict[str, Any]) -> dict[str, Any]:
-    """What is here of the files asked about, as `sync_plan.Answer`, and where rsync is. Raises TrainctlError.
+    """What is here of the files asked about, as `sync_plan.NodeFiles`, and where rsync is. Raises TrainctlError.
 
     `given`: a `sync_plan.Target.request`.
     """

@@ -30,7 +30,7 @@ class SyncRequest(NamedTuple):
 class SyncListener(Protocol):
     """Hears what happens."""
 
-    def progress(self, node: str, what: Asset, progress: rsync.Progress, total: int) -> None:
+    def progress(self, node: str, what: Asset, progress: rsync.TransferProgress, total: int) -> None:
         """Of one node's model or data; `total`: bytes."""
 
     def result(self, node: str, result: SyncResult) -> None:

@@ -1,0 +1,186 @@
+"""What `cluster sync` copies where, decided without a node, and what it reads from rsync's output."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.file_digests import data_digests
+from trainctl.tui.setup import rsync, sync_hosts, sync_plan, sync_remote
+from trainctl.tui.setup.sync_node import SyncResult
+from trainctl.tui.setup.sync_plan import NodeFiles
+from trainctl.tui.setup.sync_report import SyncReport
+
+
+def config(model: str | Path, data: str | Path, **node: str) -> RunFile:
+    """Of a run, as it is for the node `mbp`, which has `node` of its own."""
+    raw: dict[str, Any] = {
+        "run": {"name": "a", "steps": 1}, "model": {"path": str(model)},
+        "data": {"path": str(data), "tokenizer": "bytes"}, "batch": {"global": 1, "micro": 1},
+        "optimizer": {"learning_rate": 1e-3}, "nodes": {"mbp": node},
+    }  # fmt: skip
+    return run_file.parse(raw)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A model and data, with files around them that no run reads."""
+    for name in ("m/config.json", "m/model.safetensors", "m/tokenizer.model", "m/.token.json", "m/optimizer.pt",
+                 "d/x [1]/a.txt", "d/b.txt", "d/key.pem", f"d/{run_file.PARTIAL_FOLDER}/c.txt"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def test_only_files_that_a_run_reads_are_copied(here: Path) -> None:
+    model, data = sync_plan.sources(config(here / "m", here / "d"))
+    assert (model.root, sorted(model.sizes)) == (here / "m", ["config.json", "model.safetensors", "tokenizer.model"])
+    assert (data.root, sorted(data.sizes)) == (here / "d", ["b.txt", "x [1]/a.txt"])
+    compared = data_digests(here / "d", "text").files
+    assert [data.digests[name] for name in data.digests] == [file.digest for file in compared], "as nodes compare them"
+    with pytest.raises(InvalidInputError, match="matches no"):
+        sync_plan.sources(config(here / "m", here / "*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("data", "own", "root"),
+    [
+        ("d", None, "{here}/d"),
+        ("d", "/there/e", "/there/e"),
+        ("d", "/there/e [1]", "/there/e [1]"),
+        ("d", "/there/e/*.txt", "/there/e"),
+        ("d/x [1]", None, "{here}/d/x [1]"),
+        ("d/*.txt", None, "{here}/d"),
+        ("d/*.txt", "/there/e/*.txt", "/there/e"),
+        ("d/*.txt", "/there/e", "/there/e"),
+        ("d/b.txt", None, "{here}/d"),
+        ("d/b.txt", "/there/e/b.txt", "/there/e"),
+        ("d/b.txt", "/there/e", "/there/e"),
+    ],
+)
+def test_where_data_go(here: Path, data: str, own: str | None, root: str) -> None:
+    whole = config(here / "m", here / data, **({} if own is None else {"data_path": own}))
+    source = sync_plan.sources(whole)[1]
+    target = sync_plan.target(source, run_file.on_node(whole, "mbp"), "mbp")
+    assert target.root == root.format(here=here)
+
+
+def test_a_file_of_another_name_is_refused(here: Path) -> None:
+    whole = config(here / "m", here / "d" / "b.txt", data_path="/there/c.txt")
+    with pytest.raises(InvalidInputError, match=r"^nodes\.mbp\.data_path: the file must be named b\.txt"):
+        sync_plan.target(sync_plan.sources(whole)[1], run_file.on_node(whole, "mbp"), "mbp")
+
+
+def test_a_hub_id_needs_a_revision_of_the_cache(here: Path) -> None:
+    (source, _) = sync_plan.sources(config(here / "m", here / "d"))
+    for_node = config("org/name", here / "d")
+    with pytest.raises(InvalidInputError, match="hf download org/name"):
+        sync_plan.target(source, for_node, "mbp")
+    cached = source._replace(root=Path("/cache/models--org--name/snapshots/0123abcd"))
+    assert sync_plan.target(cached, for_node, "mbp")[1:] == ("org/name", "", "text", "0123abcd")
+    own = run_file.on_node(config("org/name", here / "d", model_path="/there/m"), "mbp")
+    assert sync_plan.target(cached, own, "mbp").root == "/there/m", "a folder of its own"
+
+
+def test_what_differs_there_is_lacking_and_what_is_more_is_named(here: Path, tmp_path: Path) -> None:
+    whole = config(here / "m", here / "d", data_path=str(tmp_path / "there"))
+    source = sync_plan.sources(whole)[1]
+    request = sync_plan.target(source, run_file.on_node(whole, "mbp"), "mbp").request(source)
+    nothing = sync_remote.look(request)
+    assert (sorted(nothing["lacking"]), nothing["extra"]) == (["b.txt", "x [1]/a.txt"], [])
+    for name, text in (("b.txt", "D/B.TXT"), ("x [1]/a.txt", "d/x [1]/a.txt"), ("more.txt", "more")):
+        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / name).write_text(text)
+    found = sync_remote.look(request)
+    assert (found["lacking"], found["extra"]) == (["b.txt"], ["more.txt"]), "same size, other contents"
+    (blocked, made) = sync_remote.answers(
+        lambda given: sync_remote.prepare(given) and {}, [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
+    )
+    assert str(here / "d/b.txt") in blocked["problem"] and (made.get("problem") or (here / "new").is_dir())
+
+
+def answer(free: int, disk: int) -> NodeFiles:
+    return NodeFiles("/x", (), (), True, free, disk)
+
+
+@pytest.mark.parametrize(
+    ("needs", "full"),
+    [
+        ([(10**10, 1, 9 * 10**9)], []),
+        ([(10**10, 1, 9_600_000_000)], [1]),  # 5 % of it must stay free
+        ([(150_000_000, 1, 60_000_000)], [1]),  # 100 MB must stay free
+        ([(10**10, 1, 6 * 10**9), (10**10, 1, 6 * 10**9)], [1]),  # two folders of one disk
+        ([(10**10, 1, 6 * 10**9), (10**10, 2, 6 * 10**9)], []),
+        ([(0, 1, 0)], []),
+    ],
+)
+def test_room_on_each_disk(needs: list[tuple[int, int, int]], full: list[int]) -> None:
+    found = sync_plan.without_room([(answer(free, disk), count) for free, disk, count in needs])
+    assert list(found) == full
+    assert all("free on that disk" in text for text in found.values())
+
+
+CLUSTER = Cluster(
+    nodes={
+        "studio": NodeEntry("tcp://10.0.0.1:7474"),
+        "mbp": NodeEntry("tcp://10.0.0.2:7474", ssh="anna@mbp"),
+        "box": NodeEntry("tcp://[fe80::3]:7474"),
+        "near": NodeEntry("tcp://127.0.0.1:7575"),
+    }
+)
+
+
+def test_which_nodes_are_other_machines_and_how_ssh_reaches_them() -> None:
+    found = sync_hosts.hosts([*CLUSTER.nodes], CLUSTER, "elsewhere", {"near": "me@tunnel"}, {"10.0.0.1"})
+    assert found == ("studio", {"mbp": "anna@mbp", "box": "fe80::3", "near": "me@tunnel"})
+    assert sync_hosts.hosts(["near", "box"], CLUSTER, "box", {}, ()) == ("box", {})
+    assert sync_hosts.chosen(found, ["box"]) == {"box": "fe80::3"}
+    assert sync_plan.rsync_place("anna@fe80::3", "/a b") == "anna@[fe80::3]:/a b/"
+    for call, says in cases(found):
+        with pytest.raises(InvalidInputError, match=says):
+            call()
+
+
+def cases(found: sync_hosts.SyncHosts) -> list[tuple[Callable[[], object], str]]:
+    return [
+        (lambda: sync_hosts.chosen(found, ["studio"]), "--node: studio is this machine"),
+        (lambda: sync_hosts.chosen(found, ["x"]), "--node: no node 'x' on another machine; give mbp, box, near"),
+        (lambda: sync_hosts.hosts(["x"], CLUSTER, "", {}, ()), "nodes.x: no such node; the cluster's are studio"),
+        (lambda: sync_hosts.ssh_names(["mbp"], CLUSTER.nodes), "--ssh: 'mbp' must have the form"),
+        (lambda: sync_hosts.ssh_names(["x=y"], CLUSTER.nodes), "--ssh: no node 'x'; the nodes are studio, mbp"),
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal_that_the_result_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    report = SyncReport(said.append, said.append)
+    for screen in (io.StringIO(), Terminal()):
+        monkeypatch.setattr("sys.stderr", screen)
+        for percent in (10, 10, 45):
+            report.progress("mbp", "data", rsync.TransferProgress(1, percent), 2_470_000_000)
+        report.result("mbp", SyncResult("data", "copied", "/d", 2, 2_470_000_000, 1_000_000_000))
+    assert screen.getvalue() == "\r\x1b[Kmbp: data: 10 % of 2.47 GB\r\x1b[Kmbp: data: 45 % of 2.47 GB\r\x1b[K"
+    line = "done  mbp: data: copied 2 files, 2.47 GB, to /d; hashes match; 1.47 GB of it was already there"
+    assert said == [line, line]
+
+
+def test_what_rsync_prints() -> None:
+    assert rsync.progress_of("      1,234,567  45%   10.00MB/s    0:00:10 (xfr#1, to-chk=3/5)") == (1234567, 45)
+    assert rsync.progress_of("100003 100%   95.37MB/s    0:00:00") == (100003, 100)
+    assert rsync.progress_of("sending incremental file list") is None
+    assert rsync.sent_of("Literal data: 1,500 bytes") == 1500
+    assert rsync.sent_of("Matched data: 1500 bytes") is None
+    assert rsync.version_of("rsync  version 3.2.7  protocol version 31\n") == (3, 2) >= rsync.OLDEST
+    assert rsync.version_of("rsync  version 2.6.9  protocol version 29\n") < rsync.OLDEST
+    assert rsync.version_of("openrsync: protocol version 29\n") < rsync.OLDEST
