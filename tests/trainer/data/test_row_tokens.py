@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trl
-from tests.trainer.support.chat_model import CHATML, make_chat_model, questions, tokenizer, write_rows
+from tests.trainer.support.chat_model import CHATML, VOCABULARY, make_chat_model, questions, tokenizer, write_rows
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.chat_spans import Span, assistant_spans, common_length
@@ -192,6 +192,26 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
         config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | change), "utf-8")
     with pytest.raises(InvalidInputError, match=what):
         opened([{"text": "a"}])
+
+
+@pytest.mark.parametrize("kind", ["rows", "text"])
+def test_an_added_token_that_the_model_lacks_is_refused_where_it_occurs(
+    opened: Callable[..., Dataset], tmp_path: Path, kind: str
+) -> None:
+    """As Gemma 3's <image_soft_token>, whose id is just above the vocabulary of its text models."""
+    path = tmp_path / "model" / "tokenizer.json"
+    more = json.loads(path.read_text("utf-8"))
+    more["added_tokens"].append({**more["added_tokens"][-1], "id": VOCABULARY, "content": "<image>"})
+    path.write_text(json.dumps(more), "utf-8")
+    rows, text = [{"text": "a"}, {"text": "b <image>"}], tmp_path / "text.txt"
+    change = {"data__path": str(text), "data__kind": "text", "data__sequence_length": 2} if kind == "text" else {}
+    text.write_text("import random", "utf-8")
+    assert opened(rows[:1], **change).samples
+    text.write_text("import random <image>", "utf-8")
+    with pytest.raises(InvalidInputError) as caught:
+        opened(rows, **change)
+    place = "text.txt" if kind == "text" else "rows.jsonl: line 2"
+    assert f"{place}: has the token ID 512, but the model has 512 (config.json: vocab_size)" in str(caught.value)
 
 
 def test_bytes_need_no_tokenizer_and_have_no_template(tmp_path: Path) -> None:
