@@ -62,6 +62,15 @@ def test_a_turn_whose_reasoning_is_cut_later_is_found_by_its_content() -> None:
     )
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_conversation_that_the_assistant_begins_counts_no_system_prompt(turns: int) -> None:
+    """As Qwen2.5's template, which writes a system prompt of its own."""
+    system = "{{ '<|im_start|>system\nYou are a model.<|im_end|>\n' }}"
+    found = counted(with_template(system + CHATML), Conversation("x", TALK[1 : 1 + turns]))
+    assert found[0].startswith("<|im_start|>system\nYou are a model.<|im_end|>\n<|im_start|>assistant\nHello.")
+    assert found[1] == "Hello.<|im_end|>\n" + "It is 4.<|im_end|>\n" * (turns > 2)
+
+
 def test_only_the_turns_of_the_completion_count() -> None:
     row = row_of({"prompt": TALK[:3], "completion": TALK[3:]}, "x")
     assert counted(with_template(CHATML), row)[1] == "It is 4.<|im_end|>\n"

@@ -183,8 +183,6 @@ class RowTokenizer:
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
         def render(messages: Sequence[Message], prompted: bool) -> str:
-            if not messages:
-                return ""
             text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
             return text
 
