@@ -14,7 +14,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.chat_spans import Span, assistant_spans, common_length
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
-from trainctl.trainer.data.rows import Completion, Conversation, Text, row_of
+from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 TALK = [
@@ -69,6 +69,28 @@ def test_a_conversation_that_the_assistant_begins_counts_no_system_prompt(turns:
     found = counted(with_template(system + CHATML), Conversation("x", TALK[1 : 1 + turns]))
     assert found[0].startswith("<|im_start|>system\nYou are a model.<|im_end|>\n<|im_start|>assistant\nHello.")
     assert found[1] == "Hello.<|im_end|>\n" + "It is 4.<|im_end|>\n" * (turns > 2)
+
+
+CALLING = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2, "b": 2}}}]},
+    {"role": "tool", "content": "4"},
+    {"role": "assistant", "content": "It is 4."},
+]
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_calls_of_tools_count(name: str) -> None:
+    """Qwen3's template writes an empty thought only before the last turn, so the call is no prefix of the whole."""
+    made = with_template((TEMPLATES / f"{name}.jinja").read_text("utf-8"))
+    text, learned = counted(made, row_of({"messages": CALLING, "tools": [ADD]}, "x"))
+    assert '{"type": "function", "function": {"name": "add", "parameters"' in text
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>\n'
+    first, found, last = learned.partition(call)
+    assert found and not first.strip() and last.endswith("It is 4.<|im_end|>\n") and "response" not in last
+    tokens = made.prompt(prompt_of({"prompt": CALLING[:1], "tools": [ADD]}, "x"), plain=False)
+    assert text.startswith(made._tokenizer.decode(tokens))
 
 
 def test_only_the_turns_of_the_completion_count() -> None:

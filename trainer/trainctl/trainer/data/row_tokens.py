@@ -70,17 +70,18 @@ class RowTokenizer:
         own = self._tokenizer.eos_token_id
         return frozenset(named if own is None else (*named, own))
 
-    def prompt(self, prompt: Prompt | Sequence[Message], *, plain: bool) -> list[int]:
+    def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
         """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
         InvalidInputError."""
         tokens = self._prompt(prompt, plain=plain)
         check_ids(tokens, self._vocabulary, "prompt")
         return tokens
 
-    def _prompt(self, prompt: Prompt | Sequence[Message], *, plain: bool) -> list[int]:
+    def _prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
         if not isinstance(prompt, str):
-            messages: list[Message] = [msgspec.to_builtins(message) for message in prompt]
-            return self._opened(Conversation("prompt", messages))
+            if not isinstance(prompt, Conversation):
+                prompt = Conversation("prompt", [msgspec.to_builtins(message) for message in prompt])
+            return self._opened(prompt)
         tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
         if not tokens:
             raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
@@ -196,7 +197,7 @@ class RowTokenizer:
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         try:
-            return self._tokenizer.apply_chat_template(messages, **options)
+            return self._tokenizer.apply_chat_template(messages, tools=row.tools, **options)
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
             raise self._refusal(row, error) from None
         except Exception as error:
