@@ -32,3 +32,8 @@ def test_rows_are_checked_for_their_use(tmp_path: Path) -> None:
         read_file(Path(texts), prompts=True)
     with pytest.raises(InvalidInputError, match="no such file"):
         read_file(tmp_path / "none.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n\n{"text": "\ufeffb"}', "utf-8-sig")
+    assert [*read_file(tmp_path / "rows.jsonl").lines()] == [b'{"text": "a"}\n', '{"text": "\ufeffb"}\n'.encode()]

@@ -1,6 +1,7 @@
 """`trainctl score`: sends the rows of a file to the agent that leads the work, and writes the results in row order."""
 
 import asyncio
+import codecs
 import contextlib
 import hashlib
 import json
@@ -44,8 +45,10 @@ class RowFile:
     digest: str
 
     def lines(self) -> Iterator[bytes]:
-        """The rows as they are sent; blank lines are left out."""
+        """The rows as they are sent; blank lines and a byte order mark are left out."""
         with self.path.open("rb") as file:
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                file.seek(0)
             yield from (line.strip() + b"\n" for line in file if line.strip())
 
 
