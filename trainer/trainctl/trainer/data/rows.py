@@ -44,6 +44,10 @@ class Conversation(NamedTuple):
 Row = Text | Completion | Conversation
 
 
+class NoAnswerError(InvalidInputError):
+    """A row of messages without a turn of the assistant that counts."""
+
+
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file in its order. Raises InvalidInputError naming file, line and field."""
     for chunk in row_chunks(path):
@@ -100,14 +104,16 @@ def row_of(fields: Any, place: str) -> Row:
 
 
 def prompt_of(fields: Any, place: str) -> str | Conversation:
-    """What a row has before an answer: its prompt, or its messages, which end with the user's. Raises InvalidInputError
-    naming `place` and the field."""
+    """What a row has before an answer: its prompt, or its messages without a last turn of the assistant. Raises
+    InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
         if messages[-1]["role"] == "assistant":
-            raise InvalidInputError(f"{place}: messages", "must not end with an assistant turn: the model answers")
+            del messages[-1]
+        if not messages:
+            raise InvalidInputError(f"{place}: messages", "has only an answer; the model needs a prompt")
         return Conversation(place, messages, tools=_tools(fields, place))
     prompt = fields.get("prompt")
     if isinstance(prompt, list):
@@ -135,7 +141,7 @@ def _prompted(fields: dict[str, Any], place: str) -> Row:
 
 def _conversation(place: str, messages: list[Message], first: int, tools: list[Any] | None) -> Conversation:
     if not any(message["role"] == "assistant" for message in messages[first:]):
-        raise InvalidInputError(place, "no assistant turn, so the row has nothing to learn")
+        raise NoAnswerError(place, "no assistant turn, so the row has nothing to learn")
     return Conversation(place, messages, first, tools)
 
 

@@ -102,6 +102,12 @@ def answer_options(given: dict[str, int | float | None], *, answers: bool) -> m.
     return msgspec.convert(values, m.AnswerOptions)
 
 
+def lacking(failed: int, rows: int) -> str:
+    """What to say of rows that have an error in place of a result."""
+    has = "has no result; its line has an error" if failed == 1 else "have no result; their lines have an error"
+    return f"{failed:,} of {rows:,} rows {has}"
+
+
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
