@@ -411,13 +411,16 @@ def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: 
         ({"data.kind": "samples"}, "data.path", "is a folder"),
         ({"data.kind": "samples", "data.path": "data/*"}, "data.path", "is a glob"),
         ({"data.path": "data/b*.txt"}, "data.path", "matches no *.txt file with text"),
-        ({"data.path": "data/*", "data.kind": "rows"}, "data.path", "matches no *.jsonl or *.ndjson or *.parquet file"),
+        ({"data.path": "data/rows.jsonl"}, "data.path", 'not plain text: set data.kind = "rows" (or "samples")'),
+        ({"data.path": "data/*.parquet"}, "data.path", 'not plain text: set data.kind = "rows" (or "samples")'),
+        ({"data.path": "data/a*", "data.kind": "rows"}, "data.path", "matches no *.jsonl or *.ndjson or *.parquet"),
         ({"data.tokenizer": "model"}, "data.tokenizer", "tokenizer.json"),
         ({"model.path": "data"}, "model.path", "no Hugging Face model"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], field: str, says: str) -> None:
     assets(tmp_path)
+    (tmp_path / "data" / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 99)
     with pytest.raises(InvalidInputError) as caught:
         run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")

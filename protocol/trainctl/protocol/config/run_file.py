@@ -203,6 +203,9 @@ def _check_data(config: RunFile, where: str) -> None:
         raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is {several}")
     if several and config.data.growing:
         raise InvalidInputError(where, f"a growing file must be one JSON-lines file; {data} is {several}")
+    if config.data.kind == "text" and not data.is_dir() and data.suffix.lower() in SUFFIXES["rows"]:
+        problem = f'{data} has rows or samples, not plain text: set data.kind = "rows" (or "samples")'
+        raise InvalidInputError(where, problem)
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
         if grows(config):

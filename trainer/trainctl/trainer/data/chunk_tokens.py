@@ -14,7 +14,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
 from trainctl.trainer.data.chunks import Chunk, TextTokens
-from trainctl.trainer.data.row_tokens import TokenRow, row_tokenizer
+from trainctl.trainer.data.row_tokens import TokenRow, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import lines_in, rows_in
 
 
@@ -64,11 +64,14 @@ class Recipe(NamedTuple):
 
     def _text_encoder(self) -> Encode:
         tokenizer = self._read_tokenizer()
-        self._check_vocabulary(max([tokenizer.get_vocab_size(with_added_tokens=True) - 1, *self.end()]))
+        added = tokenizer.get_added_tokens_decoder()
+        self._check_vocabulary(max([*({*tokenizer.get_vocab().values()} - {*added}), *self.end()]))
+        vocabulary = vocabulary_size(self.model)
 
         def encode(chunk: Chunk) -> TextTokens:
             text = _text(chunk)
             found = tokenizer.encode(text + _lines(chunk.following, "replace"), add_special_tokens=False)
+            check_ids(found.ids, vocabulary, str(chunk.source))
             starts = np.fromiter((start for start, _ in found.offsets), np.int64, len(found.ids))
             return TextTokens(np.array(found.ids, np.uint32), starts, len(text), chunk.is_end)
 
