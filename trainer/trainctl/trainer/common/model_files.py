@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainctl.protocol.config import input_checks
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 
@@ -70,8 +71,8 @@ def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
     path = model / "config.json"
     config = read_object(path, "model configuration")
-    if "quantization" in config or "quantization_config" in config:
-        raise InvalidInputError(str(path), "full training of a quantized model is not supported")
+    if key := input_checks.quantization_key(config):
+        raise InvalidInputError(str(path), f"has {key}: {input_checks.QUANTIZED}")
     return config
 
 
