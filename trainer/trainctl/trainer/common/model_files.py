@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config import input_checks
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 
@@ -43,12 +44,11 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(model: Path) -> dict[str, StoredTensor]:
-    """Those of a directory's model*.safetensors, or of all its *.safetensors if there is none, by name. Raises
-    InvalidInputError naming the file."""
+    """Those of a directory's weight files, by name. Raises InvalidInputError naming the file."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, StoredTensor] = {}
-    for path in sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors")):
+    for path in weight_files(model):
         try:
             with safe_open(path, "numpy") as file:
                 for name in file.keys():  # noqa: SIM118
