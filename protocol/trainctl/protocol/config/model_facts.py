@@ -47,7 +47,9 @@ def weight_files(model: Path) -> list[Path]:
 
 
 def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
-    return {name: shape for file in weight_files(model) for name, shape in input_checks.stored_shapes(file, where).items()}
+    return {
+        name: shape for file in weight_files(model) for name, shape in input_checks.stored_shapes(file, where).items()
+    }
 
 
 def _matrices(

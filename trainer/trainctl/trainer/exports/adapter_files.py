@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainctl.protocol.config.hub_models import reference
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
 from trainctl.trainer.checkpoints.files import ADAPTER
@@ -16,9 +17,10 @@ _MLX_ADAPTER = "adapters.safetensors"
 
 
 def write_peft(trained: TrainedModel, lora: Lora, folder: Path) -> None:
-    """peft's directory: as a checkpoint has it, with the base's path on this machine. Raises OSError."""
+    """peft's directory: as a checkpoint has it, with the base's id on the hub, or its path on this machine. Raises
+    OSError."""
     shutil.copyfile(trained.weights, folder / ADAPTER)
-    write_json(folder / "adapter_config.json", lora.peft_config(trained.config.model.path))
+    write_json(folder / "adapter_config.json", lora.peft_config(Path(trained.config.model.path)))
     copy_carried(trained.checkpoint, folder)
 
 
@@ -30,7 +32,9 @@ def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
     turned = {place.name: stored[name].T if place.transposed else stored[name] for name, place in found.items()}
     arrays = {name: np.ascontiguousarray(array) for name, array in turned.items()}
     save_file(arrays, folder / _MLX_ADAPTER, metadata={"format": "mlx"})
-    write_json(folder / "adapter_config.json", mlx_config(lora) | {"model": trained.config.model.path})
+    write_json(
+        folder / "adapter_config.json", mlx_config(lora) | {"model": reference(Path(trained.config.model.path)).name}
+    )
 
 
 def mlx_reads_rope(base: Path) -> bool:

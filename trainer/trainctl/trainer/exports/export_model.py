@@ -7,6 +7,7 @@ appears under its name only when whole, and verified if that was asked for.
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -33,6 +34,7 @@ _FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeEr
 def main(argv: list[str] | None = None) -> int:
     """Export once; returns the exit status."""
     wanted = _parser().parse_args(argv)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries print what they do
             made = export_model(wanted)

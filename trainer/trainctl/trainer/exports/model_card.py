@@ -1,17 +1,15 @@
 """README.md of an export, pure: what was trained from what, how it went, and how to load it."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
+from trainctl.protocol.config.hub_models import reference
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.exports.history import History
 from trainctl.trainer.exports.verification import Form
 
-_CACHED = re.compile(r"^models--(?P<owner>.+?)--(?P<name>.+)$")
-"""Folder of a model in the Hugging Face cache."""
 _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
 
 
@@ -53,9 +51,8 @@ def llama_cpp_lines(folder: Path) -> tuple[str, str]:
 
 def base_name(model: Path) -> str:
     """The hub's name of a model in the Hugging Face cache, else the name of its folder."""
-    found = (_CACHED.match(part) for part in reversed(model.parts))
-    match = next((one for one in found if one), None)
-    return f"{match['owner']}/{match['name']}" if match else model.name
+    found = reference(model).name
+    return model.name if found == str(model) else found
 
 
 def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str, str]]:
