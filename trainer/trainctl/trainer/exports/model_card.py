@@ -10,11 +10,15 @@ from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.exports.history import History
 from trainctl.trainer.exports.verification import Form
 
+_OWN_BASE = (
+    "mlx-lm looks for the rotary embeddings (RoPE) under older names than the base's `config.json` has. The one in",
+    "`base/` has both. The other files there are links to the base on the machine of the export.",
+)
 _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
 
 
-def model_card(run: str, config: RunFile, loop: LoopState, history: History, form: Form) -> str:
-    """The card of the export of one checkpoint."""
+def model_card(run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "") -> str:
+    """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder."""
     rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
     head = ["---", f"library_name: {_LIBRARY[form]}", "pipeline_tag: text-generation", "tags:", "- trainctl"]
@@ -23,13 +27,17 @@ def model_card(run: str, config: RunFile, loop: LoopState, history: History, for
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
     if curve:
         lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
-    usage = [f"    {line}" for line in loading_lines(form, Path(), config)]
+    usage = [f"    {line}" for line in loading_lines(form, Path(), config, own_base)]
+    if own_base:
+        usage += ["", *_OWN_BASE]
     return "\n".join([*lines, "", "To load it, in this folder:", "", *usage, ""])
 
 
-def loading_lines(form: Form, folder: Path, config: RunFile) -> tuple[str, ...]:
-    """How to load an export, as code or commands."""
-    base, full, place = config.model.path, config.adapter.kind == "full", json.dumps(str(folder))
+def loading_lines(form: Form, folder: Path, config: RunFile, own_base: str = "") -> tuple[str, ...]:
+    """How to load an export, as code or commands; `own_base`: folder of the base for mlx-lm, "" if the base itself
+    does."""
+    base = own_base or reference(Path(config.model.path)).name
+    full, place = config.adapter.kind == "full", json.dumps(str(folder))
     if form == "peft":
         return ("from peft import AutoPeftModelForCausalLM", f"AutoPeftModelForCausalLM.from_pretrained({place})")
     if form == "fused":
