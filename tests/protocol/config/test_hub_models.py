@@ -47,6 +47,16 @@ def download(cache: Path, model: str) -> Path:
     return folder
 
 
+def test_a_cached_folder_is_known_by_id_and_commit(cache: Path) -> None:
+    folder = download(cache, "org/tiny-1.5")
+    assert hub_models.reference(folder) == ("org/tiny-1.5", "a" * 40)
+    assert hub_models.model_folder(*hub_models.reference(folder)) == folder
+    (folder.parents[1] / "refs" / "main").write_text("b" * 40)
+    assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder, "though it isn't the newest any more"
+    assert hub_models.reference(folder.with_name("main")) == ("org/tiny-1.5", None)
+    assert hub_models.reference(Path("/models/tiny")) == ("/models/tiny", None)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     (tmp_path / "data.txt").write_text("text " * 9)

@@ -382,6 +382,12 @@ def _write(name: str, raw: bytes) -> Any:
         (_write("model/config.json", b"{"), "model.path", "config.json is not a JSON object"),
         (_write("model/config.json", b"[]"), "model.path", "config.json is not a JSON object"),
         (
+            _write("model/config.json", b'{"quantization_config": {"bits": 4}}'),
+            "model.path",
+            "config.json has quantization_config: quantized models are not supported yet; use the unquantized model",
+        ),
+        (_write("model/config.json", b'{"quantization": {"bits": 4}}'), "model.path", "config.json has quantization: "),
+        (
             _write("model/more.safetensors", b""),
             "model.path",
             "more.safetensors is not a safetensors file: its first 8",

@@ -62,6 +62,31 @@ def test_at_16_bits_it_says_so(run_file: RunFileWriter, assets: Path) -> None:
         assert load(config, config.nodes["here"], "run.toml").compute.dtype == "bfloat16"
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 64, "activation_function": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"attention_dropout": 0.3}, "attention_dropout"), (GPT2, "resid_pdrop, embd_pdrop")],
+    ids=["stated", "by default"],
+)  # fmt: skip
+def test_the_librarys_own_dropout_is_off(
+    assets: Path, tmp_path: Path, change: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same batch has the same loss in training. One line says so, and config.json stays."""
+    import torch
+
+    from trainctl.trainer.backends import torch_model
+
+    stated = json.loads((assets / "model" / "config.json").read_text("utf-8")) | change
+    (tmp_path / "config.json").write_text(json.dumps(stated), encoding="utf-8")
+    model: Any = torch_model.read_model(tmp_path, "run.toml", with_weights=False).train()
+    one, other = (model(input_ids=torch.arange(32)[None]).logits for _ in range(2))
+    assert torch.equal(one, other)
+    (said,) = caplog.messages
+    assert name in said
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == stated
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_names_shapes_and_layout_are_the_same_in_both(load_model: Loader, tmp_path: Path, tied: bool) -> None:
     config = demo_assets.llama_config(hidden=16, layers=1, heads=2, intermediate=24, tied=tied)

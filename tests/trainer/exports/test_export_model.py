@@ -105,6 +105,7 @@ def test_mlx_lm_opens_adapters_and_whole_models(
     assert made["difference"] <= EXACT
     base = model if name in ADAPTED else None
     assert difference(by_mlx(tmp_path / "out", run, base), run) <= EXACT
+    assert (made["warning"], (tmp_path / "out" / "base").exists()) == (None, False)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -203,26 +204,37 @@ def in_two_files(base: Path) -> None:
     (base / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
 
 
-def test_a_base_that_mlx_lm_misreads_is_warned_of_and_fails_verification(
-    model: Path, export: Export, tmp_path: Path
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+SCALINGS = {"default": {"rope_type": "default"}, "llama3": {"rope_type": "llama3", **LLAMA3}}
+
+
+@pytest.mark.parametrize(("scaling", "linked"), [("default", False), ("llama3", True)])
+def test_beside_a_base_that_mlx_lm_misreads_is_one_that_it_reads(
+    model: Path, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaling: str, linked: bool
 ) -> None:
     """transformers 5 writes `rope_parameters` alone; mlx-lm then takes its own theta."""
 
     def of_transformers_5(config: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
-        return kept | {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
+        return kept | {"rope_parameters": {"rope_theta": 500_000.0, **SCALINGS[scaling]}}
 
     base = rewritten(model, tmp_path / "base", of_transformers_5)
     run = TrainedRun(tmp_path / "runs" / "run-1", base, "torch", LORA)
-    assert "rope_parameters alone" in export(run.paths, "mlx")["warning"]
-    shutil.rmtree(tmp_path / "out")
-    refused = export(run.paths, "mlx", "--verify")
-    assert refused["status"] == 3
-    assert "nothing was written" in refused["problem"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "runs"]
-    made = export(run.paths, "fused", "--verify")
-    assert (made["status"], made["warning"]) == (0, None)
-    assert difference(by_mlx(tmp_path / "out", run), run) <= EXACT
+    if not linked:
+        monkeypatch.setattr(Path, "symlink_to", no_links)
+    made = export(run.paths, "mlx", "--verify")
+    assert (made["status"], made["difference"] <= EXACT) == (0, True)
+    own = tmp_path / "out" / "base"
+    assert (own / "model.safetensors").is_symlink() == linked
+    assert f"--model {own} --adapter-path" in made["load"][0]
+    assert str(own) in made["warning"]
+    assert "--model base --adapter-path ." in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert difference(by_mlx(tmp_path / "out", run, own), run) <= EXACT
+    assert difference(by_mlx(tmp_path / "out", run, base), run) > 10 * EXACT, "else it needn't be there"
+
+
+def no_links(*_: Any) -> None:
+    raise OSError(1, "Operation not permitted")
 
 
 # ---------------------------------------------------------------- which checkpoint, and what cannot be made

@@ -174,6 +174,17 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
         (inputs / "run.toml").unlink()
 
 
+def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    assert init_probe.model(tmp_path).parameters == 1000
+    (tmp_path / "consolidated.safetensors").rename(tmp_path / "other.safetensors")
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    assert init_probe.model(tmp_path).parameters == 500
+
+
 def test_this_machine_has_loopback_first() -> None:
     found = init_probe.machine()
     assert found.interfaces[0].is_loopback

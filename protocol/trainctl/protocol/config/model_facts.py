@@ -40,9 +40,16 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:])
 
 
+def weight_files(model: Path) -> list[Path]:
+    """The files of a directory's weights: model*.safetensors, or all *.safetensors if there is none. Others beside them
+    have the same weights under other names, as consolidated.safetensors has."""
+    return sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
+
+
 def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
-    files = sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
-    return {name: shape for file in files for name, shape in input_checks.stored_shapes(file, where).items()}
+    return {
+        name: shape for file in weight_files(model) for name, shape in input_checks.stored_shapes(file, where).items()
+    }
 
 
 def _matrices(

@@ -179,6 +179,7 @@ def _check_model(table: ModelTable, where: str) -> None:
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
+    input_checks.check_not_quantized(model / "config.json", where)
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return

@@ -106,6 +106,6 @@ def _base_paths(config: RunFile, checkpoint: Path) -> list[Path]:
     stated: dict[str, Any] = {}
     if config.adapter.kind != "full":
         stated = read_object(checkpoint / "adapter_config.json", "adapter configuration")
-    paths = [stated.get("base_model_name_or_path"), config.model.path]
-    paths += [node.model_path for node in config.nodes.values()]
-    return [*dict.fromkeys(model_folder(path) for path in paths if path)]
+    named = [(stated.get("base_model_name_or_path"), stated.get("revision")), (config.model.path, None)]
+    named += [(node.model_path, None) for node in config.nodes.values()]
+    return [*dict.fromkeys(model_folder(path, revision) for path, revision in named if path)]

@@ -19,6 +19,7 @@ from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.permutation import mix
+from trainctl.trainer.exports.adapter_files import OWN_BASE
 from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized
 from trainctl.trainer.exports.result_files import float32_file
 from trainctl.trainer.exports.trained_model import TrainedModel
@@ -161,7 +162,9 @@ def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
     from mlx_lm import utils
 
     lora: Lora | None = trained.lora if trained is not None else None
-    model, _ = utils.load_model(folder if trained is None or lora is None else trained.model)
+    own = folder / OWN_BASE
+    base = own if own.exists() else trained.model if trained is not None else folder
+    model, _ = utils.load_model(folder if lora is None else base)
     return model if lora is None else utils.load_adapters(model, str(folder))
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from trainctl.protocol.config import names, run_file
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
 
@@ -94,7 +95,7 @@ def _interface(name: str, address: str, netmask: str | None) -> Interface:
 
 def model(path: Path) -> Model:
     """Raises InvalidInputError if it isn't a model's folder."""
-    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
+    config, weights = path / "config.json", weight_files(path)
     if not config.is_file() or not weights:
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
     try:
