@@ -239,7 +239,7 @@ def load_trainer(
     standby: Standby | None = None,
 ) -> Trainer:  # fmt: skip
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
-    where = str(paths.run_file)
+    where = "run file"  # the user's has the same fields; this copy is no one's to change
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where, who.node)
