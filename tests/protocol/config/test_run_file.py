@@ -118,7 +118,10 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("adapter.kind", "dora", "'dora'"),
         ("adapter.rank", 0, " of at least 1"),
         ("adapter.alpha", 0, "must be a number above 0"),
-        ("adapter.targets", "attention", "'attention' is not one of"),
+        (
+            "adapter.targets", "q_proj",
+            'adapter.targets: must be "linear" or a list of layer names, such as ["q_proj", "v_proj"]',
+        ),
         ("adapter.targets", [], " of at least 1"),
         ("adapter.layers", -1, " of at least 0"),
         ("adapter.dropout", 1, " below 1"),
