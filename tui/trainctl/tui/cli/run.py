@@ -11,6 +11,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
+from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
@@ -262,12 +263,23 @@ def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *
 async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:
     from trainctl.tui.cli import watch
 
-    view = await watch.show(client, lambda item: True, json=json, run=run, from_start=from_start, until_end=True)
+    def keep(item: watch.Line) -> bool:
+        return json or not _says_why_it_failed(item)
+
+    view = await watch.show(client, keep, json=json, run=run, from_start=from_start, until_end=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view
     output.complain(f"{run} failed: {now.reason or 'no reason given'}")
     return RefusedError.exit_code
+
+
+def _says_why_it_failed(item: Any) -> bool:
+    """Whether it is an event with the reason for which the run failed: the last line says it."""
+    if not isinstance(item, m.Event):
+        return False
+    ended = isinstance(item.data, RunStateChanged) and item.data.after == "failed"
+    return ended or (item.verb == "start-run" and isinstance(item.data, CommandFailed))
 
 
 def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> int:
