@@ -503,6 +503,8 @@ def test_a_folder_for_token_caches_is_tried(tmp_path: Path, monkeypatch: pytest.
     assert problem(tmp_path) == problem(tmp_path / "new") == ""
     where = "run.toml: nodes.a.cache_path: "
     assert problem(tmp_path / "no" / "new") == f"{where}no such folder: {tmp_path / 'no'}; create it on that machine"
+    if Path("/proc/self").exists():
+        assert problem(Path("/proc/caches")).startswith(where)
     assert problem(tmp_path / "run.toml") == f"{where}{tmp_path / 'run.toml'} is not a folder"
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     assert problem(tmp_path / "new") == f"{where}no permission to write in {tmp_path}; change its owner or mode"
