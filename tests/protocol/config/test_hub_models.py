@@ -76,6 +76,14 @@ def test_the_form_of_an_id(name: str, is_id: bool) -> None:
     assert hub_models.is_hub_id(name) is is_id
 
 
+def test_a_missing_folder_beside_others_is_no_id(path: Path, cache: Path) -> None:
+    (path.parent / "org").mkdir()
+    with pytest.raises(InvalidInputError, match=f"model.path: no such folder: {path.parent}/org/tiny-1.5"):
+        run_file.check_paths(run_file.read(path), "run.toml")
+    download(cache, "org/tiny-1.5")
+    assert run_file.read(path).model.path == "org/tiny-1.5"
+
+
 def test_an_id_stays_in_the_run_file_and_is_found_where_the_files_are_read(path: Path, cache: Path) -> None:
     folder = download(cache, "org/tiny-1.5")
     config = run_file.read(path)

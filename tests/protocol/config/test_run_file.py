@@ -118,7 +118,10 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("adapter.kind", "dora", "'dora'"),
         ("adapter.rank", 0, " of at least 1"),
         ("adapter.alpha", 0, "must be a number above 0"),
-        ("adapter.targets", "attention", "'attention' is not one of"),
+        (
+            "adapter.targets", "q_proj",
+            'adapter.targets: must be "linear" or a list of layer names, such as ["q_proj", "v_proj"]',
+        ),
         ("adapter.targets", [], " of at least 1"),
         ("adapter.layers", -1, " of at least 0"),
         ("adapter.dropout", 1, " below 1"),
@@ -509,6 +512,8 @@ def test_a_folder_for_token_caches_is_tried(tmp_path: Path, monkeypatch: pytest.
     assert problem(tmp_path) == problem(tmp_path / "new") == ""
     where = "run.toml: nodes.a.cache_path: "
     assert problem(tmp_path / "no" / "new") == f"{where}no such folder: {tmp_path / 'no'}; create it on that machine"
+    if Path("/proc/self").exists():
+        assert problem(Path("/proc/caches")).startswith(where)
     assert problem(tmp_path / "run.toml") == f"{where}{tmp_path / 'run.toml'} is not a folder"
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     assert problem(tmp_path / "new") == f"{where}no permission to write in {tmp_path}; change its owner or mode"

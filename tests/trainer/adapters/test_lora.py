@@ -91,6 +91,10 @@ def test_only_the_adapters_are_trained_and_travel(new_rig: Rigs) -> None:
     ("change", "what"),
     [
         ({"targets": ("q_proj", "wrong")}, r"adapter.targets: the model has no layer 'wrong'; it has down_proj, "),
+        (
+            {"targets": ("lm_head",)},
+            r"adapter.targets: adapters can't be attached to lm_head or the embeddings; choose",
+        ),
         ({"layers": 3}, r"adapter.layers: 3 are more than the model's 2"),
     ],
 )

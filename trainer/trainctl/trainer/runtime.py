@@ -9,6 +9,8 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import families, run_file, run_tables
+from trainctl.protocol.config.fit_warnings import fit_warnings
+from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
@@ -239,7 +241,7 @@ def load_trainer(
     standby: Standby | None = None,
 ) -> Trainer:  # fmt: skip
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
-    where = str(paths.run_file)
+    where = "run file"  # the user's has the same fields; this copy is no one's to change
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where, who.node)
@@ -251,10 +253,21 @@ def load_trainer(
         dataset = open_dataset(config, caches, where, _tokenizing(status, control))
         _log_dataset(dataset)
     control.detail = ""
-    if warning := families.untested(model_family(Path(config.model.path))):
-        log.warning("%s", warning)
+    _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+
+
+def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:
+    """A model that doesn't state its sizes is loaded without."""
+    model = Path(config.model.path)
+    facts = read_facts(model, f"{where}: model.path")
+    if facts is not None:
+        warnings = fit_warnings(config, facts, where)
+    else:
+        warnings = tuple(filter(None, [families.untested(model_family(model))]))
+    for line in warnings:
+        log.warning("%s", line)
 
 
 def _open_growing(

@@ -5,6 +5,7 @@ They need no tensor library, so the command line and the agent make them before 
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def check_cache_folder(folder: Path, where: str) -> None:
-    """Whether token caches can be written there; the last folder may be missing. Raises InvalidInputError."""
+    """Whether token caches can be written there, tried with a file that is removed at once; the last folder may be
+    missing. Raises InvalidInputError."""
     above = folder if folder.exists() else folder.parent
     if not above.exists():
         raise InvalidInputError(where, f"no such folder: {above}; create it on that machine")
@@ -176,3 +178,7 @@ def check_cache_folder(folder: Path, where: str) -> None:
         raise InvalidInputError(where, f"{above} is not a folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InvalidInputError(where, f"no permission to write in {above}; change its owner or mode")
+    try:
+        tempfile.NamedTemporaryFile(prefix=".trainctl-", dir=above).close()
+    except OSError:
+        raise InvalidInputError(where, f"no file can be created in {above}; choose another folder") from None

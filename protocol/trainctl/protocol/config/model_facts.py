@@ -19,6 +19,7 @@ class ModelFacts(NamedTuple):
     layers: int
     heads: int
     vocabulary: int
+    positions: int | None = None  # longest sequence that it was made for, where it says so
 
 
 def read_facts(model: Path, where: str) -> ModelFacts | None:
@@ -37,7 +38,9 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
         shapes.pop("lm_head.weight", None)
     stated = config.get("intermediate_size")
     intermediate = stated if isinstance(stated, int) else 4 * sizes[0]
-    return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:])
+    stated = config.get("max_position_embeddings")
+    positions = stated if isinstance(stated, int) and stated > 0 else None
+    return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:], positions)
 
 
 def weight_files(model: Path) -> list[Path]:

@@ -79,8 +79,7 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        caches.mkdir(exist_ok=True)
-        found = preview(config, given.samples, str(given.run_file), caches)
+        found = preview(config, given.samples, str(given.run_file), caches if caches.is_dir() else caches.parent)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2

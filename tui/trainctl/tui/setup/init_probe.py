@@ -72,8 +72,12 @@ def data_kind(path: Path) -> DataKind:
 
 def machine() -> ThisMachine:
     """This one, as it is now."""
-    backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
-    return ThisMachine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
+    return ThisMachine(names.node_name(), backends(), psutil.virtual_memory().total, interfaces())
+
+
+def backends() -> tuple[str, ...]:
+    """Of BACKENDS, those that are installed."""
+    return tuple(name for name in BACKENDS if find_spec(name) is not None)
 
 
 def interfaces() -> tuple[Interface, ...]:
