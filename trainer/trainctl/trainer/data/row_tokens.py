@@ -64,6 +64,11 @@ class RowTokenizer:
         return max(ids - {*getattr(self._tokenizer, "added_tokens_decoder", ())}, default=0)
 
     @property
+    def has_end(self) -> bool:
+        """Whether it has a token that ends texts and completions."""
+        return self._tokenizer.eos_token_id is not None
+
+    @property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer: those that the model's directory names, and the tokenizer's own."""
         named = () if isinstance(self._tokenizer, ByteTokenizer) else model_files.end_tokens(self._model)
@@ -71,8 +76,8 @@ class RowTokenizer:
         return frozenset(named if own is None else (*named, own))
 
     def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
-        """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
-        InvalidInputError."""
+        """The tokens before an answer, as training has them: `plain`, with the special tokens that a text begins with
+        only. Raises InvalidInputError."""
         tokens = self._prompt(prompt, plain=plain)
         check_ids(tokens, self._vocabulary, "prompt")
         return tokens
@@ -90,7 +95,9 @@ class RowTokenizer:
     def _plain(self, text: str) -> list[int]:
         if isinstance(self._tokenizer, ByteTokenizer):
             return self._ids([text])[0]
-        return [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        begin = added_before(self._ids([text])[0], plain)
+        return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def _opened(self, row: Conversation) -> list[int]:
         """A conversation up to where the assistant's turn begins."""
@@ -208,6 +215,12 @@ class RowTokenizer:
 
     def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
         return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+
+
+def added_before(whole: list[int], plain: list[int]) -> list[int]:
+    """The special tokens that a text's tokens begin with, if they are `plain` without special ones."""
+    starts = range(len(whole) - len(plain) + 1)
+    return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
 
 
 def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None:
