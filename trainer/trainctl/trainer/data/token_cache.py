@@ -120,7 +120,8 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
         digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe, dtype, work)
     else:
         digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
-    _write_notes(recipe, work, dtype, digest, data_digests(Path(config.data.path), recipe.kind).files)
+    files = data_digests(Path(config.data.path), recipe.kind).files
+    _write_notes(work, dtype, digest, files, has_end=recipe.has_end())
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
@@ -132,19 +133,20 @@ def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> Non
     """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
     parts, dtype = encode(chunk), _dtype(recipe)
     assert isinstance(parts, SampleTokens)
-    _write_notes(recipe, work, dtype, _write_samples(iter([parts]), dtype, work), ())
+    _write_notes(work, dtype, _write_samples(iter([parts]), dtype, work), (), has_end=_has_end(recipe))
 
 
 def _write_notes(
-    recipe: Recipe, work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest]
+    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], *, has_end: bool
 ) -> None:  # fmt: skip
     named = [[file.name, file.digest] for file in files]
-    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": _has_end(recipe)}
+    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end}
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
 @functools.cache
 def _has_end(recipe: Recipe) -> bool:
+    """Of the chunks of a growing file: the tokenizer is read once."""
     return recipe.has_end()
 
 
