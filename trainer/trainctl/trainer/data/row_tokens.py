@@ -19,6 +19,7 @@ from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
+from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
 from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
 
@@ -204,7 +205,8 @@ class RowTokenizer:
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         try:
-            return self._tokenizer.apply_chat_template(messages, tools=row.tools, **options)
+            template = dated(self._check_template(row))
+            return self._tokenizer.apply_chat_template(messages, row.tools, chat_template=template, **options)
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
             raise self._refusal(row, error) from None
         except Exception as error:
