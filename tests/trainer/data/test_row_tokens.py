@@ -40,7 +40,7 @@ def counted(made: RowTokenizer, row: Any) -> tuple[str, str]:
     return decode(tokens), decode([token for token, flag in zip(tokens, mask, strict=True) if flag])
 
 
-def with_template(template: str) -> RowTokenizer:
+def with_template(template: str | None) -> RowTokenizer:
     return RowTokenizer(tokenizer(template), Path("model"))
 
 
@@ -92,6 +92,16 @@ def test_calls_of_tools_count(name: str) -> None:
     assert found and not first.strip() and last.endswith("It is 4.<|im_end|>\n") and "response" not in last
     tokens = made.prompt(prompt_of({"prompt": CALLING[:1], "tools": [ADD]}, "x"), plain=False)
     assert text.startswith(made._tokenizer.decode(tokens))
+
+
+def test_tools_select_a_template_of_their_own() -> None:
+    made: Any = with_template(None)
+    made._tokenizer.chat_template = {"default": CHATML, "tool_use": "T" + CHATML}
+    assert counted(made, Conversation("x", TALK))[0].startswith("<|im_start|>user")
+    assert counted(made, Conversation("x", TALK, tools=[ADD]))[0].startswith("T<|im_start|>user")
+    made._tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(InvalidInputError, match=r"x: the chat template of model refuses it: .*no default"):
+        counted(made, Conversation("x", TALK))
 
 
 @pytest.mark.parametrize("text", ["%d %b %Y", "%Y-%m-%d", "%A, %B %-d, %Y", "%H:%M:%S"])

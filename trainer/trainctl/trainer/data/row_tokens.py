@@ -173,12 +173,15 @@ class RowTokenizer:
         ]  # fmt: skip
 
     def _check_template(self, row: Conversation) -> str:
-        template: str | None = self._tokenizer.chat_template
-        if not template:
+        """The template that the row's tools select, if there are several."""
+        if not self._tokenizer.chat_template:
             raise InvalidInputError(
                 row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
             )
-        return template
+        try:
+            return str(self._tokenizer.get_chat_template(tools=row.tools))
+        except ValueError as error:
+            raise self._refusal(row, error) from None
 
     def _marked(self, row: Conversation) -> TokenRow:
         """As the template itself marks it; of what a prompt holds nothing counts."""
