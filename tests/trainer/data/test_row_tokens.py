@@ -11,6 +11,7 @@ import trl
 from tests.trainer.support.chat_model import CHATML, VOCABULARY, make_chat_model, questions, tokenizer, write_rows
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
 from trainctl.trainer.data.chat_spans import Span, assistant_spans, common_length
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
@@ -39,7 +40,7 @@ def counted(made: RowTokenizer, row: Any) -> tuple[str, str]:
     return decode(tokens), decode([token for token, flag in zip(tokens, mask, strict=True) if flag])
 
 
-def with_template(template: str) -> RowTokenizer:
+def with_template(template: str | None) -> RowTokenizer:
     return RowTokenizer(tokenizer(template), Path("model"))
 
 
@@ -91,6 +92,28 @@ def test_calls_of_tools_count(name: str) -> None:
     assert found and not first.strip() and last.endswith("It is 4.<|im_end|>\n") and "response" not in last
     tokens = made.prompt(prompt_of({"prompt": CALLING[:1], "tools": [ADD]}, "x"), plain=False)
     assert text.startswith(made._tokenizer.decode(tokens))
+
+
+def test_tools_select_a_template_of_their_own() -> None:
+    made: Any = with_template(None)
+    made._tokenizer.chat_template = {"default": CHATML, "tool_use": "T" + CHATML}
+    assert counted(made, Conversation("x", TALK))[0].startswith("<|im_start|>user")
+    assert counted(made, Conversation("x", TALK, tools=[ADD]))[0].startswith("T<|im_start|>user")
+    made._tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(InvalidInputError, match=r"x: the chat template of model refuses it: .*no default"):
+        counted(made, Conversation("x", TALK))
+
+
+@pytest.mark.parametrize("text", ["%d %b %Y", "%Y-%m-%d", "%A, %B %-d, %Y", "%H:%M:%S"])
+def test_a_template_that_writes_today_s_date_gets_a_fixed_one(text: str) -> None:
+    macro = (
+        "{% macro head() %}{% if strftime_now is defined %}{{ strftime_now('" + text + "') }}{% endif %}{% endmacro %}"
+    )
+    made = with_template("\n" + macro + "{{ head() }};" + CHATML)
+    whole, _ = counted(made, Conversation("x", TALK))
+    date = TEMPLATE_DATE.strftime(text.replace("%-d", "1"))
+    assert whole.startswith(f"\n{date};<|im_start|>user")
+    assert made._tokenizer.decode(made.prompt(Conversation("x", TALK[:1]), plain=False)).startswith(f"\n{date};")
 
 
 def test_only_the_turns_of_the_completion_count() -> None:

@@ -158,3 +158,4 @@ def test_a_person_reads_shares_beside_counts() -> None:
         "padding     25.3% of a micro-batch of 8 without packing",
         "packing     1,200 packs, 97.1% full",
     ]
+    assert statistics_lines(msgspec.structs.replace(found, warning="no end"))[-1] == "warning     no end"

@@ -8,6 +8,7 @@ from typing import assert_never
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.data_statistics import without_end
 from trainctl.protocol.config import families, run_file, run_tables
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import read_facts
@@ -251,7 +252,7 @@ def load_trainer(
         dataset = _open_growing(who, config, caches, where, progress, status, control)
     else:
         dataset = open_dataset(config, caches, where, _tokenizing(status, control))
-        _log_dataset(dataset)
+        _log_dataset(dataset, config)
     control.detail = ""
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
@@ -289,7 +290,9 @@ def _open_growing(
 
     look = _ended_by(progress, status, control)
     report = _tokenizing(status, control)
-    return open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    growing = open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    _log_end(growing.now.chunks[0], config)
+    return growing
 
 
 def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Look:
@@ -304,13 +307,19 @@ def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Loo
     return look
 
 
-def _log_dataset(dataset: Dataset) -> None:
+def _log_dataset(dataset: Dataset, config: run_tables.RunFile) -> None:
+    _log_end(dataset, config)
     _log_lost(dataset, "samples")
     if dataset.evaluation is not None:
         _log_lost(dataset.evaluation, "held-out samples")
     if dataset.packs is not None:
         samples, packs = len(dataset.packs.members), len(dataset.packs)
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
+
+
+def _log_end(dataset: Dataset, config: run_tables.RunFile) -> None:
+    if not dataset.has_end:
+        log.warning("%s", without_end(config.data.kind))
 
 
 def _log_lost(dataset: Dataset, samples: str) -> None:

@@ -14,7 +14,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
 from trainctl.trainer.data.chunks import Chunk, TextTokens
-from trainctl.trainer.data.row_tokens import TokenRow, check_ids, row_tokenizer
+from trainctl.trainer.data.row_tokens import TokenRow, added_before, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import lines_in, rows_in
 
 
@@ -50,12 +50,22 @@ class Recipe(NamedTuple):
             return _byte_tokens
         return self._text_encoder()
 
+    def begin(self) -> Sequence[int]:
+        """The tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
+        return () if self.tokenizer == "bytes" else _begin(self._read_tokenizer())
+
     def end(self) -> Sequence[int]:
         """The token that ends a text, if there is one."""
         if self.tokenizer == "bytes":
             return (BYTES_END,)
         end = model_config(self.model).get("eos_token_id")
         return end[:1] if isinstance(end, list) else () if end is None else (end,)
+
+    def has_end(self) -> bool:
+        """Whether texts and completions get an end token."""
+        if self.kind == "rows":
+            return row_tokenizer(self.model, self.tokenizer, self.where).has_end
+        return self.kind == "samples" or bool(self.end())
 
     def _rows_encoder(self) -> Encode:
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
@@ -65,7 +75,7 @@ class Recipe(NamedTuple):
     def _text_encoder(self) -> Encode:
         tokenizer = self._read_tokenizer()
         added = tokenizer.get_added_tokens_decoder()
-        self._check_vocabulary(max([*({*tokenizer.get_vocab().values()} - {*added}), *self.end()]))
+        self._check_vocabulary(max([*({*tokenizer.get_vocab().values()} - {*added}), *_begin(tokenizer), *self.end()]))
         vocabulary = vocabulary_size(self.model)
 
         def encode(chunk: Chunk) -> TextTokens:
@@ -96,6 +106,11 @@ class Recipe(NamedTuple):
                 f"{self.where}: data.tokenizer",
                 f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
             )
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    whole, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
+    return added_before(whole, plain)
 
 
 def _text(chunk: Chunk) -> str:

@@ -54,6 +54,7 @@ class Dataset:
         InvalidInputError, blaming `where`, if nothing is left to train on and it may not be empty."""
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
         self.files = cache.files  # the sources
+        self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end

@@ -19,6 +19,7 @@ from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
+from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
 from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
 
@@ -64,6 +65,11 @@ class RowTokenizer:
         return max(ids - {*getattr(self._tokenizer, "added_tokens_decoder", ())}, default=0)
 
     @property
+    def has_end(self) -> bool:
+        """Whether it has a token that ends texts and completions."""
+        return self._tokenizer.eos_token_id is not None
+
+    @property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer: those that the model's directory names, and the tokenizer's own."""
         named = () if isinstance(self._tokenizer, ByteTokenizer) else model_files.end_tokens(self._model)
@@ -71,8 +77,8 @@ class RowTokenizer:
         return frozenset(named if own is None else (*named, own))
 
     def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
-        """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
-        InvalidInputError."""
+        """The tokens before an answer, as training has them: `plain`, with the special tokens that a text begins with
+        only. Raises InvalidInputError."""
         tokens = self._prompt(prompt, plain=plain)
         check_ids(tokens, self._vocabulary, "prompt")
         return tokens
@@ -90,7 +96,9 @@ class RowTokenizer:
     def _plain(self, text: str) -> list[int]:
         if isinstance(self._tokenizer, ByteTokenizer):
             return self._ids([text])[0]
-        return [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        begin = added_before(self._ids([text])[0], plain)
+        return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def _opened(self, row: Conversation) -> list[int]:
         """A conversation up to where the assistant's turn begins."""
@@ -165,12 +173,15 @@ class RowTokenizer:
         ]  # fmt: skip
 
     def _check_template(self, row: Conversation) -> str:
-        template: str | None = self._tokenizer.chat_template
-        if not template:
+        """The template that the row's tools select, if there are several."""
+        if not self._tokenizer.chat_template:
             raise InvalidInputError(
                 row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
             )
-        return template
+        try:
+            return str(self._tokenizer.get_chat_template(tools=row.tools))
+        except ValueError as error:
+            raise self._refusal(row, error) from None
 
     def _marked(self, row: Conversation) -> TokenRow:
         """As the template itself marks it; of what a prompt holds nothing counts."""
@@ -197,7 +208,8 @@ class RowTokenizer:
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         try:
-            return self._tokenizer.apply_chat_template(messages, tools=row.tools, **options)
+            template = dated(self._check_template(row))
+            return self._tokenizer.apply_chat_template(messages, row.tools, chat_template=template, **options)
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
             raise self._refusal(row, error) from None
         except Exception as error:
@@ -208,6 +220,12 @@ class RowTokenizer:
 
     def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
         return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+
+
+def added_before(whole: list[int], plain: list[int]) -> list[int]:
+    """The special tokens that a text's tokens begin with, if they are `plain` without special ones."""
+    starts = range(len(whole) - len(plain) + 1)
+    return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
 
 
 def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None:

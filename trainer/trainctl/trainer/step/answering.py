@@ -22,8 +22,8 @@ class Answerer:
     """A model with its tokenizer."""
 
     def __init__(self, backend: Backend, tokenizer: RowTokenizer, longest: int | None, *, plain: bool) -> None:
-        """`longest`: tokens that the model allows, None: any number. `plain`: texts are tokenized without the special
-        tokens of rows."""
+        """`longest`: tokens that the model allows, None: any number. `plain`: texts are tokenized as for
+        `kind = "text"`, else as for rows."""
         self._backend, self._tokenizer, self._longest, self._plain = backend, tokenizer, longest, plain
 
     def answer(self, prompt: Prompt | Conversation, how: Decoding, alive: Callable[[], None]) -> Answered:
