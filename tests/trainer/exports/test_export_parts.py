@@ -64,10 +64,12 @@ def test_commands_can_be_pasted() -> None:
 
 def test_logits_agree_within_a_tolerance_that_grows_with_them() -> None:
     logits = np.full((1, 2, 3), 0.5, np.float32)
-    assert compare(logits, logits + np.float32(8e-6), 1e-5).agrees
-    assert not compare(logits, logits + np.float32(3e-5), 1e-5).agrees
-    assert compare(logits * 40, logits * 40 + np.float32(1e-4), 1e-5).agrees
-    assert not compare(logits, logits * np.float32(NAN), 1e-5).agrees
+    assert compare(logits, logits + np.float32(8e-6)).agrees
+    assert not compare(logits, logits + np.float32(3e-5)).agrees
+    assert compare(logits * 40, logits * 40 + np.float32(1e-4)).agrees
+    assert not compare(logits, logits * np.float32(NAN)).agrees
+    rounded = compare(logits, logits, unrounded=logits + 1)
+    assert (rounded.agrees, rounded.rounding) == (True, 1.0), "rounding is reported, and no error"
 
 
 def test_the_probe_spreads_over_the_vocabulary() -> None:
