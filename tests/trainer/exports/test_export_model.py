@@ -1,5 +1,6 @@
 """Every form of an export opens in its own library as the model that was trained; what cannot be made is one line."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -30,7 +31,10 @@ Export = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("base") / "model", hidden=64, intermediate=128)
+    folder = make_chat_model(tmp_path_factory.mktemp("base") / "model", hidden=64, intermediate=128)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "short.jinja").write_text("{{ messages }}", "utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,7 @@ def test_peft_opens_adapters(trained: Callable[[str], TrainedRun], export: Expor
     assert difference(by_torch(tmp_path / "out", run), run) <= EXACT
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"} <= names
+    assert (tmp_path / "out" / "additional_chat_templates" / "short.jinja").read_text("utf-8") == "{{ messages }}"
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -276,6 +281,12 @@ def test_a_checkpoint_is_chosen(
     assert f"| held-out loss | {held_out} |" in card
     assert "| held-out data |" not in card, "a fraction of the data has no name"
     assert "| trained | LoRA, rank 4, alpha 16, on all linear layers |" in card
+    for fact in ("objective | sft", "warm-up | 0 steps", "weight decay | 0", "seed | 3"):
+        assert f"| {fact} |" in card
+    data = kept.paths.directory.with_name("rows.jsonl").read_bytes()
+    assert f"| rows.jsonl | `{hashlib.sha256(data).hexdigest()}` |" in card
+    curve = card[card.index("| from step |") : card.index("| data file |")]
+    assert [line.split()[1] for line in curve.splitlines()[2:-1]] == [str(point) for point in range(1, step + 1)]
 
 
 @pytest.mark.parametrize(("form", "options", "says"), [
