@@ -11,8 +11,8 @@ from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.checkpoints.files import ADAPTER, CARRIED_FILES
-from trainctl.trainer.exports.result_files import copy_carried, float32_file, write_json
-from trainctl.trainer.exports.trained_model import TrainedModel
+from trainctl.trainer.exports.result_files import copy_templates, float32_file, write_json
+from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
 OWN_BASE = "base"
 """Folder of the base with a config.json for mlx-lm."""
@@ -24,7 +24,7 @@ def write_peft(trained: TrainedModel, lora: Lora, folder: Path) -> None:
     OSError."""
     shutil.copyfile(trained.weights, folder / ADAPTER)
     write_json(folder / "adapter_config.json", lora.peft_config(Path(trained.config.model.path)))
-    copy_carried(trained.checkpoint, folder)
+    copy_tokenizer(trained, folder)
 
 
 def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
@@ -54,3 +54,4 @@ def _link_base(base: Path, folder: Path) -> None:
                 (folder / name).symlink_to((base / name).absolute())
             except OSError:
                 shutil.copyfile(base / name, folder / name)
+    copy_templates(base, folder)

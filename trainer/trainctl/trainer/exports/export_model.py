@@ -19,6 +19,7 @@ from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer.common.atomic_folder import make_folder, part_of
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.exports.adapter_files import OWN_BASE, write_mlx, write_peft
+from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import llama_cpp_lines, loading_lines, model_card
@@ -62,13 +63,16 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
     def write(work: Path) -> None:
         kept = _write(trained, form, dtype, work)
         own = OWN_BASE if (work / OWN_BASE).exists() else ""
-        card = model_card(run, trained.config, trained.loop, history, form, own)
+        card = model_card(
+            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config)
+        )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
-        compared = _verified(trained, form, work, kept) if wanted.verify else None
+        compared = _verified(trained, form, work) if wanted.verify else None
         made["bytes"] = sum(path.stat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink())
         made["dtype"] = kept
         made["difference"] = compared.difference if compared else None
         made["tolerance"] = compared.tolerance if compared else None
+        made["rounding"] = compared.rounding if compared else None
 
     make_folder(folder, write)
     return made | _advice(trained.config, form, folder)
@@ -98,14 +102,13 @@ def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> 
     return None
 
 
-def _verified(trained: TrainedModel, form: Form, work: Path, dtype: str | None) -> Comparison:
+def _verified(trained: TrainedModel, form: Form, work: Path) -> Comparison:
     """Raises RefusedError if the export isn't the trained model."""
-    found = verify_export(trained, form, work, dtype)
+    found = verify_export(trained, form, work)
     if not found.agrees:
-        rounding = "; --dtype float32 shows whether that is rounding" if dtype not in (None, "float32") else ""
         raise RefusedError(
             f"verification failed: logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed; "
-            f"nothing was written{rounding}"
+            "nothing was written"
         )
     return found
 

@@ -2,11 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.objectives import objective_name
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
+from trainctl.trainer.exports.data_files import DataFile
 from trainctl.trainer.exports.history import History
 from trainctl.trainer.exports.verification import Form
 
@@ -17,8 +20,12 @@ _OWN_BASE = (
 _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
 
 
-def model_card(run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "") -> str:
-    """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder."""
+def model_card(
+    run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "",
+    data: Sequence[DataFile] = (),
+) -> str:  # fmt: skip
+    """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder. `data`: the
+    files of the run's data, as they are on this machine."""
     rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
     head = ["---", f"library_name: {_LIBRARY[form]}", "pipeline_tag: text-generation", "tags:", "- trainctl"]
@@ -27,6 +34,9 @@ def model_card(run: str, config: RunFile, loop: LoopState, history: History, for
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
     if curve:
         lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
+    if data:
+        lines += ["", "| data file | SHA-256, at the export |", "| --- | --- |"]
+        lines += [f"| {file.name} | `{file.sha256}` |" for file in data]
     usage = [f"    {line}" for line in loading_lines(form, Path(), config, own_base)]
     if own_base:
         usage += ["", *_OWN_BASE]
@@ -69,7 +79,11 @@ def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str
         ("base", base_name(Path(config.model.path))),
         ("trained", _recipe(config.adapter)),
         ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} samples each"),
+        ("objective", objective_name(config.objective, config.data.kind)),
         ("optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
+        ("warm-up", f"{optimizer.warmup(config.run.steps):,} steps"),
+        ("weight decay", f"{optimizer.weight_decay:g}"),
+        ("seed", str(loop.seed)),
         ("data", f"{config.data.kind}, {loop.samples:,} samples of up to {config.data.sequence_length:,} tokens"),
         ("data digest", loop.data_digest),
         ("held-out data", Path(config.data.held_out_path).name),

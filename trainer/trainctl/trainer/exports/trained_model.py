@@ -19,6 +19,7 @@ from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
 from trainctl.trainer.common.model_files import read_object
+from trainctl.trainer.exports.result_files import copy_carried, copy_templates
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     if digest_of(found.weights) != verify(folder, hashes=False).files[found.weights.name].sha256:
         raise InvalidInputError(str(found.weights), "altered: it does not match its SHA-256; use another --step")
     return found
+
+
+def copy_tokenizer(trained: TrainedModel, folder: Path) -> None:
+    """The checkpoint's files of the tokenizer, and the base's further chat templates. Raises OSError."""
+    copy_carried(trained.checkpoint, folder)
+    if trained.base is not None:
+        copy_templates(trained.base, folder)
 
 
 def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequence[Evaluation]) -> Path:
