@@ -40,7 +40,9 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     intermediate = stated if isinstance(stated, int) else 4 * sizes[0]
     stated = config.get("max_position_embeddings")
     positions = stated if isinstance(stated, int) and stated > 0 else None
-    return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:], positions)
+    width, layers, heads, vocabulary = sizes
+    family = str(whole.get("model_type", ""))
+    return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions)
 
 
 def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
