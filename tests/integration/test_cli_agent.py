@@ -420,4 +420,5 @@ def test_a_run_that_fails_while_it_loads_says_why(idle: Agent) -> None:
     wait_until(lambda: "failed at step 0" in call("events", *idle.at).stdout, "the failed run to be over", 20)
     assert followed.returncode == 3
     assert re.search(rf"^trainctl: tiny-\S+ failed: .*{described.parent}", followed.stderr, re.M)
+    assert (followed.stdout + followed.stderr).count(str(described.parent)) == 1, "the reason is told once"
     assert "Traceback" not in followed.stderr

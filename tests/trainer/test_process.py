@@ -250,7 +250,7 @@ def test_a_trainer_outlives_its_agent_and_is_taken_up_by_the_next(agent: Agent, 
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"model__path": "/nowhere"}, "model.path: no Hugging Face model"),
+        ({"model__path": "/nowhere"}, "model.path: no such folder: /nowhere"),
         ({"data__path": "/nowhere"}, "data.path: no such file or folder: /nowhere"),
         ({"batch__micro": 0}, "batch.micro: must be a whole number of at least 1"),
     ],

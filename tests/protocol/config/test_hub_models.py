@@ -47,6 +47,16 @@ def download(cache: Path, model: str) -> Path:
     return folder
 
 
+def test_a_cached_folder_is_known_by_id_and_commit(cache: Path) -> None:
+    folder = download(cache, "org/tiny-1.5")
+    assert hub_models.reference(folder) == ("org/tiny-1.5", "a" * 40)
+    assert hub_models.model_folder(*hub_models.reference(folder)) == folder
+    (folder.parents[1] / "refs" / "main").write_text("b" * 40)
+    assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder, "though it isn't the newest any more"
+    assert hub_models.reference(folder.with_name("main")) == ("org/tiny-1.5", None)
+    assert hub_models.reference(Path("/models/tiny")) == ("/models/tiny", None)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     (tmp_path / "data.txt").write_text("text " * 9)
@@ -64,6 +74,14 @@ def path(tmp_path: Path) -> Path:
 )  # fmt: skip
 def test_the_form_of_an_id(name: str, is_id: bool) -> None:
     assert hub_models.is_hub_id(name) is is_id
+
+
+def test_a_missing_folder_beside_others_is_no_id(path: Path, cache: Path) -> None:
+    (path.parent / "org").mkdir()
+    with pytest.raises(InvalidInputError, match=f"model.path: no such folder: {path.parent}/org/tiny-1.5"):
+        run_file.check_paths(run_file.read(path), "run.toml")
+    download(cache, "org/tiny-1.5")
+    assert run_file.read(path).model.path == "org/tiny-1.5"
 
 
 def test_an_id_stays_in_the_run_file_and_is_found_where_the_files_are_read(path: Path, cache: Path) -> None:

@@ -118,11 +118,17 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("adapter.kind", "dora", "'dora'"),
         ("adapter.rank", 0, " of at least 1"),
         ("adapter.alpha", 0, "must be a number above 0"),
-        ("adapter.targets", "attention", "'attention' is not one of"),
+        (
+            "adapter.targets", "q_proj",
+            'adapter.targets: must be "linear" or a list of layer names, such as ["q_proj", "v_proj"]',
+        ),
         ("adapter.targets", [], " of at least 1"),
         ("adapter.layers", -1, " of at least 0"),
         ("adapter.dropout", 1, " below 1"),
-        ("objective.kind", "dpo", "'dpo'"),
+        ("objective.kind", "kto", "'kto'"),
+        ("objective.loss", "aot", "'aot'"),
+        ("objective.beta", 0, "must be a number above 0"),
+        ("objective.label_smoothing", 0.5, " below 0.5"),
         ("objective.kind", "sft", 'needs data.kind = "rows" or "samples"'),
         ("checkpoint.every_steps", -1, " of at least 0"),
         ("checkpoint.keep_last", 0, " of at least 1"),
@@ -382,6 +388,12 @@ def _write(name: str, raw: bytes) -> Any:
         (_write("model/config.json", b"{"), "model.path", "config.json is not a JSON object"),
         (_write("model/config.json", b"[]"), "model.path", "config.json is not a JSON object"),
         (
+            _write("model/config.json", b'{"quantization_config": {"bits": 4}}'),
+            "model.path",
+            "config.json has quantization_config: quantized models are not supported yet; use the unquantized model",
+        ),
+        (_write("model/config.json", b'{"quantization": {"bits": 4}}'), "model.path", "config.json has quantization: "),
+        (
             _write("model/more.safetensors", b""),
             "model.path",
             "more.safetensors is not a safetensors file: its first 8",
@@ -411,13 +423,16 @@ def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: 
         ({"data.kind": "samples"}, "data.path", "is a folder"),
         ({"data.kind": "samples", "data.path": "data/*"}, "data.path", "is a glob"),
         ({"data.path": "data/b*.txt"}, "data.path", "matches no *.txt file with text"),
-        ({"data.path": "data/*", "data.kind": "rows"}, "data.path", "matches no *.jsonl or *.ndjson or *.parquet file"),
+        ({"data.path": "data/rows.jsonl"}, "data.path", 'not plain text: set data.kind = "rows" (or "samples")'),
+        ({"data.path": "data/*.parquet"}, "data.path", 'not plain text: set data.kind = "rows" (or "samples")'),
+        ({"data.path": "data/a*", "data.kind": "rows"}, "data.path", "matches no *.jsonl or *.ndjson or *.parquet"),
         ({"data.tokenizer": "model"}, "data.tokenizer", "tokenizer.json"),
         ({"model.path": "data"}, "model.path", "no Hugging Face model"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], field: str, says: str) -> None:
     assets(tmp_path)
+    (tmp_path / "data" / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 99)
     with pytest.raises(InvalidInputError) as caught:
         run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
@@ -500,6 +515,8 @@ def test_a_folder_for_token_caches_is_tried(tmp_path: Path, monkeypatch: pytest.
     assert problem(tmp_path) == problem(tmp_path / "new") == ""
     where = "run.toml: nodes.a.cache_path: "
     assert problem(tmp_path / "no" / "new") == f"{where}no such folder: {tmp_path / 'no'}; create it on that machine"
+    if Path("/proc/self").exists():
+        assert problem(Path("/proc/caches")).startswith(where)
     assert problem(tmp_path / "run.toml") == f"{where}{tmp_path / 'run.toml'} is not a folder"
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     assert problem(tmp_path / "new") == f"{where}no permission to write in {tmp_path}; change its owner or mode"

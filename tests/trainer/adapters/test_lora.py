@@ -10,7 +10,7 @@ from tests.trainer.support.curves import losses, plain_losses, worst
 
 from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.adapters.lora import lora_of
+from trainctl.trainer.adapters.lora import Lora, lora_of
 from trainctl.trainer.backends import torch_model
 from trainctl.trainer.common.model_files import stored_shapes
 
@@ -21,6 +21,13 @@ Rigs = Callable[..., Any]
 
 def adapted(new_rig: Rigs, backend: str, **changes: Any) -> Any:
     return new_rig(backend, **{"samples": True, "adapter": LORA, "optimizer__learning_rate": 1e-2, **changes})
+
+
+def test_peft_is_told_the_bases_id_on_the_hub() -> None:
+    lora = Lora(AdapterTable(kind="lora"), {"model.layers.0.mlp.up_proj": (4, 2)}, 1)
+    stated = lora.peft_config(Path("/cache/models--org--tiny/snapshots") / ("a" * 40))
+    assert (stated["base_model_name_or_path"], stated["revision"]) == ("org/tiny", "a" * 40)
+    assert lora.peft_config(Path("/models/tiny"))["base_model_name_or_path"] == "/models/tiny"
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -84,6 +91,10 @@ def test_only_the_adapters_are_trained_and_travel(new_rig: Rigs) -> None:
     ("change", "what"),
     [
         ({"targets": ("q_proj", "wrong")}, r"adapter.targets: the model has no layer 'wrong'; it has down_proj, "),
+        (
+            {"targets": ("lm_head",)},
+            r"adapter.targets: adapters can't be attached to lm_head or the embeddings; choose",
+        ),
         ({"layers": 3}, r"adapter.layers: 3 are more than the model's 2"),
     ],
 )

@@ -19,6 +19,7 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import choose, load
 from trainctl.trainer.collective.shared_buffer import layout_digest
+from trainctl.trainer.data.batch import collate
 
 RunFileWriter = Callable[..., runfile.RunFile]
 Loader = Callable[[Path, str], Backend]
@@ -60,6 +61,52 @@ def test_at_16_bits_it_says_so(run_file: RunFileWriter, assets: Path) -> None:
     for backend in ("torch", "mlx"):
         config = run_file(model__dtype="bfloat16", nodes__here={"backend": backend, "device": "cpu"})
         assert load(config, config.nodes["here"], "run.toml").compute.dtype == "bfloat16"
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 64, "activation_function": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"attention_dropout": 0.3}, "attention_dropout"), (GPT2, "resid_pdrop, embd_pdrop")],
+    ids=["stated", "by default"],
+)  # fmt: skip
+def test_the_librarys_own_dropout_is_off(
+    assets: Path, tmp_path: Path, change: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same batch has the same loss in training. One line says so, and config.json stays."""
+    import torch
+
+    from trainctl.trainer.backends import torch_model
+
+    stated = json.loads((assets / "model" / "config.json").read_text("utf-8")) | change
+    (tmp_path / "config.json").write_text(json.dumps(stated), encoding="utf-8")
+    model: Any = torch_model.read_model(tmp_path, "run.toml", with_weights=False).train()
+    one, other = (model(input_ids=torch.arange(32)[None]).logits for _ in range(2))
+    assert torch.equal(one, other)
+    (said,) = caplog.messages
+    assert name in said
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == stated
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("adapter", [{}, {"kind": "lora"}], ids=["full", "lora"])
+def test_a_model_that_does_not_train_has_no_optimizer(
+    run_file: RunFileWriter, backend: str, adapter: dict[str, Any]
+) -> None:
+    """Nor float32 masters; its log-probabilities are those of one that does."""
+    node = {"backend": backend, "device": "cpu"}
+    config = run_file(model__dtype="bfloat16", adapter=adapter, nodes__here=node)
+    trains, reads = (load(config, config.nodes["here"], "run.toml", trains=trains) for trains in (True, False))
+    own: Any = reads
+    assert (trains.slots, reads.slots) == (("exp_avg", "exp_avg_sq"), ())
+    assert not own._slots if backend == "mlx" else own._optimizer is None
+    assert {str(held.dtype).split(".")[-1] for held in _masters(own)} == {"float32" if adapter else "bfloat16"}
+    batch = collate([(np.arange(start, start + 32, dtype=np.int32), np.ones(31, np.bool_)) for start in (0, 64)])
+    assert np.array_equal(trains.token_log_probabilities(batch), reads.token_log_probabilities(batch))
+
+
+def _masters(backend: Any) -> list[Any]:
+    return [*backend._masters.values()] if isinstance(backend._masters, dict) else backend._masters
 
 
 @pytest.mark.parametrize("tied", [True, False])

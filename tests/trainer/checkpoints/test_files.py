@@ -390,7 +390,7 @@ def test_an_adapter_s_checkpoint_resumes_to_the_byte_and_opens_in_peft(
         straight.train(step, 5)
     model = Path(straight.config.model.path)
     folder = tmp_path / "checkpoints" / "step-3"
-    config = straight.backend.parts.adapter.peft_config(str(model))
+    config = straight.backend.parts.adapter.peft_config(model)
     files.write(folder, "r", loop_state(straight), straight.backend.export_state(), model, adapter=config)
     batch = straight.dataset.batch(np.arange(3))
     ours = straight.backend.token_log_probabilities(batch)

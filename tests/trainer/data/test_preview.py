@@ -1,5 +1,6 @@
 """A preview counts what the run would train on, and shows samples token by token."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
+from trainctl.protocol.batch.data_statistics import without_end
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
@@ -21,9 +23,8 @@ def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
 
     def make(rows: list[Any], **changes: Any) -> Any:
         path = write_rows(tmp_path / "rows.jsonl", rows)
-        return run_file(
-            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer="model", **changes
-        )
+        told = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model"}
+        return run_file(model__path=str(model), **(told | changes))
 
     return make
 
@@ -56,6 +57,23 @@ def test_each_kind_of_data_has_one(run_file: RunFile, assets: Path, kind: str) -
     path = assets / ("text" if kind == "text" else "samples.jsonl")
     found = preview(run_file(data__path=str(path), data__kind=kind), 1, "run.toml")
     assert found.samples > 50 and found.tokens >= found.counted > 0 and len(found.shown[0].tokens) > 1
+
+
+@pytest.mark.parametrize("kind", ["rows", "text"])
+def test_texts_without_an_end_token_are_warned_of(rows_file: RunFile, tmp_path: Path, kind: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("import random", "utf-8")
+    changes = {"data__path": str(text), "data__kind": kind, "data__sequence_length": 2} if kind == "text" else {}
+    rows = [{"prompt": "a", "completion": "b"}] * 3
+    assert preview(rows_file(rows, **changes), 0, "run.toml").warning == ""
+    file, name = ("config.json", "eos_token_id") if kind == "text" else ("tokenizer_config.json", "eos_token")
+    path = tmp_path / "model" / file
+    fields = json.loads(path.read_text("utf-8"))
+    del fields[name]
+    path.write_text(json.dumps(fields), "utf-8")
+    found = preview(rows_file(rows, **changes), 0, "run.toml")
+    assert found.warning == without_end("text" if kind == "text" else "rows")
+    assert name in found.warning
 
 
 def test_bytes_are_put_together_to_characters(tmp_path: Path) -> None:

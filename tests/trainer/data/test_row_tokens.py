@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import trl
-from tests.trainer.support.chat_model import CHATML, make_chat_model, questions, tokenizer, write_rows
+from tests.trainer.support.chat_model import CHATML, VOCABULARY, make_chat_model, questions, tokenizer, write_rows
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
 from trainctl.trainer.data.chat_spans import Span, assistant_spans, common_length
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
-from trainctl.trainer.data.rows import Completion, Conversation, Text, row_of
+from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, row_of
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 TALK = [
@@ -39,7 +40,7 @@ def counted(made: RowTokenizer, row: Any) -> tuple[str, str]:
     return decode(tokens), decode([token for token, flag in zip(tokens, mask, strict=True) if flag])
 
 
-def with_template(template: str) -> RowTokenizer:
+def with_template(template: str | None) -> RowTokenizer:
     return RowTokenizer(tokenizer(template), Path("model"))
 
 
@@ -60,6 +61,59 @@ def test_a_turn_whose_reasoning_is_cut_later_is_found_by_its_content() -> None:
     assert counted(made, Conversation("x", REASONED))[1] == (
         "Hello.<|im_end|>\n<think>\n\n</think>\n\nIt is 4.<|im_end|>\n"
     )
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_conversation_that_the_assistant_begins_counts_no_system_prompt(turns: int) -> None:
+    """As Qwen2.5's template, which writes a system prompt of its own."""
+    system = "{{ '<|im_start|>system\nYou are a model.<|im_end|>\n' }}"
+    found = counted(with_template(system + CHATML), Conversation("x", TALK[1 : 1 + turns]))
+    assert found[0].startswith("<|im_start|>system\nYou are a model.<|im_end|>\n<|im_start|>assistant\nHello.")
+    assert found[1] == "Hello.<|im_end|>\n" + "It is 4.<|im_end|>\n" * (turns > 2)
+
+
+CALLING = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2, "b": 2}}}]},
+    {"role": "tool", "content": "4"},
+    {"role": "assistant", "content": "It is 4."},
+]
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_calls_of_tools_count(name: str) -> None:
+    """Qwen3's template writes an empty thought only before the last turn, so the call is no prefix of the whole."""
+    made = with_template((TEMPLATES / f"{name}.jinja").read_text("utf-8"))
+    text, learned = counted(made, row_of({"messages": CALLING, "tools": [ADD]}, "x"))
+    assert '{"type": "function", "function": {"name": "add", "parameters"' in text
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>\n'
+    first, found, last = learned.partition(call)
+    assert found and not first.strip() and last.endswith("It is 4.<|im_end|>\n") and "response" not in last
+    tokens = made.prompt(prompt_of({"prompt": CALLING[:1], "tools": [ADD]}, "x"), plain=False)
+    assert text.startswith(made._tokenizer.decode(tokens))
+
+
+def test_tools_select_a_template_of_their_own() -> None:
+    made: Any = with_template(None)
+    made._tokenizer.chat_template = {"default": CHATML, "tool_use": "T" + CHATML}
+    assert counted(made, Conversation("x", TALK))[0].startswith("<|im_start|>user")
+    assert counted(made, Conversation("x", TALK, tools=[ADD]))[0].startswith("T<|im_start|>user")
+    made._tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(InvalidInputError, match=r"x: the chat template of model refuses it: .*no default"):
+        counted(made, Conversation("x", TALK))
+
+
+@pytest.mark.parametrize("text", ["%d %b %Y", "%Y-%m-%d", "%A, %B %-d, %Y", "%H:%M:%S"])
+def test_a_template_that_writes_today_s_date_gets_a_fixed_one(text: str) -> None:
+    macro = (
+        "{% macro head() %}{% if strftime_now is defined %}{{ strftime_now('" + text + "') }}{% endif %}{% endmacro %}"
+    )
+    made = with_template("\n" + macro + "{{ head() }};" + CHATML)
+    whole, _ = counted(made, Conversation("x", TALK))
+    date = TEMPLATE_DATE.strftime(text.replace("%-d", "1"))
+    assert whole.startswith(f"\n{date};<|im_start|>user")
+    assert made._tokenizer.decode(made.prompt(Conversation("x", TALK[:1]), plain=False)).startswith(f"\n{date};")
 
 
 def test_only_the_turns_of_the_completion_count() -> None:
@@ -192,6 +246,26 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
         config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | change), "utf-8")
     with pytest.raises(InvalidInputError, match=what):
         opened([{"text": "a"}])
+
+
+@pytest.mark.parametrize("kind", ["rows", "text"])
+def test_an_added_token_that_the_model_lacks_is_refused_where_it_occurs(
+    opened: Callable[..., Dataset], tmp_path: Path, kind: str
+) -> None:
+    """As Gemma 3's <image_soft_token>, whose id is just above the vocabulary of its text models."""
+    path = tmp_path / "model" / "tokenizer.json"
+    more = json.loads(path.read_text("utf-8"))
+    more["added_tokens"].append({**more["added_tokens"][-1], "id": VOCABULARY, "content": "<image>"})
+    path.write_text(json.dumps(more), "utf-8")
+    rows, text = [{"text": "a"}, {"text": "b <image>"}], tmp_path / "text.txt"
+    change = {"data__path": str(text), "data__kind": "text", "data__sequence_length": 2} if kind == "text" else {}
+    text.write_text("import random", "utf-8")
+    assert opened(rows[:1], **change).samples
+    text.write_text("import random <image>", "utf-8")
+    with pytest.raises(InvalidInputError) as caught:
+        opened(rows, **change)
+    place = "text.txt" if kind == "text" else "rows.jsonl: line 2"
+    assert f"{place}: has the token ID 512, but the model has 512 (config.json: vocab_size)" in str(caught.value)
 
 
 def test_bytes_need_no_tokenizer_and_have_no_template(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.rows import Completion, Conversation, Text, read_rows, row_of
+from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, read_rows, row_of
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
 
@@ -19,6 +19,29 @@ def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
     assert row_of({"prompt": "a", "completion": "b", "text": None}, "x") == Completion("x", "a", "b")
     assert row_of({"messages": [USER, ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT])
     assert row_of({"prompt": [USER], "completion": [ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT], 1)
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALLING = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_tools_and_their_calls_are_kept(tools: Any, content: dict[str, Any]) -> None:
+    calling = CALLING | content
+    expected = Conversation("x", [USER, calling], 0, [TOOL])
+    assert row_of({"messages": [USER, calling], "tools": tools}, "x") == expected
+    prompted = row_of({"prompt": [USER], "completion": [calling], "tools": tools}, "x")
+    assert prompted == expected._replace(first=1)
+    assert prompt_of({"prompt": [USER], "tools": tools}, "x") == Conversation("x", [USER], 0, [TOOL])
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    assert row_of({"messages": [USER | {"content": parts}, ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT])
 
 
 @pytest.mark.parametrize(
@@ -37,6 +60,12 @@ def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[1]: the assistant's content is empty"),
         ({"messages": [USER, {"role": "assistant"}]}, 'messages[1]: a message needs a "content" of text'),
         ({"messages": [{"content": "a"}]}, 'messages[0]: a message needs a "role"'),
+        ({"messages": [USER | {"content": [{"type": "image"}]}]}, 'the content has a part of type "image"; parts must'),
+        ({"messages": [USER | {"content": ["a"]}]}, "messages[0]: the content has a part of type unknown"),
+        ({"messages": [USER, CALLING | {"tool_calls": [3]}]}, '"tool_calls" must be a list of JSON objects'),
+        ({"messages": [USER, CALLING | {"tool_calls": []}]}, 'messages[1]: a message needs a "content" of text'),
+        ({"messages": [USER, ASSISTANT], "tools": "[{"}, "line 1: tools: not a JSON list: "),
+        ({"messages": [USER, ASSISTANT], "tools": {"name": "add"}}, "line 1: tools: must be a list of JSON objects"),
         ({"text": "\ud800"}, "line 1: text: contains half of a surrogate pair, which is not valid text"),
     ],
 )
@@ -77,7 +106,11 @@ def test_parquet_holds_the_same_rows(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    rows: list[Any] = [{"prompt": "a", "completion": "b"}, {"messages": [USER, ASSISTANT]}, {"text": "c"}]
+    rows: list[Any] = [
+        {"prompt": "a", "completion": "b"},
+        {"messages": [USER, ASSISTANT, USER, CALLING]},
+        {"text": "c"},
+    ]
     table = pyarrow.Table.from_pylist(
         [{"prompt": None, "completion": None, "messages": None, "text": None, **row} for row in rows]
     )

@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 from tests.waiting import HANG_SECONDS, until
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data import tokenizing
+from trainctl.trainer.data import token_cache, tokenizing
 from trainctl.trainer.data.chunk_tokens import Recipe
 from trainctl.trainer.data.chunks import TextTokens, joined, seam, text_chunks
+from trainctl.trainer.data.row_tokens import row_tokenizer
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -50,10 +51,10 @@ def bpe(split: str) -> Tokenizer:
     return made
 
 
-def model_of(folder: Path, made: Any) -> Path:
+def model_of(folder: Path, made: Any, vocabulary: int = 800) -> Path:
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 800, "eos_token_id": 0}), "utf-8")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocabulary, "eos_token_id": 0}), "utf-8")
     return folder
 
 
@@ -66,8 +67,34 @@ def test_a_text_in_parts_has_the_tokens_of_the_whole(tmp_path: Path, split: str,
     encode = Recipe(model_of(tmp_path / "model", made), "text", "model", "run.toml").encoder()
     parts = [part for chunk in text_chunks(path, size, 500) if isinstance(part := encode(chunk), TextTokens)]
     assert len(parts) > 4
-    found = np.concatenate([*joined(iter(parts), np.array([0], np.uint32))]).tolist()
+    found = np.concatenate([*joined(iter(parts), np.array([], np.uint32), np.array([0], np.uint32))]).tolist()
     assert found == [*made.encode(SOURCE, add_special_tokens=False).ids, 0]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_each_text_begins_as_the_tokenizer_has_it(
+    tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """As Gemma's and Llama 3's, whose tokenizers put a begin token before each text; a prompt begins likewise."""
+    made: Any = bpe("gpt2")
+    made.add_special_tokens(["<begin>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<begin> $A" if begins else "$A", special_tokens=[("<begin>", 800)]
+    )
+    model = model_of(tmp_path / "model", made, vocabulary=801)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    monkeypatch.setattr(token_cache, "text_chunks", lambda path: text_chunks(path, 2500, 500))
+    for name, text in (("a", SOURCE), ("b", "import"), ("c", "<begin>import")):
+        (texts / f"{name}.txt").write_text(text, "utf-8")
+    config = run_file(model__path=str(model), data__path=str(texts), data__tokenizer="model")
+    found = tokenizing.open_cache(config, tmp_path / "caches", "run.toml").tokens.tolist()
+    first, second = (made.encode(text, add_special_tokens=False).ids for text in (SOURCE, "import"))
+    begin = [800] * begins
+    assert found == [*begin, *first, 0, *begin, *second, 0, 800, *second, 0]
+    prompt = row_tokenizer(model, "model", "run.toml").prompt
+    assert prompt("import", plain=True) == [*begin, *second]
+    assert prompt("<begin>import", plain=True) == [800, *second]
 
 
 @given(st.binary(max_size=60), st.integers(4, 12), st.integers(0, 6))

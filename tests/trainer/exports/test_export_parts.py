@@ -1,15 +1,30 @@
 """The pure parts of exports: which file holds a weight, what a card says, when logits agree."""
 
+import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from trainctl.protocol.config.run_tables import AdapterTable
+from trainctl.protocol.config.run_tables import (
+    AdapterTable,
+    BatchTable,
+    DataTable,
+    ModelTable,
+    NodeTable,
+    OptimizerTable,
+    RunFile,
+    RunTable,
+)
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
 from trainctl.trainer.common.model_files import StoredTensor
+from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import change_of, shards
+from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines
 from trainctl.trainer.exports.verification import compare, probe_tokens
 
@@ -64,10 +79,35 @@ def test_commands_can_be_pasted() -> None:
 
 def test_logits_agree_within_a_tolerance_that_grows_with_them() -> None:
     logits = np.full((1, 2, 3), 0.5, np.float32)
-    assert compare(logits, logits + np.float32(8e-6), 1e-5).agrees
-    assert not compare(logits, logits + np.float32(3e-5), 1e-5).agrees
-    assert compare(logits * 40, logits * 40 + np.float32(1e-4), 1e-5).agrees
-    assert not compare(logits, logits * np.float32(NAN), 1e-5).agrees
+    assert compare(logits, logits + np.float32(8e-6)).agrees
+    assert not compare(logits, logits + np.float32(3e-5)).agrees
+    assert compare(logits * 40, logits * 40 + np.float32(1e-4)).agrees
+    assert not compare(logits, logits * np.float32(NAN)).agrees
+    rounded = compare(logits, logits, unrounded=logits + 1)
+    assert (rounded.agrees, rounded.rounding) == (True, 1.0), "rounding is reported, and no error"
+
+
+def test_a_curve_begins_at_step_1() -> None:
+    """The first column of a series begins at 0, a step that there isn't."""
+    series = SimpleNamespace(steps=[0, 64], mean=[2.0, 1.0])
+    record: Any = SimpleNamespace(steps=lambda **_: ([], 0), evaluations=lambda: [], series=lambda *_, **__: series)
+    assert [point.step for point in read_history(record, 100).curve] == [1, 64]
+
+
+def test_data_files_are_named_from_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / "b").mkdir(parents=True)
+    for name in ("a.txt", "b/c.txt", "d.md"):
+        (tmp_path / "data" / name).write_text(name, "utf-8")
+    config = RunFile(
+        run=RunTable(name="a", steps=1), model=ModelTable(path="m"), data=DataTable(path=str(tmp_path / "data")),
+        batch=BatchTable(global_=1, micro=1), optimizer=OptimizerTable(learning_rate=1e-3),
+    )  # fmt: skip
+    sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a.txt", "b/c.txt")}
+    assert dict(read_data_files(config)) == sums
+    gone = msgspec.structs.replace(config, data=DataTable(path=str(tmp_path / "none")))
+    assert read_data_files(gone) == ()
+    elsewhere = msgspec.structs.replace(gone, nodes={"b": NodeTable(data_path=config.data.path)})
+    assert dict(read_data_files(elsewhere)) == sums
 
 
 def test_the_probe_spreads_over_the_vocabulary() -> None:

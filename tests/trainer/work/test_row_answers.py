@@ -59,19 +59,27 @@ def test_each_form_of_a_prompt_is_asked_with_the_row_s_own_seed(model: Path) -> 
 
 
 def test_bad_rows_have_an_error_in_their_place(model: Path) -> None:
-    ending = [*CHAT, {"role": "assistant", "content": "It repeats."}]
+    only = [{"role": "assistant", "content": "It repeats."}]
     bad = [
         "{",
         '{"text": "a"}',
         '{"prompt": ""}',
-        json.dumps({"messages": ending}),
+        json.dumps({"messages": only}),
         '{"prompt": "' + "a b " * 99 + '"}',
     ]
     found = answerer(Recorded([5]), model, AnswerOptions(), longest=64).process(0, [ROWS[0], *bad])
     assert found[0]["tokens"] == 1
-    says = ("not a JSON object", "needs", "needs", "must not end with an assistant turn", "the model's context has 64")
+    says = ("not a JSON object", "needs", "needs", "has only an answer", "the model's context has 64")
     for one, part in zip(found[1:], says, strict=True):
         assert part in one["error"]
+
+
+def test_an_answer_at_the_end_of_messages_is_left_out(model: Path) -> None:
+    whole = [*CHAT, {"role": "assistant", "content": "It repeats."}]
+    backend = Recorded([5])
+    rows = [json.dumps({"messages": messages}) for messages in (CHAT, whole)]
+    answerer(backend, model, AnswerOptions()).process(0, rows)
+    assert backend.asked[0][0] == backend.asked[1][0]
 
 
 @pytest.mark.parametrize("text", ["plain", "\x00" * 9000, "\u00e4\U0001f600" * 4000, "a" * ANSWER_BYTES])

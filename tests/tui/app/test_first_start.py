@@ -33,6 +33,15 @@ def test_the_keys_are_the_person_s_own() -> None:
     }
 
 
+async def test_a_key_that_they_name_closes_them_and_acts() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert isinstance(app.screen, FirstKeysScreen)
+        await pilot.press("3")
+        assert app.screen.name == "charts"
+
+    await driven(source_of(4), play, first_keys=lambda: keymap.first_keys({}))
+
+
 @pytest.mark.parametrize("key", ["escape", "enter", "q"])
 async def test_they_are_shown_over_the_first_screen_until_a_key_closes_them(key: str) -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:

@@ -10,6 +10,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
 from trainctl.trainer import demo_assets
+from trainctl.tui.setup import data_check
 from trainctl.tui.setup.data_preview import sample_text, statistics_lines
 
 ROWS = [{"prompt": "2+2?\n", "completion": "4"}, {"prompt": "3+3?\n", "completion": "6\x1b[31m"}]
@@ -84,6 +85,34 @@ def test_what_is_wrong_is_one_line(run_file: Path) -> None:
     assert_one_line(call("data", "preview", run_file), 2, "line 1: completion: is empty")
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (f"{json.dumps(ROWS[0])}\n" * 9 + '{"prompt": "a", "completion": ""}\n', "line 10: completion: is empty"),
+        (
+            json.dumps({"prompt": "a" * 600, "completion": "b"}),
+            "rows.jsonl: line 1 has nothing to learn within its first 513 tokens",
+        ),
+        (
+            json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+            "need a chat",
+        ),
+        ("\n\n", "run.toml: data.path: none of 0 samples has a token to learn"),
+    ],
+    ids=["late", "long", "template", "blank"],
+)
+def test_check_reads_all_data_as_a_trainer_does(run_file: Path, rows: str, says: str) -> None:
+    run_file.with_name("rows.jsonl").write_text(rows, "utf-8")
+    assert_one_line(call("check", run_file), 2, says)
+
+
+def test_check_says_that_it_has_not_read_large_data(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_check, "MOST_BYTES", 1)
+    done = call("check", run_file)
+    assert (done.returncode, done.stderr) == (0, f"{data_check.NOT_READ}\n")
+    assert call_json("check", run_file)["data_read"] is False
+
+
 def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path) -> None:
     found = call_json("data", "bench", run_file, "--need", "5")
     assert found["source_bytes"] == run_file.with_name("rows.jsonl").stat().st_size and not found["processes"]
@@ -129,3 +158,4 @@ def test_a_person_reads_shares_beside_counts() -> None:
         "padding     25.3% of a micro-batch of 8 without packing",
         "packing     1,200 packs, 97.1% full",
     ]
+    assert statistics_lines(msgspec.structs.replace(found, warning="no end"))[-1] == "warning     no end"

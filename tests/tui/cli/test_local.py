@@ -136,7 +136,7 @@ def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[s
         ("batch.micro", "5", "run.toml: batch.micro: 5 is above batch.global = 4"),
         ("run.stepz", "5", "stepz"),
         ("steps", "5", "--set: 'steps' must have the form table.key=value"),
-        ("model.path", "nowhere", "model.path: no Hugging Face model"),
+        ("model.path", "nowhere", "model.path: no such folder: "),
         ("data.path", "nowhere", "data.path: no such file or folder"),
         ("data.tokenizer", "model", "data.tokenizer"),
     ],
@@ -202,7 +202,7 @@ def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
         assert f"run.toml: nodes.{names.node_name()}.data_path: no such file or folder: /nowhere/here" in err
         cluster = str(loopback(only='model_path = "/nowhere/only"'))
         _, _, err = main(command, str(run_file), "--cluster", cluster)
-        assert "run.toml: nodes.only.model_path: no Hugging Face model" in err
+        assert "run.toml: nodes.only.model_path: no such folder: /nowhere/only" in err
         cluster = str(loopback(far=far, near="share = 2"))
         words = (command, str(run_file), "--cluster", cluster, "--set", "data.path=nowhere")
         assert "run.toml: data.path: no such file" in main(*words)[2]

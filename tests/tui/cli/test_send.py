@@ -88,6 +88,15 @@ def test_each_end(wait: str, replies: tuple[Any, ...], status: int, code: str, s
     assert {(heard.id, heard.node) for heard in agent.heard} == {(ID, "studio")}
 
 
+def test_an_evaluation_tells_its_loss_and_perplexity() -> None:
+    view = msgspec.structs.replace(SNAPSHOT.run, run=RUN, eval_loss=2.0, eval_step=121)
+    known = msgspec.structs.replace(SNAPSHOT, run=view)
+    done = reply("applied", step=121, after="loss 2.0000")
+    with scripted(lambda request: [done] if isinstance(request, m.Command) else [known]) as agent:
+        said = call("send", "evaluate", "--connect", agent.address)
+    assert said.stdout == "evaluate applied at step 121: loss 2.0000, perplexity 7.389\n", said.stderr
+
+
 def test_each_option_is_in_the_message() -> None:
     with scripted(says(APPLIED)) as agent:
         options = ("--run", RUN, "--if-plan", "7", "--ttl", "5", "--id", ID.upper())

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.setup import init_files, init_probe, init_work, new_files
+from trainctl.protocol.machine import local_agents
+from trainctl.tui.setup import init_files, init_probe, init_values, init_work, new_files
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
 
@@ -100,7 +103,8 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
 
     given = init_work.Given(model=inputs / "My Model", name="first")
     found = init_work.answered(given, MAC, ask, has_cluster=False)
-    assert found == Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
+    wanted = Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
+    assert found == wanted
     assert [question.split()[0] for question in asked] == ["Data:", "Train", "Steps", "Samples", "Address"]
     assert "10.0.7.1 (en5)" in asked[-1]
     answers["Steps"] = "many"
@@ -111,9 +115,11 @@ def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
 def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) -> None:
     answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474", kind="samples")
     model = Model(tmp_path / "m", 1_000_000_000, None, True)
-    run = init_files.run_tables(answers, model, MAC)
+    run = init_files.run_tables(answers, model, MAC._replace(has_gpu=True))
+    assert run["model"]["dtype"] == "bfloat16"
     assert run["nodes"] == {"studio": {"interface": "en5"}}
-    assert (run["data"]["kind"], run["data"]["tokenizer"], run["batch"]["micro"]) == ("samples", "model", 4)
+    assert (run["data"]["kind"], run["data"]["tokenizer"]) == ("samples", "model")
+    assert run["batch"] == {"global": 32, "micro": 2, "micro_tokens": 512}, "of a model without known sizes one fits"
     cluster = init_files.cluster_tables(answers, MAC, "k" * 40)
     assert cluster["trusted_networks"] == ["10.0.7.0/24"]
     assert cluster["nodes"] == {"studio": {"address": "tcp://10.0.7.1:7474", "key": "k" * 40}}
@@ -164,7 +170,16 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
 ) -> None:
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
     (inputs / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n', "utf-8")
-    for option, rate, tables in (([], 2e-4, {"adapter": {"kind": "lora"}}), (["--adapter", "full"], 2e-5, {})):
+    adapters = {
+        "lora": {"kind": "lora", "rank": 8, "alpha": 16.0},
+        "rslora": {"kind": "rslora", "rank": 8, "alpha": 5.7},
+    }
+    for option, rate, tables in (
+        ([], 2e-4, {"adapter": adapters["lora"]}),
+        (["--adapter", "rslora"], 2e-4, {"adapter": adapters["rslora"]}),
+        (["--adapter", "full"], 2e-5, {}),
+        (["--objective", "pretrain"], 1e-4, {}),
+    ):
         call_json(*words(inputs)[:4], str(inputs / "rows.jsonl"), *words(inputs)[5:], *option)
         run = tomllib.loads((inputs / "run.toml").read_text())
         assert (run["data"]["kind"], run["data"]["sequence_length"]) == ("rows", 64), "of 95 % of the rows"
@@ -172,6 +187,72 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
         assert {name: run[name] for name in ("adapter",) if name in run} == tables
         assert call("check", inputs / "run.toml").returncode == 0
         (inputs / "run.toml").unlink()
+
+
+def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    assert init_probe.model(tmp_path).parameters == 1000
+    (tmp_path / "consolidated.safetensors").rename(tmp_path / "other.safetensors")
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    assert init_probe.model(tmp_path).parameters == 500
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 2), (12, 2), (40, 4), (1000, 100)])
+def test_a_run_is_evaluated_about_ten_times_but_not_at_every_step(steps: int, every: int) -> None:
+    assert init_values.every(steps) == every
+
+
+@pytest.mark.parametrize(
+    ("mean", "samples", "batch"), [(512, None, 32), (100, None, 128), (100, 80, 8), (100, 5, 4), (32_768, None, 4)]
+)
+def test_a_step_has_as_many_samples_as_its_tokens_take(mean: float, samples: int | None, batch: int) -> None:
+    assert init_values.global_batch(mean, samples) == batch
+
+
+def test_values_follow_from_the_model_s_size() -> None:
+    assert [init_values.rank(size) for size in (10**7, 10**9, 7 * 10**10)] == [8, 16, 32]
+    rate = init_values.learning_rate
+    assert [rate("pretrain", "full", random=True), rate("sft", "full", random=False)] == [3e-4, 2e-5]
+    assert rate("sft", "rslora", random=False) == 2e-4
+
+
+def test_passes_fit_the_memory(inputs: Path) -> None:
+    facts = ModelFacts("llama", {"w": (1000, 1000)}, 256, 1024, 4, 4, 32_000)
+    config = run_file.parse(
+        {
+            "run": {"name": "r", "steps": 2}, "model": {"path": "m"}, "data": {"path": "d"}, "batch": {"global": 32},
+            "optimizer": {"learning_rate": 1e-3},
+        }
+    )  # fmt: skip
+    found = [init_values.micro_batch(config, facts, "torch", gb * 10**9) for gb in (1, 2, 4, 200)]
+    assert found == sorted(found) and found[0] < found[-1] == 32
+
+
+def test_a_model_without_weights_is_trained_from_scratch(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    (inputs / "My Model" / "model.safetensors").unlink()
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
+    (inputs / "My Model" / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    call_json(*words(inputs), "--steps", "12")
+    run = tomllib.loads((inputs / "run.toml").read_text())
+    assert (run["model"]["init"], run["optimizer"]["learning_rate"]) == ("random", 3e-4)
+    assert (run["evaluate"]["every_steps"], run["checkpoint"]["every_steps"]) == (2, 2)
+    assert call("check", inputs / "run.toml").returncode == 0
+
+
+def test_text_has_no_answers_to_learn(inputs: Path) -> None:
+    assert_one_line(call(*words(inputs), "--objective", "sft"), 2, "--objective: sft needs rows with answers")
+
+
+def test_the_node_has_the_name_of_the_agent_that_runs_here(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    with local_agents.registered("studio-x", "tcp://127.0.0.1:7999"):
+        call_json(*words(inputs))
+    nodes = tomllib.loads((inputs / "cluster.toml").read_text())["nodes"]
+    assert nodes == {"studio-x": {"address": "tcp://127.0.0.1:7999"}}
 
 
 def test_this_machine_has_loopback_first() -> None:

@@ -8,7 +8,10 @@ from typing import assert_never
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.data_statistics import without_end
 from trainctl.protocol.config import families, run_file, run_tables
+from trainctl.protocol.config.fit_warnings import fit_warnings
+from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
@@ -239,7 +242,7 @@ def load_trainer(
     standby: Standby | None = None,
 ) -> Trainer:  # fmt: skip
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
-    where = str(paths.run_file)
+    where = "run file"  # the user's has the same fields; this copy is no one's to change
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where, who.node)
@@ -249,12 +252,23 @@ def load_trainer(
         dataset = _open_growing(who, config, caches, where, progress, status, control)
     else:
         dataset = open_dataset(config, caches, where, _tokenizing(status, control))
-        _log_dataset(dataset)
+        _log_dataset(dataset, config)
     control.detail = ""
-    if warning := families.untested(model_family(Path(config.model.path))):
-        log.warning("%s", warning)
+    _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+
+
+def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:
+    """A model that doesn't state its sizes is loaded without."""
+    model = Path(config.model.path)
+    facts = read_facts(model, f"{where}: model.path")
+    if facts is not None:
+        warnings = fit_warnings(config, facts, where)
+    else:
+        warnings = tuple(filter(None, [families.untested(model_family(model))]))
+    for line in warnings:
+        log.warning("%s", line)
 
 
 def _open_growing(
@@ -276,7 +290,9 @@ def _open_growing(
 
     look = _ended_by(progress, status, control)
     report = _tokenizing(status, control)
-    return open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    growing = open_growing(config, caches, where, report, look, first, told=told, failed=control.fail)
+    _log_end(growing.now.chunks[0], config)
+    return growing
 
 
 def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Look:
@@ -291,13 +307,19 @@ def _ended_by(progress: Progress, status: StatusWriter, control: Control) -> Loo
     return look
 
 
-def _log_dataset(dataset: Dataset) -> None:
+def _log_dataset(dataset: Dataset, config: run_tables.RunFile) -> None:
+    _log_end(dataset, config)
     _log_lost(dataset, "samples")
     if dataset.evaluation is not None:
         _log_lost(dataset.evaluation, "held-out samples")
     if dataset.packs is not None:
         samples, packs = len(dataset.packs.members), len(dataset.packs)
         log.info("packed %s samples into %s packs, %.1f each", f"{samples:,}", f"{packs:,}", samples / packs)
+
+
+def _log_end(dataset: Dataset, config: run_tables.RunFile) -> None:
+    if not dataset.has_end:
+        log.warning("%s", without_end(config.data.kind))
 
 
 def _log_lost(dataset: Dataset, samples: str) -> None:

@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_tables import DataKind
+
 PERCENTILES: Final = (50, 90, 95, 99, 100)
 
 
@@ -37,6 +39,14 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     held_out_path: str = ""
     repeated: int = 0  # held-out samples equal to one for training
     growing: bool = False  # more may be written to the file: these are the samples that it has now
+    warning: str = ""  # what is missing at the end of texts and completions
+
+
+def without_end(kind: DataKind) -> str:
+    """What to warn of if texts and completions get no end token: the model doesn't learn where they end."""
+    if kind == "text":
+        return "no end token follows the texts: the model's config.json has no eos_token_id"
+    return "no end token follows texts and completions: the tokenizer has no eos_token"
 
 
 def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:

@@ -51,7 +51,7 @@ def estimate_memory(
     model = sum(map(math.prod, facts.shapes.values()))
     width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
     copied = model if config.adapter.kind != "full" or width < 4 else 0
-    tokens = (node.micro or config.batch.micro) * config.data.sequence_length
+    tokens = _pass_tokens(config, node)
     fixed = {"weights": 4 * trained + width * copied, "optimizer": 8 * trained}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
     free = max(0.0, limit - sum(fixed.values()))
@@ -67,6 +67,14 @@ def estimate_memory(
         parts["sum"] = 4 * trained
     parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
+
+
+def _pass_tokens(config: RunFile, node: NodeTable) -> int:
+    """The most of a micro-batch: its samples' at full length, or the limit of a pass, but one sample at least."""
+    length = config.data.sequence_length
+    limit = config.batch.micro_tokens if node.micro_tokens is None else node.micro_tokens
+    tokens = (node.micro or config.batch.micro) * length
+    return min(tokens, max(limit, length)) if limit else tokens
 
 
 def _trained(config: RunFile, facts: ModelFacts, where: str) -> int:

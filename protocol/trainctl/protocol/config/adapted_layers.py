@@ -1,7 +1,7 @@
 """The linear layers to which a run's adapters are attached, by the names and shapes of the model's stored weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.config.run_tables import AdapterTable
@@ -32,7 +32,7 @@ def adapted_layers(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], w
         raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")
     first = count - table.layers if table.layers else 0
     chosen = {layer for layer, number in found.items() if number >= first and _is_target(layer, table.targets)}
-    _check_targets(table, found, where)
+    _check_targets(table, found, [name.removesuffix(".weight") for name in matrices], where)
     shapes = {layer: stored[f"{layer}.weight"] for layer in sorted(chosen)}
     return AdaptedLayers({layer: (shape[0], shape[1]) for layer, shape in shapes.items()}, count)
 
@@ -41,10 +41,14 @@ def _is_target(layer: str, targets: str | tuple[str, ...]) -> bool:
     return isinstance(targets, str) or any(f".{layer}".endswith(f".{target}") for target in targets)
 
 
-def _check_targets(table: AdapterTable, layers: Mapping[str, int], where: str) -> None:
+def _check_targets(table: AdapterTable, layers: Mapping[str, int], matrices: Sequence[str], where: str) -> None:
     if isinstance(table.targets, str):
         return
     for target in table.targets:
-        if not any(_is_target(layer, (target,)) for layer in layers):
-            known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
-            raise InvalidInputError(f"{where}: adapter.targets", f"the model has no layer {target!r}; it has {known}")
+        if any(_is_target(layer, (target,)) for layer in layers):
+            continue
+        known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
+        problem = f"the model has no layer {target!r}; it has {known}"
+        if target == "lm_head" or any(_is_target(matrix, (target,)) for matrix in matrices):
+            problem = f"adapters can't be attached to lm_head or the embeddings; choose from {known}"
+        raise InvalidInputError(f"{where}: adapter.targets", problem)

@@ -3,11 +3,15 @@
 import importlib.util
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, installing
 
 _ID = re.compile(r"\b[\w\-.]+\b/\b[\w\-.]{1,96}\b", re.ASCII)
 """huggingface_hub's own pattern, with the organisation required."""
+_CACHED = re.compile(r"^models--(?P<owner>.+?)--(?P<name>.+)$")
+"""Folder of a model in the Hugging Face cache."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_id(path: str) -> bool:
@@ -15,14 +19,33 @@ def is_hub_id(path: str) -> bool:
     return _ID.fullmatch(path) is not None and "--" not in path and ".." not in path
 
 
-def model_folder(path: str) -> Path:
-    """The cached folder of the model with that id; `path` itself if it isn't an id or isn't cached."""
+class Reference(NamedTuple):
+    """What other machines know a model by."""
+
+    name: str  # id on the hub, or a path
+    revision: str | None = None  # commit on the hub, where it is known
+
+
+def reference(model: Path) -> Reference:
+    """Of a model's directory: id and commit if it is in a Hugging Face cache, else its path."""
+    found = ((_CACHED.match(part), place) for place, part in enumerate(model.parts))
+    match, place = next(((match, place) for match, place in found if match), (None, 0))
+    if match is None:
+        return Reference(str(model))
+    after = model.parts[place + 1 :]
+    revision = after[1] if len(after) == 2 and after[0] == "snapshots" and _COMMIT.fullmatch(after[1]) else None
+    return Reference(f"{match['owner']}/{match['name']}", revision)
+
+
+def model_folder(path: str, revision: str | None = None) -> Path:
+    """The cached folder of the model with that id, of its main branch or of a commit; `path` itself if it isn't an id
+    or isn't cached."""
     if not is_hub_id(path) or importlib.util.find_spec("huggingface_hub") is None:
         return Path(path)
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, local_files_only=True))
+        return Path(snapshot_download(path, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return Path(path)
 

@@ -5,7 +5,8 @@ They need no tensor library, so the command line and the agent make them before 
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ PAIR_FIELDS = ("chosen", "rejected")
 PAIR_KINDS = '"prompt", "chosen" and "rejected"'
 HEADER_LIMIT_BYTES = 100_000_000
 """Most bytes of a header, as the safetensors format says."""
+QUANTIZED = "quantized models are not supported yet; use the unquantized model"
 _LENGTH_BYTES = 8
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216
@@ -29,6 +31,19 @@ def check_json(path: Path, where: str) -> None:
         _object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInputError(where, f"{path} is not a JSON object: {_why(error)}") from None
+
+
+def check_not_quantized(config: Path, where: str) -> None:
+    """Whether the model of a config.json has whole weights. Raises InvalidInputError, blaming `where` and naming the
+    key."""
+    found = _object(config.read_bytes())
+    if key := quantization_key(found):
+        raise InvalidInputError(where, f"{config} has {key}: {QUANTIZED}")
+
+
+def quantization_key(config: Mapping[str, Any]) -> str | None:
+    """The key of a model's configuration that says that its weights are quantized."""
+    return next((key for key in ("quantization", "quantization_config") if config.get(key)), None)
 
 
 def check_weights(path: Path, where: str) -> None:
@@ -157,7 +172,8 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def check_cache_folder(folder: Path, where: str) -> None:
-    """Whether token caches can be written there; the last folder may be missing. Raises InvalidInputError."""
+    """Whether token caches can be written there, tried with a file that is removed at once; the last folder may be
+    missing. Raises InvalidInputError."""
     above = folder if folder.exists() else folder.parent
     if not above.exists():
         raise InvalidInputError(where, f"no such folder: {above}; create it on that machine")
@@ -165,3 +181,7 @@ def check_cache_folder(folder: Path, where: str) -> None:
         raise InvalidInputError(where, f"{above} is not a folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InvalidInputError(where, f"no permission to write in {above}; change its owner or mode")
+    try:
+        tempfile.NamedTemporaryFile(prefix=".trainctl-", dir=above).close()
+    except OSError:
+        raise InvalidInputError(where, f"no file can be created in {above}; choose another folder") from None

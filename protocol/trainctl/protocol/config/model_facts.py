@@ -19,6 +19,7 @@ class ModelFacts(NamedTuple):
     layers: int
     heads: int
     vocabulary: int
+    positions: int | None = None  # longest sequence that it was made for, where it says so
 
 
 def read_facts(model: Path, where: str) -> ModelFacts | None:
@@ -37,12 +38,23 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
         shapes.pop("lm_head.weight", None)
     stated = config.get("intermediate_size")
     intermediate = stated if isinstance(stated, int) else 4 * sizes[0]
-    return ModelFacts(str(whole.get("model_type", "")), shapes, sizes[0], intermediate, *sizes[1:])
+    stated = config.get("max_position_embeddings")
+    positions = stated if isinstance(stated, int) and stated > 0 else None
+    width, layers, heads, vocabulary = sizes
+    family = str(whole.get("model_type", ""))
+    return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions)
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The files of a directory's weights: model*.safetensors, or all *.safetensors if there is none. Others beside them
+    have the same weights under other names, as consolidated.safetensors has."""
+    return sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
 
 
 def _stored(model: Path, where: str) -> dict[str, tuple[int, ...]]:
-    files = sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors"))
-    return {name: shape for file in files for name, shape in input_checks.stored_shapes(file, where).items()}
+    return {
+        name: shape for file in weight_files(model) for name, shape in input_checks.stored_shapes(file, where).items()
+    }
 
 
 def _matrices(

@@ -176,9 +176,12 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
 def _check_model(table: ModelTable, where: str) -> None:
     model = Path(table.path)
     hub_models.check_cached(table.path, where)
+    if not model.exists():
+        raise InvalidInputError(where, f"no such folder: {model}")
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
+    input_checks.check_not_quantized(model / "config.json", where)
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
@@ -203,6 +206,9 @@ def _check_data(config: RunFile, where: str) -> None:
         raise InvalidInputError(where, f"samples must be one JSON-lines file; {data} is {several}")
     if several and config.data.growing:
         raise InvalidInputError(where, f"a growing file must be one JSON-lines file; {data} is {several}")
+    if config.data.kind == "text" and not data.is_dir() and data.suffix.lower() in SUFFIXES["rows"]:
+        problem = f'{data} has rows or samples, not plain text: set data.kind = "rows" (or "samples")'
+        raise InvalidInputError(where, problem)
     files = data_files(data, config.data.kind)
     if not any(file.stat().st_size for file in files):
         if grows(config):
@@ -365,9 +371,14 @@ def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = made.get(table)
         if isinstance(value, dict) and isinstance(value.get(key), str) and value[key] not in ("", STANDARD_INPUT):
             path = folder / Path(value[key]).expanduser()
-            if table == "data" or not hub_models.is_hub_id(value[key]) or path.exists():
+            if table == "data" or not hub_models.is_hub_id(value[key]) or path.exists() or _is_typo(path, value[key]):
                 made[table] = {**value, key: str(path)}
     return made
+
+
+def _is_typo(path: Path, text: str) -> bool:
+    """Whether a text in the form of an id is the path of a missing folder in one that is there."""
+    return path.parent.is_dir() and hub_models.model_folder(text) == Path(text)
 
 
 def _override(raw: dict[str, Any], key: str, text: str) -> None:

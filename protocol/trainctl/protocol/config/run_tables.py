@@ -17,7 +17,10 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 GradientCheckpointing = Literal["none", "alternate", "all"]
 ChunkedLoss = Literal["auto", "on", "off"]
-LayerNames = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(min_length=1)]
+LayerNames = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...],
+    Meta(min_length=1, examples=[["q_proj", "v_proj"]], title="layer names"),
+]
 DataKind = Literal["text", "rows", "samples"]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 

@@ -1,5 +1,6 @@
 """Validation errors of msgspec, in the words of the person who typed the value."""
 
+import json
 import re
 import types
 from collections.abc import Iterator
@@ -68,9 +69,22 @@ def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tupl
 def _of_choices(value: Any, kind: Any) -> str:
     """A value that is none of those there are, with these."""
     plain = _without_null(kind)
-    if get_origin(plain) is not Literal:
+    if get_origin(plain) is Literal:
+        return f"{value!r} is not one of {', '.join(map(str, get_args(plain)))}"
+    return _or_a_list(plain) if isinstance(value, str) else ""
+
+
+def _or_a_list(kind: Any) -> str:
+    """What a text must be where a field takes one of a few, or a list that its type names with an example."""
+    if get_origin(kind) not in (Union, types.UnionType):
         return ""
-    return f"{value!r} is not one of {', '.join(map(str, get_args(plain)))}"
+    words = [word for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]
+    lists = [about for part in get_args(kind) if get_origin(part) is Annotated for about in get_args(part)[1:]]
+    named = [about for about in lists if about.title and about.examples]
+    if not words or len(named) != 1:
+        return ""
+    choices = " or ".join(map(json.dumps, words))
+    return f"must be {choices} or a list of {named[0].title}, such as {json.dumps(named[0].examples[0])}"
 
 
 def _under(path: str, field: str) -> str:

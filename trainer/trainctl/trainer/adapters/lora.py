@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.adapted_layers import adapted_layers
+from trainctl.protocol.config.hub_models import reference
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.adapters.dropout import TokenKeys
 from trainctl.trainer.common.model_files import stored_shapes
@@ -51,10 +52,13 @@ class Lora:
             values[stored_name(layer, "B")] = np.zeros((rows, self.table.rank), np.float32)
         return values
 
-    def peft_config(self, model: str) -> dict[str, Any]:
-        """adapter_config.json, with which peft opens the adapter on the model at `model`."""
+    def peft_config(self, model: Path) -> dict[str, Any]:
+        """adapter_config.json, with which peft opens the adapter on the model in `model`: by its id on the hub, if it
+        came from there."""
+        base = reference(model)
         return {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model, "inference_mode": True,
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True,
+            "base_model_name_or_path": base.name, "revision": base.revision,
             "r": self.table.rank, "lora_alpha": self.table.alpha, "use_rslora": self.table.kind == "rslora",
             "lora_dropout": self.table.dropout, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
             "target_modules": sorted(self.layers),

@@ -88,7 +88,7 @@ class Parts:
     """What a backend is put together from beside its model."""
 
     objective: Objective
-    optimizer: OptimizerTable
+    optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
     adapter: Lora | None = None  # what is trained in place of the model's own weights
     limit_bytes: int | None = None  # that it may take on its device
 
@@ -113,7 +113,7 @@ class Backend(ABC):
 
     name: BackendName
     parts: Parts
-    slots: tuple[str, ...]  # of the optimizer: what is levelled, kept in checkpoints and resumed beside the weights
+    slots: tuple[str, ...]  # of the optimizer, () without one: levelled, kept in checkpoints and resumed beside weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state

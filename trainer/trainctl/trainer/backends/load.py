@@ -17,12 +17,14 @@ from trainctl.trainer.objectives.registry import objective_for
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 
 
-def load(config: RunFile, node: NodeTable, where: str) -> Backend:
-    """The model of `config` in the backend and on the device that `node` asks for. Raises InvalidInputError naming the
+def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -> Backend:
+    """The model of `config` in the backend and on the device that `node` asks for; if it doesn't train, without the
+    optimizer's memory, its weights in the run's dtype. Raises InvalidInputError naming the
     field of the run file that is at fault."""
     kind, model = _backend(choose(node.backend, where)), Path(config.model.path)
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
-    parts = Parts(objective_for(config), config.optimizer, read_lora(config, where), limit_bytes)
+    optimizer = config.optimizer if trains else None
+    parts = Parts(objective_for(config), optimizer, read_lora(config, where), limit_bytes)
     try:
         backend = kind.open(config, node, parts, where)
         if parts.adapter is not None:

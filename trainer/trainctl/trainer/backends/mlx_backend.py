@@ -52,7 +52,6 @@ class MlxBackend(Backend):
     """`model` is an mlx-lm model, its parameters in any float type; `adapter` is attached to it here."""
 
     name: BackendName = "mlx"
-    slots = ADAMW_SLOTS
     out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
     def __init__(self, model: Any, parts: Parts, *, dtype: Any = mx.float32) -> None:
@@ -65,8 +64,10 @@ class MlxBackend(Backend):
             model.set_dtype(dtype)
         self._places = _places(model, adapter)
         held = dict(flat(model.trainable_parameters()))
-        self._masters: Arrays = {name: held[place.name].astype(mx.float32) for name, place in self._places.items()}
+        held_in = dtype if adapter is None and parts.optimizer is None else mx.float32
+        self._masters: Arrays = {name: held[place.name].astype(held_in) for name, place in self._places.items()}
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
+        self.slots = () if parts.optimizer is None else ADAMW_SLOTS
         self._slots: dict[str, Arrays] = {
             slot: {name: mx.zeros_like(p) for name, p in self._masters.items()} for slot in self.slots
         }
@@ -240,6 +241,7 @@ class MlxBackend(Backend):
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
         table = self.parts.optimizer
+        assert table is not None, "loaded without an optimizer"
         b1, b2 = table.beta1, table.beta2
         if p.ndim >= 2 and table.weight_decay:
             p = p * (1 - rate * table.weight_decay)

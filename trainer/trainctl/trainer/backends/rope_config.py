@@ -59,6 +59,21 @@ def changed(config: Config, model: Path) -> Config:
     return {key: value for key, value in config.items() if key not in stated or stated[key] != value}
 
 
+def mlx_reads(model: Path) -> bool:
+    """Whether config.json of `model` states its rotary embeddings where mlx-lm looks for them, in most families the old
+    layout, which transformers 5 doesn't write; else mlx-lm takes its own defaults. Raises as `read`."""
+    stated, whole = model_config(model), read(model)
+    pairs = ((stated, whole), (stated.get("text_config", {}), whole.get("text_config", {})))
+    return all(_old_keys(one) == _old_keys(other) for one, other in pairs)
+
+
+def _old_keys(config: Config) -> Config:
+    """What the configuration states but `rope_parameters`, the keys of the old layout in one form."""
+    rest = {key: value for key, value in config.items() if key not in ("rope_parameters", "text_config")}
+    scaling = _table(config, "rope_scaling", "")
+    return {key: value for key, value in (rest | {"rope_scaling": scaling}).items() if value is not None}
+
+
 def for_mlx(config: Config, longest: int) -> Config:
     """What mlx-lm is to read of `config`, which has both layouts, to train on sequences of up to `longest` tokens.
 

@@ -41,13 +41,14 @@ from trainctl.trainer.objectives.objective import Sums
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
+_NO_OPTIMIZER = "loaded without an optimizer"
 
 
 class TorchBackend(Backend):
-    """`model` comes in float32; with an adapter attached, its own weights frozen and in `dtype`."""
+    """`model` comes in float32; with an adapter attached, its own weights frozen and in `dtype`; without an optimizer,
+    all in `dtype`."""
 
     name: BackendName = "torch"
-    slots = ADAMW_SLOTS
     out_of_memory_words = (
         "out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation",
     )  # fmt: skip
@@ -64,9 +65,11 @@ class TorchBackend(Backend):
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        self._masters = self._parameters if parts.adapter or dtype == torch.float32 else self._lower(dtype)
+        in_place = parts.adapter is not None or parts.optimizer is None or dtype == torch.float32
+        self._masters = self._parameters if in_place else self._lower(dtype)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
-        self._optimizer = _adamw(self._masters, parts.optimizer)
+        self._optimizer = None if parts.optimizer is None else _adamw(self._masters, parts.optimizer)
+        self.slots = () if parts.optimizer is None else ADAMW_SLOTS
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
         self._sums: list[torch.Tensor] = []  # of the last forward
@@ -85,7 +88,8 @@ class TorchBackend(Backend):
             torch.set_num_threads(node.threads)
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.dtype]
         torch.manual_seed(config.run.seed)
-        held, stored = dtype if parts.adapter else torch.float32, config.model.init == "pretrained"
+        trained = parts.adapter is None and parts.optimizer is not None
+        held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
         model = read_model(Path(config.model.path), where, held, with_weights=stored)
         if parts.limit_bytes:
             limit_memory(device, parts.limit_bytes)
@@ -175,6 +179,7 @@ class TorchBackend(Backend):
     def update(self, learning_rate: float, factor: float) -> None:
         totals = self._gradients()
         torch._foreach_mul_(totals, factor)
+        assert self._optimizer is not None, _NO_OPTIMIZER
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         for master, total in zip(self._masters, totals, strict=True):
@@ -223,10 +228,12 @@ class TorchBackend(Backend):
 
     @property
     def updates(self) -> int:
+        assert self._optimizer is not None, _NO_OPTIMIZER
         return int(self._optimizer.state[self._masters[0]]["step"].item())
 
     @updates.setter
     def updates(self, count: int) -> None:
+        assert self._optimizer is not None, _NO_OPTIMIZER
         for master in self._masters:
             self._optimizer.state[master]["step"].fill_(count)
 
@@ -255,6 +262,7 @@ class TorchBackend(Backend):
             return self._gradients()
         if part == "weights":
             return [*self._masters]
+        assert self._optimizer is not None, _NO_OPTIMIZER
         return [self._optimizer.state[master][part] for master in self._masters]
 
     def _gradients(self) -> list[torch.Tensor]:

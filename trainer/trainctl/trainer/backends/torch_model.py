@@ -1,5 +1,6 @@
 """Models of transformers, from a Hugging Face directory."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,18 @@ from typing import Any
 import torch
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import rope_config, torch_masks
+from trainctl.trainer.backends import library_dropout, rope_config, torch_masks
 from trainctl.trainer.common.errors import first_line
+
+log = logging.getLogger(__name__)
 
 
 def read_model(
     path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True
 ) -> torch.nn.Module:
-    """The causal language model in a Hugging Face directory, in `dtype`; nothing is fetched and no code in it is run.
-    Without weights, it has transformers' first values. Raises InvalidInputError if a weight is missing, of the wrong
-    shape, or the files cannot be read."""
+    """The causal language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no
+    code in it is run. Without weights, it has transformers' first values. Raises InvalidInputError if a weight is
+    missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
@@ -24,12 +27,14 @@ def read_model(
 
     torch_masks.install()
     loader: Any = transformers.AutoModelForCausalLM
-    logging: Any = transformers.utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    notices: Any = transformers.utils.logging
+    notices.set_verbosity_error()
+    notices.disable_progress_bar()
     try:
         stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
         whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
+        if rates := library_dropout.turn_off(whole):
+            log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
         if not with_weights:
             new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
             return new

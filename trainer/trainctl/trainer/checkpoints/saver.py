@@ -44,7 +44,7 @@ class Saver:
         loop = self._loop_state(self._progress.cursor, state.updates)
         manifest = files.write(
             folder, self._run, loop, state, model, self._backend.compute,
-            lora.peft_config(str(model)) if lora else None,
+            lora.peft_config(model) if lora else None,
         )  # fmt: skip
         best = best_checkpoint(self._paths) if self._config.checkpoint.keep_best else None
         files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, [folder, *([best] if best else [])])

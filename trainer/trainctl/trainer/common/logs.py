@@ -42,6 +42,9 @@ def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
     given = ""
     if order.source is not None:
         given = f"; received rank {order.source}'s state in {outcome.level_seconds:.2f} s"
+    if len(order.ranks) == 1:
+        log.info("ready alone (%s)%s", outcome.generation, given)
+        return
     ranks = f"{len(order.ranks)} ranks with {order.engine}"
     log.info("joined %s: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
 

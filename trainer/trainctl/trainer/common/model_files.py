@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainctl.protocol.config import input_checks
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 
@@ -42,12 +44,11 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(model: Path) -> dict[str, StoredTensor]:
-    """Those of a directory's model*.safetensors, or of all its *.safetensors if there is none, by name. Raises
-    InvalidInputError naming the file."""
+    """Those of a directory's weight files, by name. Raises InvalidInputError naming the file."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, StoredTensor] = {}
-    for path in sorted(model.glob("model*.safetensors")) or sorted(model.glob("*.safetensors")):
+    for path in weight_files(model):
         try:
             with safe_open(path, "numpy") as file:
                 for name in file.keys():  # noqa: SIM118
@@ -70,8 +71,8 @@ def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
     path = model / "config.json"
     config = read_object(path, "model configuration")
-    if "quantization" in config or "quantization_config" in config:
-        raise InvalidInputError(str(path), "full training of a quantized model is not supported")
+    if key := input_checks.quantization_key(config):
+        raise InvalidInputError(str(path), f"has {key}: {input_checks.QUANTIZED}")
     return config
 
 

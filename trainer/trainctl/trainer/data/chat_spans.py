@@ -5,8 +5,9 @@ Three rules, the first that fits:
 1. A template with `{% generation %}` marks the turns itself (see row_tokens).
 2. Turn i spans what the text up to and with it adds to the text before it with the generation prompt, if each of the
    two is a prefix of the next and of the whole. Of the last turn, what both have in common is enough.
-3. A turn before the last whose text changes with what follows (reasoning is cut, say) is found by a sentinel in place
-   of its content. What ends the last turn ends it too.
+3. A turn before the last whose text changes with what follows (reasoning is cut, say), or one that nothing precedes, is
+   found by a sentinel in place of its content. What ends the last turn ends it too. If it calls tools, it spans what is
+   between the prompt and the end that precedes the next message's content.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +49,30 @@ def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0)
 
 
 def _span(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
+    if not turn:  # what the template writes before it, such as a system prompt, can't be rendered without it
+        return _by_content(messages, turn, whole, render)
     before, with_it = render(messages[:turn], True), render(messages[: turn + 1], False)
     if whole.startswith(with_it) and with_it.startswith(before):
         return Span(len(before), len(with_it))
     if turn == len(messages) - 1:
         return _last(messages, turn, whole, before, render)
+    if messages[turn].get("tool_calls"):
+        return _calling(messages, turn, whole, before, render)
+    return _by_content(messages, turn, whole, render)
+
+
+def _calling(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
+    end, following = _ending(messages, render), _content(messages, turn + 1, whole, render)
+    between = whole[len(before) : following.start]
+    if not whole.startswith(before) or not end or between.count(end) != 1:
+        raise NotNestedError(turn)
+    return Span(len(before), len(before) + between.index(end) + len(end))
+
+
+def _by_content(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
+    """A turn's content, and as much of what ends the last turn as follows it."""
+    if messages[turn].get("tool_calls"):
+        raise NotNestedError(turn)
     content = _content(messages, turn, whole, render)
     end = _ending(messages, render)
     return Span(content.start, content.stop + common_length(whole[content.stop :], end))
@@ -80,5 +100,6 @@ def _content(messages: Sequence[Message], turn: int, whole: str, render: Render)
 def _ending(messages: Sequence[Message], render: Render) -> str:
     """What the template writes after the content of a last turn of the assistant."""
     last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
-    text = render([*messages[:last], {**messages[last], "content": _SENTINEL}], False)
+    kept = {name: value for name, value in messages[last].items() if name != "tool_calls"}
+    text = render([*messages[:last], {**kept, "content": _SENTINEL}], False)
     return text.rpartition(_SENTINEL)[2]

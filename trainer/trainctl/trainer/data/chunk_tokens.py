@@ -15,7 +15,7 @@ from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
 from trainctl.trainer.data.chunks import Chunk, TextTokens
 from trainctl.trainer.data.pairs import halves_in
-from trainctl.trainer.data.row_tokens import TokenRow, row_tokenizer
+from trainctl.trainer.data.row_tokens import TokenRow, added_before, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import lines_in, rows_in
 
 
@@ -52,12 +52,22 @@ class Recipe(NamedTuple):
             return _byte_tokens
         return self._text_encoder()
 
+    def begin(self) -> Sequence[int]:
+        """The tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
+        return () if self.tokenizer == "bytes" else _begin(self._read_tokenizer())
+
     def end(self) -> Sequence[int]:
         """The token that ends a text, if there is one."""
         if self.tokenizer == "bytes":
             return (BYTES_END,)
         end = model_config(self.model).get("eos_token_id")
         return end[:1] if isinstance(end, list) else () if end is None else (end,)
+
+    def has_end(self) -> bool:
+        """Whether texts and completions get an end token."""
+        if self.kind == "rows":
+            return row_tokenizer(self.model, self.tokenizer, self.where).has_end
+        return self.kind == "samples" or bool(self.end())
 
     def _rows_encoder(self) -> Encode:
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
@@ -67,11 +77,14 @@ class Recipe(NamedTuple):
 
     def _text_encoder(self) -> Encode:
         tokenizer = self._read_tokenizer()
-        self._check_vocabulary(max([tokenizer.get_vocab_size(with_added_tokens=True) - 1, *self.end()]))
+        added = tokenizer.get_added_tokens_decoder()
+        self._check_vocabulary(max([*({*tokenizer.get_vocab().values()} - {*added}), *_begin(tokenizer), *self.end()]))
+        vocabulary = vocabulary_size(self.model)
 
         def encode(chunk: Chunk) -> TextTokens:
             text = _text(chunk)
             found = tokenizer.encode(text + _lines(chunk.following, "replace"), add_special_tokens=False)
+            check_ids(found.ids, vocabulary, str(chunk.source))
             starts = np.fromiter((start for start, _ in found.offsets), np.int64, len(found.ids))
             return TextTokens(np.array(found.ids, np.uint32), starts, len(text), chunk.is_end)
 
@@ -96,6 +109,11 @@ class Recipe(NamedTuple):
                 f"{self.where}: data.tokenizer",
                 f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
             )
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    whole, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
+    return added_before(whole, plain)
 
 
 def _text(chunk: Chunk) -> str:

@@ -62,23 +62,28 @@ def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES
             held, first = held[cut:], first + cut
 
 
-def joined(parts: Iterable[TextTokens], end: NDArray[np.uint32]) -> Iterator[NDArray[np.uint32]]:
-    """The tokens of texts whose parts come in order, without what two parts have in common; `end` follows each text."""
+def joined(
+    parts: Iterable[TextTokens], begin: NDArray[np.uint32], end: NDArray[np.uint32]
+) -> Iterator[NDArray[np.uint32]]:
+    """The tokens of texts whose parts come in order, without what two parts have in common; `begin` precedes each text
+    that doesn't start with it, and `end` follows each."""
     before: TextTokens | None = None
-    begin = 0
+    used = 0  # tokens of the part that are left out at its start
     for part in parts:
         if before is not None:
             border = int(np.searchsorted(before.starts, before.length))
             tail = _marks(before.starts[border:] - before.length, before.tokens[border:])
             reach = int(np.searchsorted(part.starts, int(tail[-1][0]) + 1)) if tail else 0
             keep, skip = seam(tail, _marks(part.starts[:reach], part.tokens[:reach]))
-            yield before.tokens[begin : border + keep]
-            begin = skip
+            yield before.tokens[used : border + keep]
+            used = skip
+        elif not np.array_equal(part.tokens[: len(begin)], begin):
+            yield begin
         before = part
         if part.is_end:
-            yield part.tokens[begin:]
+            yield part.tokens[used:]
             yield end
-            before, begin = None, 0
+            before, used = None, 0
 
 
 def seam(tail: Sequence[tuple[int, int]], head: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -32,8 +32,9 @@ from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
+from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.permutation import Indices, permute, samples_at
-from trainctl.trainer.data.rows import read_rows
+from trainctl.trainer.data.rows import objects_in
 from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
 from trainctl.trainer.data.tokenizing import open_cache
 from trainctl.trainer.data.training_data import Look, Seen
@@ -58,6 +59,7 @@ class Dataset:
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
         self.sequences = sequences
         self.files = cache.files  # the sources
+        self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end
@@ -348,8 +350,8 @@ def place_of(config: RunFile, index: int) -> str:
     """Where a sample is in its file."""
     if config.data.kind != "rows":
         return f"sample {index + 1}"
-    sources = data_files(Path(config.data.path), "rows")
-    return next(islice((row.place for source in sources for row in read_rows(source)), index, None))
+    chunks = (chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source))
+    return next(islice((place for chunk in chunks for place, _ in objects_in(chunk)), index, None))
 
 
 def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float64]]:

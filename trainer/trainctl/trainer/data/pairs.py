@@ -31,7 +31,8 @@ def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
     if fields["chosen"] == fields["rejected"]:
         raise InvalidInputError(place, "chosen and rejected are equal, so the pair has no preference to learn")
     prompt, answers = _prompt_of(fields, place)
-    chosen, rejected = (_half(prompt, answer, place, half) for half, answer in zip(HALVES, answers, strict=True))
+    whole = {name: value for name, value in fields.items() if name not in (*HALVES, "messages")} | {"prompt": prompt}
+    chosen, rejected = (_half(whole, answer, place, half) for half, answer in zip(HALVES, answers, strict=True))
     return chosen, rejected
 
 
@@ -52,11 +53,11 @@ def _prompt_of(fields: dict[str, Any], place: str) -> tuple[Any, list[Any]]:
     return answers[0][:same], [answer[same:] for answer in answers]
 
 
-def _half(prompt: Any, answer: Any, place: str, half: str) -> Row:
+def _half(fields: dict[str, Any], answer: Any, place: str, half: str) -> Row:
     if not answer:
         raise InvalidInputError(f"{place}: {half}", "is empty, so the pair has nothing to compare")
     try:
-        return row_of({"prompt": prompt, "completion": answer}, place)
+        return row_of({**fields, "completion": answer}, place)
     except InvalidInputError as error:
         where = error.where.replace(": completion", f": {half}")
         raise InvalidInputError(where, error.problem.replace("completion", half)) from None

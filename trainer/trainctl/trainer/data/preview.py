@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles
+from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles, without_end
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
@@ -37,7 +37,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
             lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
             skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=batch.micro,
             held_out_path=config.data.held_out_path, repeated=dataset.repeated,
-            growing=run_file.grows(config),
+            growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
             packing=config.data.packing, **_packing(config, training),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
@@ -81,8 +81,7 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        caches.mkdir(exist_ok=True)
-        found = preview(config, given.samples, str(given.run_file), caches)
+        found = preview(config, given.samples, str(given.run_file), caches if caches.is_dir() else caches.parent)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2

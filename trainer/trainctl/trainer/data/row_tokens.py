@@ -17,7 +17,9 @@ from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
+from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
 from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
 
@@ -45,19 +47,27 @@ def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "
         raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
     if not tokenizer.is_fast:
         raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
-    return RowTokenizer(tokenizer, model)
+    vocabulary = vocabulary_size(model) if (model / "config.json").is_file() else None
+    return RowTokenizer(tokenizer, model, vocabulary)
 
 
 class RowTokenizer:
     """A tokenizer of transformers, or of bytes, with the directory that it is from."""
 
-    def __init__(self, tokenizer: Any, model: Path) -> None:
-        self._tokenizer, self._model = tokenizer, model
+    def __init__(self, tokenizer: Any, model: Path, vocabulary: int | None = None) -> None:
+        """`vocabulary`: how many ids the model knows, None: any number."""
+        self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
 
     @property
     def highest(self) -> int:
-        """The highest id that it gives."""
-        return max(int(number) for number in self._tokenizer.get_vocab().values())
+        """The highest id that it gives, added tokens left out: many a tokenizer has some that its model lacks."""
+        ids = {int(number) for number in self._tokenizer.get_vocab().values()}
+        return max(ids - {*getattr(self._tokenizer, "added_tokens_decoder", ())}, default=0)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it has a token that ends texts and completions."""
+        return self._tokenizer.eos_token_id is not None
 
     @property
     def ends(self) -> frozenset[int]:
@@ -66,12 +76,18 @@ class RowTokenizer:
         own = self._tokenizer.eos_token_id
         return frozenset(named if own is None else (*named, own))
 
-    def prompt(self, prompt: Prompt | Sequence[Message], *, plain: bool) -> list[int]:
-        """The tokens before an answer, as training has them: `plain`, without the special tokens of rows. Raises
-        InvalidInputError."""
+    def prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
+        """The tokens before an answer, as training has them: `plain`, with the special tokens that a text begins with
+        only. Raises InvalidInputError."""
+        tokens = self._prompt(prompt, plain=plain)
+        check_ids(tokens, self._vocabulary, "prompt")
+        return tokens
+
+    def _prompt(self, prompt: Prompt | Conversation, *, plain: bool) -> list[int]:
         if not isinstance(prompt, str):
-            messages: list[Message] = [msgspec.to_builtins(message) for message in prompt]
-            return self._opened(Conversation("prompt", messages))
+            if not isinstance(prompt, Conversation):
+                prompt = Conversation("prompt", [msgspec.to_builtins(message) for message in prompt])
+            return self._opened(prompt)
         tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
         if not tokens:
             raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
@@ -80,7 +96,9 @@ class RowTokenizer:
     def _plain(self, text: str) -> list[int]:
         if isinstance(self._tokenizer, ByteTokenizer):
             return self._ids([text])[0]
-        return [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+        begin = added_before(self._ids([text])[0], plain)
+        return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def _opened(self, row: Conversation) -> list[int]:
         """A conversation up to where the assistant's turn begins."""
@@ -107,7 +125,10 @@ class RowTokenizer:
         """Each row's tokens and mask. Raises InvalidInputError naming the row's place."""
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
-            yield from self._batch(batch)
+            made = self._batch(batch)
+            for row, (tokens, _) in zip(batch, made, strict=True):
+                check_ids(tokens, self._vocabulary, row.place)
+            yield from made
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
         made: dict[int, TokenRow] = {}
@@ -152,12 +173,15 @@ class RowTokenizer:
         ]  # fmt: skip
 
     def _check_template(self, row: Conversation) -> str:
-        template: str | None = self._tokenizer.chat_template
-        if not template:
+        """The template that the row's tools select, if there are several."""
+        if not self._tokenizer.chat_template:
             raise InvalidInputError(
                 row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
             )
-        return template
+        try:
+            return str(self._tokenizer.get_chat_template(tools=row.tools))
+        except ValueError as error:
+            raise self._refusal(row, error) from None
 
     def _marked(self, row: Conversation) -> TokenRow:
         """As the template itself marks it; of what a prompt holds nothing counts."""
@@ -171,8 +195,6 @@ class RowTokenizer:
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
         def render(messages: Sequence[Message], prompted: bool) -> str:
-            if not messages:
-                return ""
             text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
             return text
 
@@ -186,7 +208,8 @@ class RowTokenizer:
 
     def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
         try:
-            return self._tokenizer.apply_chat_template(messages, **options)
+            template = dated(self._check_template(row))
+            return self._tokenizer.apply_chat_template(messages, row.tools, chat_template=template, **options)
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
             raise self._refusal(row, error) from None
         except Exception as error:
@@ -197,6 +220,20 @@ class RowTokenizer:
 
     def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
         return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+
+
+def added_before(whole: list[int], plain: list[int]) -> list[int]:
+    """The special tokens that a text's tokens begin with, if they are `plain` without special ones."""
+    starts = range(len(whole) - len(plain) + 1)
+    return whole[: next((start for start in starts if whole[start : start + len(plain)] == plain), 0)]
+
+
+def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None:
+    """Whether the model knows each token. Raises InvalidInputError naming `place` and the first that it doesn't."""
+    if vocabulary is not None and max(tokens, default=0) >= vocabulary:
+        wrong = next(token for token in tokens if token >= vocabulary)
+        problem = f"has the token ID {wrong}, but the model has {vocabulary} (config.json: vocab_size)"
+        raise InvalidInputError(place, problem)
 
 
 def _whole(row: Completion) -> str:

@@ -1,7 +1,7 @@
 """Rows of training data from JSONL or Parquet: a text, a prompt with its completion, or a conversation.
 
 A row has `text`, or `prompt` and `completion` (both text, or both lists of messages), or `messages`. A message has a
-`role` and a `content`. Other fields are left alone.
+`role` and a `content`, or calls tools. Rows of messages may have `tools`. Other fields are left alone.
 """
 
 import json
@@ -38,9 +38,14 @@ class Conversation(NamedTuple):
     place: str
     messages: list[Message]
     first: int = 0
+    tools: list[dict[str, Any]] | None = None  # that the model may call, as its chat template takes them
 
 
 Row = Text | Completion | Conversation
+
+
+class NoAnswerError(InvalidInputError):
+    """A row of messages without a turn of the assistant that counts."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -60,7 +65,14 @@ def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
         return
     for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
-        yield f"{chunk.source}: row {number}", fields
+        yield f"{chunk.source}: row {number}", _without_nulls(fields)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives each message and tool the fields of all others."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def fields_of(line: str | bytes, place: str) -> Any:
@@ -83,9 +95,10 @@ def row_of(fields: Any, place: str) -> Row:
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if fields.get("messages") is not None:
-        return _conversation(place, _messages(fields["messages"], place, "messages"), 0)
+        messages = _messages(fields["messages"], place, "messages")
+        return _conversation(place, messages, 0, _tools(fields, place))
     if fields.get("prompt") is not None or fields.get("completion") is not None:
-        return _prompted(fields.get("prompt"), fields.get("completion"), place)
+        return _prompted(fields, place)
     if isinstance(fields.get("text"), str):
         if not fields["text"]:
             raise InvalidInputError(f"{place}: text", "is empty")
@@ -94,25 +107,28 @@ def row_of(fields: Any, place: str) -> Row:
     raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {known or 'no field'}")
 
 
-def prompt_of(fields: Any, place: str) -> str | list[Message]:
-    """What a row has before an answer: its prompt, or its messages, which end with the user's. Raises InvalidInputError
-    naming `place` and the field."""
+def prompt_of(fields: Any, place: str) -> str | Conversation:
+    """What a row has before an answer: its prompt, or its messages without a last turn of the assistant. Raises
+    InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
         if messages[-1]["role"] == "assistant":
-            raise InvalidInputError(f"{place}: messages", "must not end with an assistant turn: the model answers")
-        return messages
+            del messages[-1]
+        if not messages:
+            raise InvalidInputError(f"{place}: messages", "has only an answer; the model needs a prompt")
+        return Conversation(place, messages, tools=_tools(fields, place))
     prompt = fields.get("prompt")
     if isinstance(prompt, list):
-        return _messages(prompt, place, "prompt")
+        return Conversation(place, _messages(prompt, place, "prompt"), tools=_tools(fields, place))
     if not isinstance(prompt, str) or not prompt:
         raise InvalidInputError(place, 'needs "prompt" (text or messages) or "messages"')
     return _checked(prompt, f"{place}: prompt")
 
 
-def _prompted(prompt: Any, completion: Any, place: str) -> Row:
+def _prompted(fields: dict[str, Any], place: str) -> Row:
+    prompt, completion = fields.get("prompt"), fields.get("completion")
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, str | list):
             raise InvalidInputError(f"{place}: {name}", "must be text or a list of messages")
@@ -123,28 +139,67 @@ def _prompted(prompt: Any, completion: Any, place: str) -> Row:
     if isinstance(prompt, str) or isinstance(completion, str):
         raise InvalidInputError(place, "prompt and completion must both be text or both be lists of messages")
     before = _messages(prompt, place, "prompt")
-    return _conversation(place, before + _messages(completion, place, "completion"), len(before))
+    whole = before + _messages(completion, place, "completion")
+    return _conversation(place, whole, len(before), _tools(fields, place))
 
 
-def _conversation(place: str, messages: list[Message], first: int) -> Conversation:
+def _conversation(place: str, messages: list[Message], first: int, tools: list[Any] | None) -> Conversation:
     if not any(message["role"] == "assistant" for message in messages[first:]):
-        raise InvalidInputError(place, "no assistant turn, so the row has nothing to learn")
-    return Conversation(place, messages, first)
+        raise NoAnswerError(place, "no assistant turn, so the row has nothing to learn")
+    return Conversation(place, messages, first, tools)
+
+
+def _tools(fields: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
+    value, where = fields.get("tools"), f"{place}: tools"
+    try:
+        tools = json.loads(value) if isinstance(value, str) and value else value
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(where, f"not a JSON list: {first_line(error)}") from None
+    if not tools:
+        return None
+    if not _are_objects(tools):
+        raise InvalidInputError(where, "must be a list of JSON objects, or that as text")
+    _checked(json.dumps(tools, ensure_ascii=False), where)
+    found: list[dict[str, Any]] = tools
+    return found
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def _messages(value: Any, place: str, field: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise InvalidInputError(f"{place}: {field}", "must be a list of messages")
-    for number, message in enumerate(value):
-        where = f"{place}: {field}[{number}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidInputError(where, 'a message needs a "role"')
-        if not isinstance(message.get("content"), str):
-            raise InvalidInputError(where, 'a message needs a "content" of text')
-        if message["role"] == "assistant" and not message["content"]:
-            raise InvalidInputError(where, "the assistant's content is empty")
-        _checked(message["content"], where)
-    return value
+    return [_message(message, f"{place}: {field}[{number}]") for number, message in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> Message:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise InvalidInputError(where, 'a message needs a "role"')
+    message: Message = value
+    if isinstance(message.get("content"), list):
+        message = {**message, "content": "".join(_part(part, where) for part in message["content"])}
+    if calls := message.get("tool_calls"):
+        if not _are_objects(calls):
+            raise InvalidInputError(where, '"tool_calls" must be a list of JSON objects')
+        _checked(json.dumps(calls, ensure_ascii=False), where)
+        if message["role"] == "assistant" and not message.get("content"):
+            return message
+    if not isinstance(message.get("content"), str):
+        raise InvalidInputError(where, 'a message needs a "content" of text')
+    if message["role"] == "assistant" and not message["content"]:
+        raise InvalidInputError(where, "the assistant's content is empty")
+    _checked(message["content"], where)
+    return message
+
+
+def _part(part: Any, where: str) -> str:
+    """The text of a part of a message's content."""
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = json.dumps(part.get("type")) if isinstance(part, dict) else "unknown"
+    raise InvalidInputError(where, f"the content has a part of type {kind}; parts must be text")
 
 
 def _checked(text: str, where: str) -> str:

@@ -4,7 +4,8 @@ A cache is a folder: tokens.bin (uint16, or uint32 where ids need it), for rows 
 token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and cache.json that
 describes them.
 
-Texts are laid end to end, each followed by the end token, files in ascending order of their path.
+Texts are laid end to end, each between the begin and the end token if there are such, files in ascending order of their
+path.
 """
 
 import functools
@@ -29,7 +30,7 @@ from trainctl.trainer.data.chunk_tokens import Encode, Recipe, SampleTokens
 from trainctl.trainer.data.chunks import Chunk, TextTokens, joined, row_chunks, text_chunks
 from trainctl.trainer.data.worker_pool import tokenized
 
-_FORMAT = 3
+_FORMAT = 4
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 Report = Callable[[int, int], object]
@@ -49,6 +50,7 @@ class TokenCache:
     offsets: NDArray[np.int64] | None
     digest: str  # of the tokens
     files: tuple[FileDigest, ...]  # the sources
+    has_end: bool = True  # texts and completions end with a token
 
 
 def sources_of(config: RunFile) -> list[Path]:
@@ -92,9 +94,10 @@ def read_cache(folder: Path) -> TokenCache:
     tokens = _mapped(folder / "tokens.bin", np.dtype(notes["dtype"]))
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
     if not (folder / "offsets.bin").exists():
-        return TokenCache(tokens, None, None, notes["digest"], files)
+        return TokenCache(tokens, None, None, notes["digest"], files, notes["has_end"])
     counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
-    return TokenCache(tokens, counted, _mapped(folder / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
+    offsets = _mapped(folder / "offsets.bin", np.dtype(np.int64))
+    return TokenCache(tokens, counted, offsets, notes["digest"], files, notes["has_end"])
 
 
 def write_cache(config: RunFile, work: Path, where: str, workers: int, report: Report) -> None:
@@ -117,10 +120,11 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
 
     dtype = _dtype(recipe)
     if recipe.kind == "text":
-        digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe.end(), dtype, work)
+        digest = _write_texts((part for part in parts() if isinstance(part, TextTokens)), recipe, dtype, work)
     else:
         digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
-    _write_notes(work, dtype, digest, data_digests(Path(config.data.path), recipe.kind).files)
+    files = data_digests(Path(config.data.path), recipe.kind).files
+    _write_notes(work, dtype, digest, files, has_end=recipe.has_end())
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
@@ -133,18 +137,28 @@ def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> Non
     """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
     parts, dtype = encode(chunk), _dtype(recipe)
     assert isinstance(parts, SampleTokens)
-    _write_notes(work, dtype, _write_samples(iter([parts]), dtype, work), ())
+    _write_notes(work, dtype, _write_samples(iter([parts]), dtype, work), (), has_end=_has_end(recipe))
 
 
-def _write_notes(work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest]) -> None:
-    notes = {"dtype": dtype.str, "digest": digest, "files": [[file.name, file.digest] for file in files]}
+def _write_notes(
+    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], *, has_end: bool
+) -> None:  # fmt: skip
+    named = [[file.name, file.digest] for file in files]
+    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end}
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
-def _write_texts(parts: Iterator[TextTokens], end: Sequence[int], dtype: np.dtype[Any], work: Path) -> str:
+@functools.cache
+def _has_end(recipe: Recipe) -> bool:
+    """Of the chunks of a growing file: the tokenizer is read once."""
+    return recipe.has_end()
+
+
+def _write_texts(parts: Iterator[TextTokens], recipe: Recipe, dtype: np.dtype[Any], work: Path) -> str:
     """The digest of what was written."""
+    begin, end = (np.array(ids, np.uint32) for ids in (recipe.begin(), recipe.end()))
     with _HashedFile(work / "tokens.bin") as file:
-        for tokens in joined(parts, np.array(end, np.uint32)):
+        for tokens in joined(parts, begin, end):
             file.write(tokens.astype(dtype))
         return file.digest
 

@@ -5,37 +5,53 @@ from pathlib import Path
 
 import numpy as np
 
+from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.model_facts import weight_files
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config, places
-from trainctl.trainer.checkpoints.files import ADAPTER
-from trainctl.trainer.common.model_files import model_config
-from trainctl.trainer.exports.result_files import copy_carried, float32_file, write_json
-from trainctl.trainer.exports.trained_model import TrainedModel
+from trainctl.trainer.backends import rope_config
+from trainctl.trainer.checkpoints.files import ADAPTER, CARRIED_FILES
+from trainctl.trainer.exports.result_files import copy_templates, float32_file, write_json
+from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
+OWN_BASE = "base"
+"""Folder of the base with a config.json for mlx-lm."""
 _MLX_ADAPTER = "adapters.safetensors"
 
 
 def write_peft(trained: TrainedModel, lora: Lora, folder: Path) -> None:
-    """peft's directory: as a checkpoint has it, with the base's path on this machine. Raises OSError."""
+    """peft's directory: as a checkpoint has it, with the base's id on the hub, or its path on this machine. Raises
+    OSError."""
     shutil.copyfile(trained.weights, folder / ADAPTER)
-    write_json(folder / "adapter_config.json", lora.peft_config(trained.config.model.path))
-    copy_carried(trained.checkpoint, folder)
+    write_json(folder / "adapter_config.json", lora.peft_config(Path(trained.config.model.path)))
+    copy_tokenizer(trained, folder)
 
 
 def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
-    """mlx-lm's directory, whose matrices are the transposes of peft's. Raises OSError."""
+    """mlx-lm's directory, whose matrices are the transposes of peft's. Beside it a base that mlx-lm reads right, if it
+    doesn't so read the one that there is. Raises OSError."""
     from safetensors.numpy import save_file
 
     stored, found = float32_file(trained.weights), places(lora)
     turned = {place.name: stored[name].T if place.transposed else stored[name] for name, place in found.items()}
     arrays = {name: np.ascontiguousarray(array) for name, array in turned.items()}
     save_file(arrays, folder / _MLX_ADAPTER, metadata={"format": "mlx"})
-    write_json(folder / "adapter_config.json", mlx_config(lora) | {"model": trained.config.model.path})
+    write_json(
+        folder / "adapter_config.json", mlx_config(lora) | {"model": reference(Path(trained.config.model.path)).name}
+    )
+    if not rope_config.mlx_reads(trained.model):
+        (folder / OWN_BASE).mkdir()
+        write_json(folder / OWN_BASE / "config.json", rope_config.read(trained.model))
+        _link_base(trained.model, folder / OWN_BASE)
 
 
-def mlx_reads_rope(base: Path) -> bool:
-    """Whether the base states its rotary embeddings where mlx-lm looks for them: in most families not in
-    `rope_parameters` alone, which is all that transformers 5 writes."""
-    config = model_config(base)
-    config = config.get("text_config", config)
-    return "rope_parameters" not in config or "rope_theta" in config
+def _link_base(base: Path, folder: Path) -> None:
+    """Links to the base's weights and tokenizer; copies where the file system has no links. Raises OSError."""
+    names = [path.name for path in (*weight_files(base), *base.glob("*.safetensors.index.json"))]
+    for name in (*names, *CARRIED_FILES):
+        if (base / name).is_file():
+            try:
+                (folder / name).symlink_to((base / name).absolute())
+            except OSError:
+                shutil.copyfile(base / name, folder / name)
+    copy_templates(base, folder)

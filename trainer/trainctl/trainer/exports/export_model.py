@@ -7,6 +7,7 @@ appears under its name only when whole, and verified if that was asked for.
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +18,8 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer.common.atomic_folder import make_folder, part_of
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.exports.adapter_files import mlx_reads_rope, write_mlx, write_peft
+from trainctl.trainer.exports.adapter_files import OWN_BASE, write_mlx, write_peft
+from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import llama_cpp_lines, loading_lines, model_card
@@ -33,6 +35,7 @@ _FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeEr
 def main(argv: list[str] | None = None) -> int:
     """Export once; returns the exit status."""
     wanted = _parser().parse_args(argv)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries print what they do
             made = export_model(wanted)
@@ -59,13 +62,17 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
 
     def write(work: Path) -> None:
         kept = _write(trained, form, dtype, work)
-        card = model_card(run, trained.config, trained.loop, history, form)
+        own = OWN_BASE if (work / OWN_BASE).exists() else ""
+        card = model_card(
+            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config)
+        )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
-        compared = _verified(trained, form, work, kept) if wanted.verify else None
-        made["bytes"] = sum(path.stat().st_size for path in work.iterdir())
+        compared = _verified(trained, form, work) if wanted.verify else None
+        made["bytes"] = sum(path.stat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink())
         made["dtype"] = kept
         made["difference"] = compared.difference if compared else None
         made["tolerance"] = compared.tolerance if compared else None
+        made["rounding"] = compared.rounding if compared else None
 
     make_folder(folder, write)
     return made | _advice(trained.config, form, folder)
@@ -95,14 +102,13 @@ def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> 
     return None
 
 
-def _verified(trained: TrainedModel, form: Form, work: Path, dtype: str | None) -> Comparison:
+def _verified(trained: TrainedModel, form: Form, work: Path) -> Comparison:
     """Raises RefusedError if the export isn't the trained model."""
-    found = verify_export(trained, form, work, dtype)
+    found = verify_export(trained, form, work)
     if not found.agrees:
-        rounding = "; --dtype float32 shows whether that is rounding" if dtype not in (None, "float32") else ""
         raise RefusedError(
             f"verification failed: logits differ by {found.difference:.1e}, and {found.tolerance:.1e} is allowed; "
-            f"nothing was written{rounding}"
+            "nothing was written"
         )
     return found
 
@@ -110,10 +116,12 @@ def _verified(trained: TrainedModel, form: Form, work: Path, dtype: str | None) 
 def _advice(config: RunFile, form: Form, folder: Path) -> dict[str, Any]:
     """What to do with the folder next."""
     next_lines = llama_cpp_lines(folder) if form == "fused" else ()
-    unread = form == "mlx" and config.adapter.kind != "full" and not mlx_reads_rope(Path(config.model.path))
-    problem = "mlx-lm may misread the base, whose config.json has rope_parameters alone: use --verify, or --to fused"
+    own = str(folder / OWN_BASE) if (folder / OWN_BASE).exists() else ""
+    note = (
+        f"mlx-lm would misread the base's config.json (RoPE): use {own} as --model; its weights are links to the base"
+    )
     return {
-        "load": loading_lines(form, folder, config), "llama_cpp": next_lines, "warning": problem if unread else None,
+        "load": loading_lines(form, folder, config, own), "llama_cpp": next_lines, "warning": note if own else None,
     }  # fmt: skip
 
 

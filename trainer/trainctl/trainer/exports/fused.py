@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from trainctl.trainer.adapters.lora import Lora, stored_name
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import StoredTensor, stored_tensors
-from trainctl.trainer.exports.result_files import copy_carried, float32_file, write_json
+from trainctl.trainer.exports.result_files import float32_file, write_json
 from trainctl.trainer.exports.tensor_files import tensor_files
-from trainctl.trainer.exports.trained_model import TrainedModel
+from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
 _ONLY_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -44,7 +44,7 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     config = rope_config.read(trained.model) | {"dtype": most}
     config.pop("torch_dtype", None)
     write_json(folder / "config.json", config)
-    copy_carried(trained.checkpoint, folder)
+    copy_tokenizer(trained, folder)
     return most
 
 

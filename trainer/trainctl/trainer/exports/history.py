@@ -33,5 +33,5 @@ def read_history(record: RecordReader, step: int) -> History:
     loss = next((one.loss for one in steps if one.step == step), None)
     evaluated = [one for one in record.evaluations() if one.step <= step and math.isfinite(one.loss)]
     series = record.series("loss", last_step=step, columns=_POINTS)
-    curve = tuple(Point(first, mean) for first, mean in zip(series.steps, series.mean, strict=True))
+    curve = tuple(Point(max(1, first), mean) for first, mean in zip(series.steps, series.mean, strict=True))
     return History(loss, evaluated[-1] if evaluated else None, curve)

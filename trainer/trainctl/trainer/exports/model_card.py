@@ -1,22 +1,31 @@
 """README.md of an export, pure: what was trained from what, how it went, and how to load it."""
 
 import json
-import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.objectives import objective_name
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
+from trainctl.trainer.exports.data_files import DataFile
 from trainctl.trainer.exports.history import History
 from trainctl.trainer.exports.verification import Form
 
-_CACHED = re.compile(r"^models--(?P<owner>.+?)--(?P<name>.+)$")
-"""Folder of a model in the Hugging Face cache."""
+_OWN_BASE = (
+    "mlx-lm looks for the rotary embeddings (RoPE) under older names than the base's `config.json` has. The one in",
+    "`base/` has both. The other files there are links to the base on the machine of the export.",
+)
 _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
 
 
-def model_card(run: str, config: RunFile, loop: LoopState, history: History, form: Form) -> str:
-    """The card of the export of one checkpoint."""
+def model_card(
+    run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "",
+    data: Sequence[DataFile] = (),
+) -> str:  # fmt: skip
+    """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder. `data`: the
+    files of the run's data, as they are on this machine."""
     rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
     head = ["---", f"library_name: {_LIBRARY[form]}", "pipeline_tag: text-generation", "tags:", "- trainctl"]
@@ -25,13 +34,20 @@ def model_card(run: str, config: RunFile, loop: LoopState, history: History, for
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
     if curve:
         lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
-    usage = [f"    {line}" for line in loading_lines(form, Path(), config)]
+    if data:
+        lines += ["", "| data file | SHA-256, at the export |", "| --- | --- |"]
+        lines += [f"| {file.name} | `{file.sha256}` |" for file in data]
+    usage = [f"    {line}" for line in loading_lines(form, Path(), config, own_base)]
+    if own_base:
+        usage += ["", *_OWN_BASE]
     return "\n".join([*lines, "", "To load it, in this folder:", "", *usage, ""])
 
 
-def loading_lines(form: Form, folder: Path, config: RunFile) -> tuple[str, ...]:
-    """How to load an export, as code or commands."""
-    base, full, place = config.model.path, config.adapter.kind == "full", json.dumps(str(folder))
+def loading_lines(form: Form, folder: Path, config: RunFile, own_base: str = "") -> tuple[str, ...]:
+    """How to load an export, as code or commands; `own_base`: folder of the base for mlx-lm, "" if the base itself
+    does."""
+    base = own_base or reference(Path(config.model.path)).name
+    full, place = config.adapter.kind == "full", json.dumps(str(folder))
     if form == "peft":
         return ("from peft import AutoPeftModelForCausalLM", f"AutoPeftModelForCausalLM.from_pretrained({place})")
     if form == "fused":
@@ -53,9 +69,8 @@ def llama_cpp_lines(folder: Path) -> tuple[str, str]:
 
 def base_name(model: Path) -> str:
     """The hub's name of a model in the Hugging Face cache, else the name of its folder."""
-    found = (_CACHED.match(part) for part in reversed(model.parts))
-    match = next((one for one in found if one), None)
-    return f"{match['owner']}/{match['name']}" if match else model.name
+    found = reference(model).name
+    return model.name if found == str(model) else found
 
 
 def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str, str]]:
@@ -64,7 +79,11 @@ def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str
         ("base", base_name(Path(config.model.path))),
         ("trained", _recipe(config.adapter)),
         ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} samples each"),
+        ("objective", objective_name(config.objective, config.data.kind)),
         ("optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
+        ("warm-up", f"{optimizer.warmup(config.run.steps):,} steps"),
+        ("weight decay", f"{optimizer.weight_decay:g}"),
+        ("seed", str(loop.seed)),
         ("data", f"{config.data.kind}, {loop.samples:,} samples of up to {config.data.sequence_length:,} tokens"),
         ("data digest", loop.data_digest),
         ("held-out data", Path(config.data.held_out_path).name),

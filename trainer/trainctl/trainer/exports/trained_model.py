@@ -19,6 +19,7 @@ from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora, read_lora
 from trainctl.trainer.checkpoints.files import ADAPTER, WEIGHTS, LoopState, base_digest, read_loop
 from trainctl.trainer.common.model_files import read_object
+from trainctl.trainer.exports.result_files import copy_carried, copy_templates
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ def open_trained(paths: RunPaths, step: int | None, best: bool, evaluations: Seq
     if digest_of(found.weights) != verify(folder, hashes=False).files[found.weights.name].sha256:
         raise InvalidInputError(str(found.weights), "altered: it does not match its SHA-256; use another --step")
     return found
+
+
+def copy_tokenizer(trained: TrainedModel, folder: Path) -> None:
+    """The checkpoint's files of the tokenizer, and the base's further chat templates. Raises OSError."""
+    copy_carried(trained.checkpoint, folder)
+    if trained.base is not None:
+        copy_templates(trained.base, folder)
 
 
 def _checkpoint(paths: RunPaths, step: int | None, best: bool, evaluations: Sequence[Evaluation]) -> Path:
@@ -106,6 +114,6 @@ def _base_paths(config: RunFile, checkpoint: Path) -> list[Path]:
     stated: dict[str, Any] = {}
     if config.adapter.kind != "full":
         stated = read_object(checkpoint / "adapter_config.json", "adapter configuration")
-    paths = [stated.get("base_model_name_or_path"), config.model.path]
-    paths += [node.model_path for node in config.nodes.values()]
-    return [*dict.fromkeys(model_folder(path) for path in paths if path)]
+    named = [(stated.get("base_model_name_or_path"), stated.get("revision")), (config.model.path, None)]
+    named += [(node.model_path, None) for node in config.nodes.values()]
+    return [*dict.fromkeys(model_folder(path, revision) for path, revision in named if path)]

@@ -1,13 +1,14 @@
 """Whether an export is the trained model: its logits in the library it is for, beside those of our own backend.
 
-Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. The
-tolerance is relative to the largest logit where that is above 1.
+Both compute in float32 on the CPU, so that the difference is that of the weights and of what the library reads. Where
+the export has weights of 16 bits, it is compared with our backend's model after its weights were rounded likewise; what
+rounding itself changes is reported beside it. The tolerance is relative to the largest logit where that is above 1.
 """
 
 import importlib.util
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.common.model_files import stored_tensors, vocabulary_size
 from trainctl.trainer.data.permutation import mix
+from trainctl.trainer.exports.adapter_files import OWN_BASE
+from trainctl.trainer.exports.fused import change_of
 from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized
 from trainctl.trainer.exports.result_files import float32_file
 from trainctl.trainer.exports.trained_model import TrainedModel
@@ -26,8 +29,8 @@ from trainctl.trainer.exports.trained_model import TrainedModel
 Form = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Logits = NDArray[np.float32]
 _TOLERANCE = 1e-5
-_ROUNDED_TOLERANCE = 1e-2
-"""For weights that were rounded to 16 bits."""
+_ROUNDED = {"F16": "float16", "BF16": "bfloat16"}
+"""Types of 16 bits by their names in safetensors files."""
 _ROWS, _LENGTH = 2, 32
 """Of the tokens that both are given."""
 _WHERE = "--verify"
@@ -39,15 +42,15 @@ class Comparison:
 
     difference: float  # largest
     tolerance: float
+    rounding: float | None = None  # largest difference from the model before rounding; None: nothing was rounded
 
     @property
     def agrees(self) -> bool:
         return self.difference <= self.tolerance
 
 
-def verify_export(trained: TrainedModel, form: Form, folder: Path, dtype: str | None) -> Comparison:
-    """Load the export in `folder`, whose weights are of `dtype` (None: adapters), and compare. Raises InvalidInputError
-    if a library is missing, or cannot load it."""
+def verify_export(trained: TrainedModel, form: Form, folder: Path) -> Comparison:
+    """Load the export in `folder`, and compare. Raises InvalidInputError if a library is missing, or cannot load it."""
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
     by_mlx = form.startswith("mlx")
     if by_mlx:
@@ -62,15 +65,26 @@ def verify_export(trained: TrainedModel, form: Form, folder: Path, dtype: str | 
     }
     logits = mlx_logits if by_mlx else torch_logits
     expected, found = (logits(load(), tokens) for load in pairs[form])  # one after another: never both in memory
-    rounded = dtype in ("bfloat16", "float16") and form != "mlx-4bit"
-    return compare(expected, found, _ROUNDED_TOLERANCE if rounded else _TOLERANCE)
+    if form == "mlx-4bit" or not (types := _rounded(folder)):
+        return compare(expected, found)
+    if by_mlx:
+        return compare(logits(_rounded_mlx_model(trained, types), tokens), found, unrounded=expected)
+    whole = compare(expected, logits(_fused_torch_model(trained, {}), tokens))  # what adding the adapters changed
+    rounded = compare(logits(_fused_torch_model(trained, types), tokens), found, unrounded=expected)
+    return rounded if whole.agrees else replace(whole, rounding=rounded.rounding)
 
 
-def compare(expected: Logits, found: Logits, tolerance: float) -> Comparison:
-    """The largest difference; not a number counts as infinite."""
-    difference = float(np.max(np.abs(expected - found)))
+def compare(expected: Logits, found: Logits, *, unrounded: Logits | None = None) -> Comparison:
+    """The largest difference; not a number counts as infinite. `unrounded`: of the model before its weights were
+    rounded."""
+    rounding = None if unrounded is None else _difference(unrounded, found)
     scale = max(1.0, float(np.max(np.abs(expected))))
-    return Comparison(difference if np.isfinite(difference) else float("inf"), tolerance * scale)
+    return Comparison(_difference(expected, found), _TOLERANCE * scale, rounding)
+
+
+def _difference(one: Logits, other: Logits) -> float:
+    largest = float(np.max(np.abs(one - other)))
+    return largest if np.isfinite(largest) else float("inf")
 
 
 def probe_tokens(vocabulary: int) -> NDArray[np.int64]:
@@ -131,6 +145,42 @@ def _mlx_model(trained: TrainedModel) -> Any:
     return model
 
 
+def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """With the adapters added to its weights, and those in `types` rounded to the type named there."""
+    import torch
+
+    from trainctl.trainer.backends.torch_model import read_model
+
+    model = read_model(trained.model, _WHERE)
+    values = float32_file(trained.weights) if trained.lora is not None else {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (change := change_of(name, trained.lora, values)) is not None:
+                parameter += torch.from_numpy(change)
+            if name in types:
+                parameter.copy_(parameter.to(getattr(torch, types[name])))
+    return model
+
+
+def _rounded_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
+    """With the weights in `types` rounded to the type named there."""
+    import mlx.core as mx
+
+    from trainctl.trainer.backends.mlx_model import flat
+
+    model = _mlx_model(trained)
+    found = ((name, array) for name, array in flat(model.parameters()) if name in types)
+    model.load_weights(
+        [(name, array.astype(getattr(mx, types[name])).astype(mx.float32)) for name, array in found], strict=False
+    )
+    return model
+
+
+def _rounded(folder: Path) -> dict[str, str]:
+    """The type of each weight of 16 bits in a directory, by the weight's name."""
+    return {name: _ROUNDED[it.dtype] for name, it in stored_tensors(folder).items() if it.dtype in _ROUNDED}
+
+
 def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
     from trainctl.trainer.backends.mlx_model import read_model
 
@@ -161,7 +211,9 @@ def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:
     from mlx_lm import utils
 
     lora: Lora | None = trained.lora if trained is not None else None
-    model, _ = utils.load_model(folder if trained is None or lora is None else trained.model)
+    own = folder / OWN_BASE
+    base = own if own.exists() else trained.model if trained is not None else folder
+    model, _ = utils.load_model(folder if lora is None else base)
     return model if lora is None else utils.load_adapters(model, str(folder))
 
 

@@ -1,13 +1,13 @@
 """The model's answer to one prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.base import Backend, Decoding
 from trainctl.trainer.data.row_tokens import RowTokenizer
-from trainctl.trainer.data.rows import Message
+from trainctl.trainer.data.rows import Conversation
 
 
 class Answered(NamedTuple):
@@ -22,11 +22,11 @@ class Answerer:
     """A model with its tokenizer."""
 
     def __init__(self, backend: Backend, tokenizer: RowTokenizer, longest: int | None, *, plain: bool) -> None:
-        """`longest`: tokens that the model allows, None: any number. `plain`: texts are tokenized without the special
-        tokens of rows."""
+        """`longest`: tokens that the model allows, None: any number. `plain`: texts are tokenized as for
+        `kind = "text"`, else as for rows."""
         self._backend, self._tokenizer, self._longest, self._plain = backend, tokenizer, longest, plain
 
-    def answer(self, prompt: Prompt | Sequence[Message], how: Decoding, alive: Callable[[], None]) -> Answered:
+    def answer(self, prompt: Prompt | Conversation, how: Decoding, alive: Callable[[], None]) -> Answered:
         """`alive` is called after each token. Raises InvalidInputError for a prompt that the model can't take, and what
         `alive` and the libraries raise."""
         tokens, ends = self._tokenizer.prompt(prompt, plain=self._plain), self._tokenizer.ends

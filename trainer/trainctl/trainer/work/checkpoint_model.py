@@ -41,7 +41,7 @@ def load_checkpoint(checkpoint: Path, config: RunFile, node: str, where: str) ->
         if base_digest(model_digests(directory).whole, read_lora(config, where)) != wanted:
             problem = f"{directory} on {node} is not the model that the adapters were trained on: its files differ"
             raise InvalidInputError(f"{where}: model.path", problem)
-    backend = load(config, config.nodes.get(node, NodeTable()), where)
+    backend = load(config, config.nodes.get(node, NodeTable()), where, trains=False)
     if config.adapter.kind != "full":
         backend.copy_in("weights", _arrays(checkpoint / ADAPTER))
     return CheckpointModel(backend, config, directory, longest_context(directory))

@@ -179,17 +179,17 @@ def sync(
     and nothing is deleted. If a copy is interrupted, run this again to continue. Afterwards, hashes are compared.
     Exits with 3 if a node couldn't be served; the others still are.
     """
-    from trainctl.tui.setup import sync_run
-    from trainctl.tui.setup.sync_node import SyncOptions
-    from trainctl.tui.setup.sync_report import NoReport, SyncReport
+    from trainctl.tui.setup.sync import run_sync
+    from trainctl.tui.setup.sync.node_sync import SyncOptions
+    from trainctl.tui.setup.sync.report import NoReport, SyncReport
 
     options = SyncOptions(python, dry_run, limit, interactive=output.has_screen() and not json)
-    wanted = sync_run.SyncRequest(
+    wanted = run_sync.SyncRequest(
         file, arguments.pairs(set_ or [], "--set"), tuple(node or ()), tuple(ssh or ()), here, ssh_config, options
     )
     report = SyncReport(lambda text: output.say(output.log_text(text, raw=False).replace("\n", " ")), output.complain)
     try:
-        found = sync_run.copy(wanted, targets.cluster_file(cluster), NoReport() if json else report)
+        found = run_sync.copy(wanted, targets.cluster_file(cluster), NoReport() if json else report)
     except KeyboardInterrupt:
         report.clear()
         output.tell("interrupted; to copy the rest, run this again")

@@ -52,9 +52,9 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
     )
 
 
-def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
-    """Print how a command ended and return the exit code."""
-    line = tables.reply_line(order.verb, reply, order.node)
+def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int, more: str = "") -> int:
+    """Print how a command ended, with `more` to say of it, and return the exit code."""
+    line = tables.reply_line(order.verb, reply, order.node) + more
     if json and code:
         output.emit_error(reply.state, line, **fields(order, reply))
     elif json:

@@ -23,13 +23,19 @@ def init(
         Path | None,
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
     ] = None,
+    objective: Annotated[
+        Literal["pretrain", "sft"] | None,
+        typer.Option(help="Learn every token (pretrain) or the answers (sft) [sft unless the data is text]."),
+    ] = None,
     adapter: Annotated[
-        Literal["full", "lora"] | None,
-        typer.Option(help="Train all weights (full) or adapters (lora) [lora unless the data is text]."),
+        Literal["full", "lora", "rslora"] | None,
+        typer.Option(help="Train all weights (full) or adapters (lora, rslora) [lora for sft]."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Run name [taken from the model folder].")] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, max=2**40, help="Samples per step across all nodes [32].")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=2**40, help="Samples per step across all nodes [16,384 tokens].")
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Address this machine's agent listens on [tcp://127.0.0.1:7474]."),
@@ -49,7 +55,7 @@ def init(
     from trainctl.tui.setup import hub_download
     from trainctl.tui.setup import init_work as work
 
-    given = work.Given(model, data, name, steps, batch, address, adapter)
+    given = work.Given(model, data, name, steps, batch, address, adapter, objective)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
     ask = _ask if asks else None
     try:

@@ -26,7 +26,7 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
 def status(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
 ) -> int:
-    """Show the current state of the run, its ranks, separate work and machines."""
+    """Show the run, its ranks, separate work and machines."""
 
     async def look(client: Any) -> tuple[m.Snapshot, Hosts, tuple[m.Viewer, ...], tuple[m.WorkSummary, ...]]:
         snapshot = await agent_call.settled_snapshot(client, run)

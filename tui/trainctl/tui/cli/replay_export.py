@@ -181,7 +181,7 @@ def score(
             address, lambda client: row_scores.Scoring(client, rows, wanted, stream, shown.show).run()
         )
     if failed:
-        output.complain(f"{failed:,} of {rows.rows:,} rows have no result; their lines have an error")
+        output.complain(row_scores.lacking(failed, rows.rows))
         return RefusedError.exit_code
     return 0
 

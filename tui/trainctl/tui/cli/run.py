@@ -10,11 +10,20 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
-from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedError
+from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
+from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.setup import data_bench, data_preview, hub_download, memory_report, standard_input, start_agent
+from trainctl.tui.setup import (
+    data_bench,
+    data_check,
+    data_preview,
+    hub_download,
+    memory_report,
+    standard_input,
+    start_agent,
+)
 from trainctl.tui.setup.standard_input import InputCopy
 
 app = subcommands()
@@ -126,28 +135,36 @@ def check(
     """Check a run file before you run it. Reports every problem it can find, one per line (--json: error.problems).
 
     It checks the fields, that the nodes are in the cluster, and that the model and data exist and aren't empty. It
-    reads the weights' headers, the first lines of the samples and the size of text files. It can't see files on other
-    machines: their agents check them when the run starts. A node with a loopback address may also
-    be on a different machine, behind a forwarded port. Nothing is loaded or started. On a terminal, it offers to
-    download a model that isn't in the Hugging Face cache.
+    reads the weights' headers. If nothing is wrong with these, it reads all data as a trainer does, up to 64 MB, with
+    PyTorch or MLX installed. It can't see files on other machines: their agents check them when the run starts. A node
+    with a loopback address may also be on a different machine, behind a forwarded port. No model is loaded, and nothing
+    is started. On a terminal, it offers to download a model that isn't in the Hugging Face cache.
 
     It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
     """
     found = targets.cluster_file(cluster)
     overrides = arguments.pairs(set_ or [], "--set")
-    config, unseen = _run_file(file, overrides, local=True, cluster=found, json=json)
+    config, unseen, here = _run_file(file, overrides, local=True, cluster=found, json=json)
+    parsed = runfile.parse(config, str(file))
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
-    report = memory_report.report_of(runfile.parse(config, str(file)), nodes, str(file))
+    wrong, report, unread = Collected(), None, ""
+    with wrong.going_on():
+        report = memory_report.report_of(parsed, nodes, str(file))
+    with wrong.going_on():
+        unread = data_check.read(parsed, file, here, overrides)
+    wrong.raise_any()
     if json:
-        output.emit_ok(config=config, nodes=nodes, unseen=unseen, model=report and report.plain)
+        output.emit_ok(config=config, nodes=nodes, unseen=unseen, data_read=not unread, model=report and report.plain)
         return 0
     if any(not field.endswith(".cache_path") for field in unseen):
         output.tell(f"to copy model and data to the nodes that lack them, run trainctl cluster sync {file}")
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
-    if runfile.grows(runfile.parse(config, str(file))):
+    if unread:
+        output.tell(unread)
+    if runfile.grows(parsed):
         output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(
@@ -248,12 +265,23 @@ def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *
 async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:
     from trainctl.tui.cli import watch
 
-    view = await watch.show(client, lambda item: True, json=json, run=run, from_start=from_start, until_end=True)
+    def keep(item: watch.Line) -> bool:
+        return json or not _says_why_it_failed(item)
+
+    view = await watch.show(client, keep, json=json, run=run, from_start=from_start, until_end=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view
     output.complain(f"{run} failed: {now.reason or 'no reason given'}")
     return RefusedError.exit_code
+
+
+def _says_why_it_failed(item: Any) -> bool:
+    """Whether it is an event with the reason for which the run failed: the last line says it."""
+    if not isinstance(item, m.Event):
+        return False
+    ended = isinstance(item.data, RunStateChanged) and item.data.after == "failed"
+    return ended or (item.verb == "start-run" and isinstance(item.data, CommandFailed))
 
 
 def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> int:

@@ -1,9 +1,12 @@
 """The subcommands that change a run or its cluster: `send` and `promote`."""
 
+import contextlib
 from typing import Annotated, Literal
 
 import typer
 
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
@@ -68,12 +71,24 @@ def send(
         arguments.check_text(text or "", name)
     order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     with command_result.told(order, json=json):
-        reply = command_result.send(agent_call.find_lead(at.addresses), order, wait, timeout)
+        lead = agent_call.find_lead(at.addresses)
+        reply = command_result.send(lead, order, wait, timeout)
     if wait == "none":
         # Nobody has answered: there is no state.
         fields = {**command_result.fields(order, reply), "state": None}
         return output.answer(f"{order.verb} sent without waiting; id {reply.id}", json=json, **fields)
-    return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
+    more = _perplexity(lead, reply) if verb == "evaluate" and reply.after and not json else ""
+    return command_result.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
+
+
+def _perplexity(address: str, reply: m.CommandReply) -> str:
+    """Of the evaluation that a reply is of; empty if it isn't known, or the loss is in another unit."""
+    run = None
+    with contextlib.suppress(TrainctlError):
+        run = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
+    if run is None or run.eval_step != reply.step or run.perplexity is None:
+        return ""
+    return f", perplexity {run.perplexity:.4g}"
 
 
 @app.command()

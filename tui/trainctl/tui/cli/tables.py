@@ -156,6 +156,7 @@ def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
+        change = f": {reply.after}" if verb == "evaluate" and reply.after else change
         change = f": {reply.after} (no change: already set)" if change and reply.before == reply.after else change
         if node and change and f"{node}=" not in change:
             change = change.replace(": ", f": {node} ", 1)

@@ -114,6 +114,7 @@ class RunFile(NamedTuple):
 
     config: dict[str, Any]  # resolved, as plain values
     unseen: dict[str, str]  # by field, the paths that only another machine may have
+    here: tuple[str, ...] = ()  # nodes that are this machine; "" without any in the file
 
 
 def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
@@ -133,11 +134,12 @@ def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: Clu
     else:
         here, perhaps = nodes_here(config) if local else [], []
     missing = {node: _missing(config, node) for node in perhaps}
+    seen = (*here, *(node for node in perhaps if not missing[node]))
     with wrong.going_on():
-        _check_paths(config, [*here, *(node for node in perhaps if not missing[node])], str(path))
+        _check_paths(config, seen, str(path))
     wrong.raise_any()
     unseen = {field: own for fields in missing.values() for field, own in fields.items()}
-    return RunFile(runfile.to_dict(config), unseen)
+    return RunFile(runfile.to_dict(config), unseen, seen)
 
 
 def nodes_here(config: run_tables.RunFile) -> list[str]:

@@ -37,6 +37,10 @@ def description(made: dict[str, Any]) -> str:
     lines = [f"{made['folder']}: {made['form']} of step {made['step']:,}{weights}, {made['bytes']:,} bytes"]
     if made["difference"] is not None:
         lines.append(f"verified: logits differ by at most {made['difference']:.1e} (allowed: {made['tolerance']:.1e})")
+    if made["rounding"] is not None:
+        lines.append(
+            f"rounded to {made['dtype']}: logits differ from those of the trained model by {made['rounding']:.1e}"
+        )
     if made["warning"]:
         lines.append(f"warning: {made['warning']}")
     lines += ["to load it:", *(f"    {line}" for line in made["load"])]

@@ -1,6 +1,7 @@
 """`trainctl score`: sends the rows of a file to the agent that leads the work, and writes the results in row order."""
 
 import asyncio
+import codecs
 import contextlib
 import hashlib
 import json
@@ -44,8 +45,10 @@ class RowFile:
     digest: str
 
     def lines(self) -> Iterator[bytes]:
-        """The rows as they are sent; blank lines are left out."""
+        """The rows as they are sent; blank lines and a byte order mark are left out."""
         with self.path.open("rb") as file:
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                file.seek(0)
             yield from (line.strip() + b"\n" for line in file if line.strip())
 
 
@@ -97,6 +100,12 @@ def answer_options(given: dict[str, int | float | None], *, answers: bool) -> m.
     for name, problem in validation_errors.found(values, m.AnswerOptions):
         raise InvalidInputError(_option(name), problem)
     return msgspec.convert(values, m.AnswerOptions)
+
+
+def lacking(failed: int, rows: int) -> str:
+    """What to say of rows that have an error in place of a result."""
+    has = "has no result; its line has an error" if failed == 1 else "have no result; their lines have an error"
+    return f"{failed:,} of {rows:,} rows {has}"
 
 
 def _option(name: str) -> str:

@@ -30,6 +30,7 @@ def statistics_lines(found: DataStatistics) -> list[str]:
         f"duplicates  {found.duplicates:,} samples{f'; {repeated} are also used for training' if repeated else ''}",
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
+        *([f"warning     {found.warning}"] if found.warning else ()),
     ]
 
 

@@ -3,25 +3,23 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 
-from trainctl.protocol.config import addresses
+from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import installing
+from trainctl.tui.setup import init_values as values
 from trainctl.tui.setup.init_probe import Model, ThisMachine
+from trainctl.tui.setup.init_values import AdapterKind, Objective
 
-STEPS, BATCH = 1000, 32
-PRETRAIN_RATE, SFT_RATE, LORA_RATE = 3e-4, 2e-5, 2e-4
-"""Learning rates to begin with: a small model from its start; all weights of a trained model; adapters, which take ten
-times as much (Schulman and Thinking Machines Lab 2025)."""
+STEPS = 1000
 SEQUENCE = 512
 STATE_BYTES = 20
 """Of a parameter in training: weight, two moments and the accumulated gradient in float32, and the buffer summed."""
 FROZEN_BYTES = 4
 """Of a frozen parameter in float32."""
-_MICRO_BY_PARAMETERS = ((2e8, 8), (1e9, 4), (1e10, 2))
 _RUN_HEAD = """\
 # A run to start from. examples/run.toml in trainctl's sources has every setting, with its meaning and default.
 # Try it with: trainctl check {file}, then trainctl run {file} --follow (an agent must run: trainctl-agent run).
@@ -33,9 +31,6 @@ _CLUSTER_HEAD = """\
 """
 
 
-AdapterKind = Literal["full", "lora"]
-
-
 class Answers(NamedTuple):
     """What a person or a script wants."""
 
@@ -44,16 +39,13 @@ class Answers(NamedTuple):
     name: str
     address: str  # of this machine's agent
     steps: int = STEPS
-    batch: int = BATCH  # samples per step
+    batch: int | None = None  # samples per step; None: by their tokens
     kind: DataKind = "text"
     adapter: AdapterKind = "full"
+    objective: Objective = "pretrain"
     sequence_length: int = SEQUENCE
-
-    @property
-    def learning_rate(self) -> float:
-        if self.adapter == "lora":
-            return LORA_RATE
-        return PRETRAIN_RATE if self.kind == "text" else SFT_RATE
+    mean_tokens: float | None = None  # of a sample; None: sequence_length
+    samples: int | None = None  # of the data, if they were counted
 
 
 def run_name(folder: Path) -> str:
@@ -70,25 +62,39 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     """The tables of `run_text`. Without a table of nodes all of the cluster take part; the one that names this node's
     interface is needed only off loopback."""
     interface = _interface_name(answers.address, machine)
+    length = min(answers.sequence_length, model.positions or answers.sequence_length)
+    whole = answers.batch or values.global_batch(answers.mean_tokens or length, answers.samples)
+    rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random)
+    every = values.every(answers.steps)
     tables: dict[str, Any] = {
         "run": {"name": answers.name, "steps": answers.steps},
-        "model": {"path": str(answers.model)},
+        "model": {"path": str(answers.model), "dtype": "bfloat16" if machine.has_gpu else "float32"}
+        | ({"init": "random"} if model.is_random else {}),
         "data": {
             "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
-            "sequence_length": min(answers.sequence_length, model.positions or answers.sequence_length),
+            "sequence_length": length,
         },
-        "batch": {"global": answers.batch, "micro": min(micro(model.parameters), answers.batch)},
-        "optimizer": {"learning_rate": answers.learning_rate, "warmup_steps": answers.steps // 20},
-        "checkpoint": {"every_steps": max(1, answers.steps // 10)},
-        "evaluate": {"every_steps": max(1, answers.steps // 20)},
+        "batch": {"global": whole, "micro": 1},
+        "optimizer": {"learning_rate": rate, "warmup_ratio": values.WARMUP_RATIO},
+        "checkpoint": {"every_steps": every},
+        "evaluate": {"every_steps": every},
+        "objective": {"kind": answers.objective},
     }  # fmt: skip
-    tables |= {"adapter": {"kind": "lora"}} if answers.adapter == "lora" else {}
+    if answers.adapter != "full":
+        rank = values.rank(model.parameters)
+        alpha = values.alpha(answers.adapter, rank)
+        tables["adapter"] = {"kind": answers.adapter, "rank": rank, "alpha": alpha}
+    tables["batch"] |= _passes(tables, answers, model, machine)
     return tables | ({"nodes": {machine.node: {"interface": interface}}} if interface else {})
 
 
-def micro(parameters: int) -> int:
-    """Samples per forward/backward to begin with; a rank that has not the memory halves it by itself."""
-    return next((samples for most, samples in _MICRO_BY_PARAMETERS if parameters <= most), 1)
+def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:
+    """Samples per pass. Rows are shorter than the longest: twice as many, limited by the tokens that fit the memory."""
+    config = run_file.parse(tables)
+    fits = values.micro_batch(config, model.facts, machine.backend, machine.device_bytes or machine.memory_bytes)
+    if answers.kind == "text":
+        return {"micro": fits}
+    return {"micro": min(2 * fits, config.batch.global_), "micro_tokens": fits * config.data.sequence_length}
 
 
 def cluster_text(tables: Mapping[str, Any]) -> str:

@@ -2,18 +2,27 @@
 
 import ipaddress
 import json
+import math
+import platform
 import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from trainctl.protocol.config import names, run_file
+from trainctl.protocol.config import families, names, run_file
+from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_files
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine import local_agents
+from trainctl.protocol.machine.local_agents import LocalAgent
 
 BACKENDS = ("torch", "mlx")
+QUERY_SECONDS = 10.0
+"""Seconds that the driver may take to answer."""
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
 
 
@@ -33,6 +42,19 @@ class ThisMachine(NamedTuple):
     backends: tuple[str, ...]  # of BACKENDS, those installed
     memory_bytes: int
     interfaces: tuple[Interface, ...]
+    has_gpu: bool = False  # that calculates in bfloat16: Metal or CUDA
+    device_bytes: int = 0  # memory of its GPU; 0: not known, or that of the machine
+    agents: tuple[LocalAgent, ...] = ()  # that run here
+
+    @property
+    def backend(self) -> str:
+        """That a trainer here uses by default; empty without one."""
+        prefers = "mlx" if sys.platform == "darwin" else "torch"
+        return prefers if prefers in self.backends else "".join(self.backends[:1])
+
+    def node_at(self, address: str) -> str:
+        """The name of the agent that runs at an address here; without one, this machine's name."""
+        return next((agent.node for agent in self.agents if agent.address == address), self.node)
 
     def interface_of(self, address: str) -> Interface | None:
         """The one that has an IPv4 address."""
@@ -46,6 +68,8 @@ class Model(NamedTuple):
     parameters: int  # by the size of its weights
     positions: int | None  # longest sequence, where its configuration tells
     has_tokenizer: bool
+    facts: ModelFacts | None = None  # its sizes, where its configuration tells
+    is_random: bool = False  # without weights: to be trained from scratch
 
 
 def data_kind(path: Path) -> DataKind:
@@ -71,8 +95,27 @@ def data_kind(path: Path) -> DataKind:
 
 def machine() -> ThisMachine:
     """This one, as it is now."""
-    backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
-    return ThisMachine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
+    there = tuple(agent for cluster in local_agents.running() for agent in cluster)
+    metal = sys.platform == "darwin" and platform.machine() == "arm64"
+    cuda = _cuda_bytes()
+    return ThisMachine(
+        names.node_name(), backends(), psutil.virtual_memory().total, interfaces(), metal or cuda > 0, cuda, there
+    )
+
+
+def _cuda_bytes() -> int:
+    """Memory of the smallest NVIDIA GPU here, as the driver says; 0 without one."""
+    try:
+        words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
+        return min((int(line) for line in said.split()), default=0) * 2**20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def backends() -> tuple[str, ...]:
+    """Of BACKENDS, those that are installed."""
+    return tuple(name for name in BACKENDS if find_spec(name) is not None)
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -94,18 +137,23 @@ def _interface(name: str, address: str, netmask: str | None) -> Interface:
 
 def model(path: Path) -> Model:
     """Raises InvalidInputError if it isn't a model's folder."""
-    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
-    if not config.is_file() or not weights:
+    config, weights = path / "config.json", weight_files(path)
+    if not config.is_file():
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
     try:
         told = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInputError("--model", f"{config} is not a JSON object: {error}") from None
     told = told if isinstance(told, dict) else {}
+    facts = read_facts(path, "--model")
+    if not weights:
+        families.check_random(config, "--model")
     kind = told.get("dtype") or told.get("torch_dtype")
     size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
     positions = told.get("max_position_embeddings")
+    stored = sum(file.stat().st_size for file in weights) // size
+    parameters = stored if weights or facts is None else sum(map(math.prod, facts.shapes.values()))
     return Model(
-        path, sum(file.stat().st_size for file in weights) // size,
-        positions if isinstance(positions, int) and positions >= 2 else None, (path / "tokenizer.json").is_file(),
+        path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
+        (path / "tokenizer.json").is_file(), facts, not weights,
     )  # fmt: skip

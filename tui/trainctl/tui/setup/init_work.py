@@ -9,17 +9,21 @@ from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.run_file import is_glob
+from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
 from trainctl.tui.commands import targets
-from trainctl.tui.setup import data_preview, init_files, init_probe, new_files
-from trainctl.tui.setup.init_files import AdapterKind, Answers
+from trainctl.tui.setup import data_preview, init_files, init_probe, init_values, new_files
+from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Model, ThisMachine
+from trainctl.tui.setup.init_values import AdapterKind, Objective
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
 T = TypeVar("T")
+ADAPTERS: tuple[AdapterKind, ...] = ("full", "lora", "rslora")
+OBJECTIVES: tuple[Objective, ...] = ("pretrain", "sft")
 LENGTH_STEP = 64
 """Tokens to whose multiple a sequence length is rounded up."""
 MOST_TOKENS = 32_768
@@ -36,6 +40,7 @@ class Given(NamedTuple):
     batch: int | None = None
     address: str | None = None
     adapter: AdapterKind | None = None
+    objective: Objective | None = None
 
 
 class Done(NamedTuple):
@@ -54,9 +59,10 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     new_files.check_free([run_file] if kept else [run_file, target])
     machine = init_probe.machine()
     answers = answered(given, machine, ask, has_cluster=kept is not None)
+    machine = machine._replace(node=machine.node_at(answers.address))
     model = init_probe.model(model_folder(str(answers.model)))
     if answers.kind == "rows" and machine.backends:
-        answers = answers._replace(sequence_length=_sequence_length(answers, model, machine))
+        answers = _measured(answers, model, machine)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
     key = _own_key(answers.address)
     if kept is None:
@@ -71,14 +77,17 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     return Done(tuple(texts), kept, tuple(remarks))
 
 
-def _sequence_length(answers: Answers, model: Model, machine: ThisMachine) -> int:
-    """The data's 95th percentile, rounded up. Raises InvalidInputError for data that cannot be trained on."""
+def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
+    """With the data's 95th percentile, rounded up, as the length, and what else follows from their lengths. Raises
+    InvalidInputError for data that cannot be trained on."""
     with tempfile.TemporaryDirectory(prefix="trainctl-init-") as folder:
         draft = Path(folder) / "run.toml"
         draft.write_text(init_files.run_text(answers, model, machine, draft), "utf-8")
         whole = {"data.overlong": "drop", "data.sequence_length": str(model.positions or MOST_TOKENS)}
-        lengths = data_preview.read(draft, machine.node, 0, whole).lengths
-    return -(-lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
+        found = data_preview.read(draft, machine.node, 0, whole)
+    length = -(-found.lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
+    mean = min(length, found.tokens / max(1, found.samples))
+    return answers._replace(sequence_length=length, mean_tokens=mean, samples=found.samples)
 
 
 def _own_key(address: str) -> str | None:
@@ -90,21 +99,36 @@ def _own_key(address: str) -> str | None:
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
     model = _model(given.model, ask)
-    init_probe.model(model_folder(str(model)))  # before more is asked
+    is_random = init_probe.model(model_folder(str(model))).is_random  # before more is asked
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
     data = _existing(_path(given.data, "--data", question, ask), "--data")
     kind = init_probe.data_kind(data)
-    question, usual = "Train all weights (full) or adapters (lora)", "full" if kind == "text" else "lora"
-    adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _adapter)
+    objective = _objective(given.objective, kind, ask)
+    question = "Train all weights (full) or adapters (lora, rslora)"
+    usual = "full" if is_random or objective == "pretrain" else "lora"
+    adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _choice("--adapter", ADAPTERS))
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
-    batch = _asked(given.batch, "Samples per step across all nodes", str(init_files.BATCH), ask, _whole("--batch"))
-    address = given.address
+    question = f"Samples per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
+    batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _batch)
+    address, usual = given.address, f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
+    if len(machine.agents) == 1:
+        usual = machine.agents[0].address
     if address is None and not has_cluster:
-        address = _asked(None, _address_question(machine), f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}", ask, str)
-    address = address or f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
+        address = _asked(None, _address_question(machine), usual, ask, str)
+    address = address or usual
     _check_address(address, machine)
-    return Answers(model, data, name, address, steps, batch, kind, adapter)
+    return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
+
+
+def _objective(given: Objective | None, kind: DataKind, ask: Ask | None) -> Objective:
+    """Asked only where the data have answers."""
+    if kind == "text":
+        if given == "sft":
+            raise InvalidInputError("--objective", "sft needs rows with answers; the data is text")
+        return "pretrain"
+    question = "Learn the answers (sft) or every token (pretrain)"
+    return _asked(given, question, "sft", ask, _choice("--objective", OBJECTIVES))
 
 
 def _model(given: Path | None, ask: Ask | None) -> Path:
@@ -136,10 +160,17 @@ def _asked(given: T | None, question: str, default: str, ask: Ask | None, read: 
     return read(default if ask is None else ask(question, default))
 
 
-def _adapter(text: str) -> AdapterKind:
-    if text not in ("full", "lora"):
-        raise InvalidInputError("--adapter", f"{text!r} is neither full nor lora")
-    return "full" if text == "full" else "lora"
+def _choice(option: str, choices: tuple[T, ...]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        if text not in choices:
+            raise InvalidInputError(option, f"{text!r} is not one of {', '.join(map(str, choices))}")
+        return next(choice for choice in choices if choice == text)
+
+    return read
+
+
+def _batch(text: str) -> int | None:
+    return None if text == "auto" else _whole("--batch")(text)
 
 
 def _whole(option: str) -> Callable[[str], int]:

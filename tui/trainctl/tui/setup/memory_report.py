@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory
-from trainctl.protocol.config import families, run_file
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.tui.text.formatting import gigabytes
@@ -17,6 +18,7 @@ class MemoryReport(NamedTuple):
 
     family: str
     nodes: dict[str, MemoryEstimate]
+    warnings: tuple[str, ...] = ()
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -24,7 +26,7 @@ class MemoryReport(NamedTuple):
         first = next(iter(self.nodes.values()))
         return {
             "family": self.family, "parameters": first.parameters, "trained": first.trained,
-            "gradient_bytes": first.gradient_bytes,
+            "gradient_bytes": first.gradient_bytes, "warnings": self.warnings,
             "memory": {node: {**found.parts, "total": found.total} for node, found in self.nodes.items()},
         }  # fmt: skip
 
@@ -41,7 +43,7 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
         table = config.nodes.get(name, NodeTable())
         backend = table.backend if table.backend != "auto" else "mlx" if sys.platform == "darwin" else "torch"
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, table, backend, where)
-    return MemoryReport(facts.family, estimates)
+    return MemoryReport(facts.family, estimates, fit_warnings(config, facts, where))
 
 
 def _facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
@@ -64,6 +66,4 @@ def report_lines(report: MemoryReport) -> list[str]:
         parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in found.parts.items())
         place = f" on {node}" if node else ""
         lines.append(f"estimated memory{place}: {gigabytes(found.total)} GB ({parts})")
-    if warning := families.untested(report.family):
-        lines.append(warning)
-    return lines
+    return [*lines, *report.warnings]

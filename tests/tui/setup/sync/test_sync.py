@@ -12,10 +12,10 @@ from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_digests
-from trainctl.tui.setup import rsync, sync_hosts, sync_plan, sync_remote
-from trainctl.tui.setup.sync_node import SyncResult
-from trainctl.tui.setup.sync_plan import NodeFiles
-from trainctl.tui.setup.sync_report import SyncReport
+from trainctl.tui.setup.sync import hosts, plan, remote, rsync
+from trainctl.tui.setup.sync.node_sync import SyncResult
+from trainctl.tui.setup.sync.plan import NodeFiles
+from trainctl.tui.setup.sync.report import SyncReport
 
 
 def config(model: str | Path, data: str | Path, **node: str) -> RunFile:
@@ -39,13 +39,13 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_only_files_that_a_run_reads_are_copied(here: Path) -> None:
-    model, data = sync_plan.sources(config(here / "m", here / "d"))
+    model, data = plan.sources(config(here / "m", here / "d"))
     assert (model.root, sorted(model.sizes)) == (here / "m", ["config.json", "model.safetensors", "tokenizer.model"])
     assert (data.root, sorted(data.sizes)) == (here / "d", ["b.txt", "x [1]/a.txt"])
     compared = data_digests(here / "d", "text").files
     assert [data.digests[name] for name in data.digests] == [file.digest for file in compared], "as nodes compare them"
     with pytest.raises(InvalidInputError, match="matches no"):
-        sync_plan.sources(config(here / "m", here / "*.csv"))
+        plan.sources(config(here / "m", here / "*.csv"))
 
 
 @pytest.mark.parametrize(
@@ -66,41 +66,41 @@ def test_only_files_that_a_run_reads_are_copied(here: Path) -> None:
 )
 def test_where_data_go(here: Path, data: str, own: str | None, root: str) -> None:
     whole = config(here / "m", here / data, **({} if own is None else {"data_path": own}))
-    source = sync_plan.sources(whole)[1]
-    target = sync_plan.target(source, run_file.on_node(whole, "mbp"), "mbp")
+    source = plan.sources(whole)[1]
+    target = plan.target(source, run_file.on_node(whole, "mbp"), "mbp")
     assert target.root == root.format(here=here)
 
 
 def test_a_file_of_another_name_is_refused(here: Path) -> None:
     whole = config(here / "m", here / "d" / "b.txt", data_path="/there/c.txt")
     with pytest.raises(InvalidInputError, match=r"^nodes\.mbp\.data_path: the file must be named b\.txt"):
-        sync_plan.target(sync_plan.sources(whole)[1], run_file.on_node(whole, "mbp"), "mbp")
+        plan.target(plan.sources(whole)[1], run_file.on_node(whole, "mbp"), "mbp")
 
 
 def test_a_hub_id_needs_a_revision_of_the_cache(here: Path) -> None:
-    (source, _) = sync_plan.sources(config(here / "m", here / "d"))
+    (source, _) = plan.sources(config(here / "m", here / "d"))
     for_node = config("org/name", here / "d")
     with pytest.raises(InvalidInputError, match="hf download org/name"):
-        sync_plan.target(source, for_node, "mbp")
+        plan.target(source, for_node, "mbp")
     cached = source._replace(root=Path("/cache/models--org--name/snapshots/0123abcd"))
-    assert sync_plan.target(cached, for_node, "mbp")[1:] == ("org/name", "", "text", "0123abcd")
+    assert plan.target(cached, for_node, "mbp")[1:] == ("org/name", "", "text", "0123abcd")
     own = run_file.on_node(config("org/name", here / "d", model_path="/there/m"), "mbp")
-    assert sync_plan.target(cached, own, "mbp").root == "/there/m", "a folder of its own"
+    assert plan.target(cached, own, "mbp").root == "/there/m", "a folder of its own"
 
 
 def test_what_differs_there_is_lacking_and_what_is_more_is_named(here: Path, tmp_path: Path) -> None:
     whole = config(here / "m", here / "d", data_path=str(tmp_path / "there"))
-    source = sync_plan.sources(whole)[1]
-    request = sync_plan.target(source, run_file.on_node(whole, "mbp"), "mbp").request(source)
-    nothing = sync_remote.look(request)
+    source = plan.sources(whole)[1]
+    request = plan.target(source, run_file.on_node(whole, "mbp"), "mbp").request(source)
+    nothing = remote.look(request)
     assert (sorted(nothing["lacking"]), nothing["extra"]) == (["b.txt", "x [1]/a.txt"], [])
     for name, text in (("b.txt", "D/B.TXT"), ("x [1]/a.txt", "d/x [1]/a.txt"), ("more.txt", "more")):
         (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / name).write_text(text)
-    found = sync_remote.look(request)
+    found = remote.look(request)
     assert (found["lacking"], found["extra"]) == (["b.txt"], ["more.txt"]), "same size, other contents"
-    (blocked, made) = sync_remote.answers(
-        lambda given: sync_remote.prepare(given) and {}, [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
+    (blocked, made) = remote.answers(
+        lambda given: remote.prepare(given) and {}, [{"root": str(here / "d/b.txt")}, {"root": str(here / "new")}]
     )
     assert str(here / "d/b.txt") in blocked["problem"] and (made.get("problem") or (here / "new").is_dir())
 
@@ -121,7 +121,7 @@ def answer(free: int, disk: int) -> NodeFiles:
     ],
 )
 def test_room_on_each_disk(needs: list[tuple[int, int, int]], full: list[int]) -> None:
-    found = sync_plan.without_room([(answer(free, disk), count) for free, disk, count in needs])
+    found = plan.without_room([(answer(free, disk), count) for free, disk, count in needs])
     assert list(found) == full
     assert all("free on that disk" in text for text in found.values())
 
@@ -137,23 +137,23 @@ CLUSTER = Cluster(
 
 
 def test_which_nodes_are_other_machines_and_how_ssh_reaches_them() -> None:
-    found = sync_hosts.hosts([*CLUSTER.nodes], CLUSTER, "elsewhere", {"near": "me@tunnel"}, {"10.0.0.1"})
+    found = hosts.hosts([*CLUSTER.nodes], CLUSTER, "elsewhere", {"near": "me@tunnel"}, {"10.0.0.1"})
     assert found == ("studio", {"mbp": "anna@mbp", "box": "fe80::3", "near": "me@tunnel"})
-    assert sync_hosts.hosts(["near", "box"], CLUSTER, "box", {}, ()) == ("box", {})
-    assert sync_hosts.chosen(found, ["box"]) == {"box": "fe80::3"}
-    assert sync_plan.rsync_place("anna@fe80::3", "/a b") == "anna@[fe80::3]:/a b/"
+    assert hosts.hosts(["near", "box"], CLUSTER, "box", {}, ()) == ("box", {})
+    assert hosts.chosen(found, ["box"]) == {"box": "fe80::3"}
+    assert plan.rsync_place("anna@fe80::3", "/a b") == "anna@[fe80::3]:/a b/"
     for call, says in cases(found):
         with pytest.raises(InvalidInputError, match=says):
             call()
 
 
-def cases(found: sync_hosts.SyncHosts) -> list[tuple[Callable[[], object], str]]:
+def cases(found: hosts.SyncHosts) -> list[tuple[Callable[[], object], str]]:
     return [
-        (lambda: sync_hosts.chosen(found, ["studio"]), "--node: studio is this machine"),
-        (lambda: sync_hosts.chosen(found, ["x"]), "--node: no node 'x' on another machine; give mbp, box, near"),
-        (lambda: sync_hosts.hosts(["x"], CLUSTER, "", {}, ()), "nodes.x: no such node; the cluster's are studio"),
-        (lambda: sync_hosts.ssh_names(["mbp"], CLUSTER.nodes), "--ssh: 'mbp' must have the form"),
-        (lambda: sync_hosts.ssh_names(["x=y"], CLUSTER.nodes), "--ssh: no node 'x'; the nodes are studio, mbp"),
+        (lambda: hosts.chosen(found, ["studio"]), "--node: studio is this machine"),
+        (lambda: hosts.chosen(found, ["x"]), "--node: no node 'x' on another machine; give mbp, box, near"),
+        (lambda: hosts.hosts(["x"], CLUSTER, "", {}, ()), "nodes.x: no such node; the cluster's are studio"),
+        (lambda: hosts.ssh_names(["mbp"], CLUSTER.nodes), "--ssh: 'mbp' must have the form"),
+        (lambda: hosts.ssh_names(["x=y"], CLUSTER.nodes), "--ssh: no node 'x'; the nodes are studio, mbp"),
     ]
 
 

@@ -7,15 +7,15 @@ from typing import Any, Literal, NamedTuple
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import RefusedError, TrainctlError
 from trainctl.tui.doctor.findings import Asset
-from trainctl.tui.setup import rsync, sync_plan
 from trainctl.tui.setup.remote_install import HOME
 from trainctl.tui.setup.ssh import Ssh, SshTarget, said
-from trainctl.tui.setup.sync_plan import NodeFiles, SourceFiles, Target, gigabytes
+from trainctl.tui.setup.sync import plan, rsync
+from trainctl.tui.setup.sync.plan import NodeFiles, SourceFiles, Target, gigabytes
 
 HASH_SECONDS = 7200.0
 """Hundreds of gigabytes may have to be read there."""
 SHOWN_FILES = 3
-_THERE = "trainctl.tui.setup.sync_remote"
+_THERE = "trainctl.tui.setup.sync.remote"
 _RUN = f"""
 agent=$(command -v trainctl-agent)
 for python in ${{1:+"$1"}} "$HOME/{HOME}/venv/bin/python" "${{agent%/*}}/python"; do
@@ -96,7 +96,7 @@ class NodeSync:
         targets: list[tuple[SourceFiles, Target]] = []
         for source in found:
             try:
-                targets.append((source, sync_plan.target(source, config, self._node)))
+                targets.append((source, plan.target(source, config, self._node)))
             except TrainctlError as error:
                 yield SyncResult(source.what, "failed", problem=str(error))
         items = []
@@ -105,7 +105,7 @@ class NodeSync:
                 yield SyncResult(source.what, "failed", problem=answer)
             else:
                 items.append(_Item(source, target, answer))
-        full = sync_plan.without_room((item.answer, item.bytes) for item in items)
+        full = plan.without_room((item.answer, item.bytes) for item in items)
         for item in items:
             if not item.is_wanted:
                 yield self._checked(item, item.answer, "complete", 0)
@@ -136,7 +136,7 @@ class NodeSync:
                 yield self._checked(item, answer, "copied", count)
 
     def _sent(self, item: _Item, program: str, program_there: str) -> int:
-        place = sync_plan.rsync_place(self._ssh.target.words, item.answer.root)
+        place = plan.rsync_place(self._ssh.target.words, item.answer.root)
         total, what = item.bytes, item.source.what
         transfer = rsync.Transfer(
             program, self._ssh.options(), program_there, item.source.root, place, item.answer.lacking,
@@ -163,7 +163,7 @@ class NodeSync:
         return [one.get("problem") or _answer(one) for one in told]
 
     def _call(self, verb: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What sync_remote answers there, for each item. Raises RefusedError with what it said, UnreachableError."""
+        """What remote.py answers there, for each item. Raises RefusedError with what it said, UnreachableError."""
         if not items:
             return []
         words = ["sh", "-c", _RUN, "sh", self._options.python, verb]

@@ -1,6 +1,6 @@
 """What `trainctl cluster sync` runs on the machine that it copies to: called there over SSH, JSON in and JSON out.
 
-`python -m trainctl.tui.setup.sync_remote look|prepare|verify` takes a list of questions and gives a list of answers.
+`python -m trainctl.tui.setup.sync.remote look|prepare|verify` takes a list of questions and gives a list of answers.
 Only `prepare` and `verify` change anything: they make the folder, and name a revision in the Hugging Face cache.
 """
 
@@ -18,14 +18,14 @@ from typing import Any
 from trainctl.protocol.config.run_file import data_files
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, installing
 from trainctl.protocol.machine.file_digests import file_digest
-from trainctl.tui.setup import rsync
-from trainctl.tui.setup.sync_plan import data_root
+from trainctl.tui.setup.sync import rsync
+from trainctl.tui.setup.sync.plan import data_root
 
 
 def look(given: dict[str, Any]) -> dict[str, Any]:
-    """What is here of the files asked about, as `sync_plan.NodeFiles`, and where rsync is. Raises TrainctlError.
+    """What is here of the files asked about, as `plan.NodeFiles`, and where rsync is. Raises TrainctlError.
 
-    `given`: a `sync_plan.Target.request`.
+    `given`: a `plan.Target.request`.
     """
     root = _root(given)
     there = _nearest(root)
@@ -51,7 +51,7 @@ def prepare(given: dict[str, Any]) -> dict[str, Any]:
 def verify(given: dict[str, Any]) -> dict[str, Any]:
     """Which files still differ. If none does, a model of the Hugging Face cache gets this revision as its newest one.
 
-    `given`: a `sync_plan.Target.request`.
+    `given`: a `plan.Target.request`.
     """
     answer = look(given)
     if given["revision"] and not answer["lacking"]:
@@ -140,7 +140,7 @@ def main() -> int:
     """The exit status."""
     call = {"look": look, "prepare": prepare, "verify": verify}.get(" ".join(sys.argv[1:]))
     if call is None:
-        print("usage: sync_remote look|prepare|verify", file=sys.stderr)
+        print("usage: trainctl.tui.setup.sync.remote look|prepare|verify", file=sys.stderr)
         return 2
     os.umask(0o022)
     print(json.dumps(answers(call, json.loads(sys.stdin.read()))))

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 
 from trainctl.tui.doctor.findings import Asset
-from trainctl.tui.setup.rsync import TransferProgress
-from trainctl.tui.setup.sync_node import State, SyncResult, words_of
-from trainctl.tui.setup.sync_plan import gigabytes
+from trainctl.tui.setup.sync.node_sync import State, SyncResult, words_of
+from trainctl.tui.setup.sync.plan import gigabytes
+from trainctl.tui.setup.sync.rsync import TransferProgress
 
 _LEVELS: dict[State, str] = {"complete": "ok", "copied": "done", "to-copy": "copy", "failed": "fail"}
 

@@ -10,9 +10,9 @@ from trainctl.protocol.config.cluster_file import default_path
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.doctor.findings import Asset
-from trainctl.tui.setup import rsync, sync_hosts, sync_plan
 from trainctl.tui.setup.ssh import SshTarget
-from trainctl.tui.setup.sync_node import NodeSync, SyncOptions, SyncResult
+from trainctl.tui.setup.sync import hosts, plan, rsync
+from trainctl.tui.setup.sync.node_sync import NodeSync, SyncOptions, SyncResult
 
 
 class SyncRequest(NamedTuple):
@@ -44,16 +44,16 @@ def copy(wanted: SyncRequest, cluster: ClusterFile | None, listener: SyncListene
         raise InvalidInputError(str(default_path()), "no nodes: add one with trainctl cluster add, or give --cluster")
     config = run_file.read(wanted.file, wanted.overrides)
     here = _here(wanted.here, cluster)
-    given = sync_hosts.ssh_names(wanted.ssh, cluster.cluster.nodes)
-    found = sync_hosts.hosts([*config.nodes] or [*cluster.nodes], cluster.cluster, here, given, _own_addresses())
-    chosen = sync_hosts.chosen(found, wanted.only)
+    given = hosts.ssh_names(wanted.ssh, cluster.cluster.nodes)
+    found = hosts.hosts([*config.nodes] or [*cluster.nodes], cluster.cluster, here, given, _own_addresses())
+    chosen = hosts.chosen(found, wanted.only)
     if not chosen:
         return {}
     if not wanted.options.dry_run:
         rsync.find()
     run_file.check_paths(config, str(wanted.file), found.here)
     try:
-        files = sync_plan.sources(run_file.on_node(config, found.here))
+        files = plan.sources(run_file.on_node(config, found.here))
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}") from None
     nodes = {

@@ -1,0 +1,34 @@
+"""What to warn of before a run: settings that work but rarely do what is meant, by the model's sizes."""
+
+from trainctl.protocol.config import families
+from trainctl.protocol.config.adapted_layers import adapted_layers
+from trainctl.protocol.config.model_facts import ModelFacts
+from trainctl.protocol.config.run_tables import RunFile
+
+
+def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, ...]:
+    """One line each. Raises InvalidInputError for adapters of layers that the model doesn't have."""
+    found = (families.untested(facts.family), _length(config, facts), _rank(config, facts, where))
+    return tuple(line for line in found if line)
+
+
+def _length(config: RunFile, facts: ModelFacts) -> str:
+    length = config.data.sequence_length
+    if facts.positions is None or length <= facts.positions:
+        return ""
+    return (
+        f"data.sequence_length {length:,} is above the model's max_position_embeddings {facts.positions:,}: it was not "
+        f"trained on positions after that; lower data.sequence_length"
+    )
+
+
+def _rank(config: RunFile, facts: ModelFacts, where: str) -> str:
+    """A matrix of n by m has no higher rank than the smaller of both; adapters of that rank save nothing."""
+    if config.adapter.kind == "full":
+        return ""
+    shapes = adapted_layers(config.adapter, facts.shapes, where).shapes
+    layer, smallest = min(((name, min(shape)) for name, shape in shapes.items()), key=lambda pair: pair[1])
+    if config.adapter.rank < smallest:
+        return ""
+    what = f"the smaller dimension of {layer.rpartition('.')[2]}, {smallest}"
+    return f"adapter.rank {config.adapter.rank} is not below {what}: lower adapter.rank"

@@ -1,0 +1,76 @@
+"""Values of a first run file that follow from the model, the data and the device."""
+
+import math
+from typing import Literal
+
+from trainctl.protocol.batch.memory_estimate import estimate_memory
+from trainctl.protocol.config.model_facts import ModelFacts
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+
+Objective = Literal["pretrain", "sft"]
+AdapterKind = Literal["full", "lora", "rslora"]
+
+RANDOM_RATE, CONTINUED_RATE, SFT_RATE, LORA_RATE = 3e-4, 1e-4, 2e-5, 2e-4
+"""Learning rates to begin with: a small model from random weights; a trained model on more text, whose rate had come
+down at the end; all weights on answers; adapters, which take ten times as much (Schulman and Thinking Machines Lab
+2025)."""
+STEP_TOKENS = 16_384
+"""Of a step: steps of less are noisy, and of more rarely learn more in the time on a small machine."""
+LEAST_SAMPLES = 4
+"""Of a step: fewer are one kind of sample."""
+WARMUP_RATIO = 0.03
+TIMES = 10
+"""Evaluations and checkpoints in a run."""
+MEMORY_PART = 0.6
+"""Of the device's memory that the estimate may take; other programs and the estimate's error need the rest."""
+_RANKS = ((10**8, 8), (10**10, 16))
+_MICROS = (64, 32, 16, 8, 4, 2)
+
+
+def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool) -> float:
+    """Of AdamW at its peak."""
+    if adapter != "full":
+        return LORA_RATE
+    if objective == "sft":
+        return SFT_RATE
+    return RANDOM_RATE if random else CONTINUED_RATE
+
+
+def rank(parameters: int) -> int:
+    """Of adapters: 8, 16 from 100 M parameters, 32 from 10 B. Wider layers need more columns for the same part of their
+    weights; more than that rarely helps on a few thousand rows."""
+    return next((found for below, found in _RANKS if parameters < below), 32)
+
+
+def alpha(kind: AdapterKind, rank_: int) -> float:
+    """So that adapters are scaled by 2, whatever their rank: alpha / rank for LoRA, alpha / sqrt(rank) for rsLoRA."""
+    return 2.0 * rank_ if kind == "lora" else round(2 * math.sqrt(rank_), 1)
+
+
+def every(steps: int) -> int:
+    """Steps between two evaluations or checkpoints: a tenth of the run, but not every step."""
+    return max(2, -(-steps // TIMES))
+
+
+def global_batch(mean_tokens: float, samples: int | None) -> int:
+    """Samples per step that have about STEP_TOKENS, a power of two; of few `samples` at most an eighth."""
+    wanted = STEP_TOKENS / max(1.0, mean_tokens)
+    if samples is not None:
+        wanted = min(wanted, samples / 8)
+    return max(LEAST_SAMPLES, 1 << math.floor(math.log2(max(1.0, wanted))))
+
+
+def micro_batch(config: RunFile, facts: ModelFacts | None, backend: str, memory_bytes: int) -> int:
+    """The most samples of full length per forward and backward pass whose estimate fits the memory, at least 1; at most
+    STEP_TOKENS."""
+    length, whole = config.data.sequence_length, config.batch.global_
+    if facts is None:
+        return 1
+    for samples in _MICROS:
+        if samples > whole or samples * length > STEP_TOKENS:
+            continue
+        node = NodeTable(micro=samples, micro_tokens=0, memory_limit_gb=memory_bytes / 1e9)
+        found = estimate_memory(config, facts, node, "mlx" if backend == "mlx" else "torch", "run file")
+        if found.total <= MEMORY_PART * memory_bytes:
+            return samples
+    return 1
