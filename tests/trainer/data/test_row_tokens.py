@@ -94,11 +94,17 @@ def test_calls_of_tools_count(name: str) -> None:
     assert text.startswith(made._tokenizer.decode(tokens))
 
 
+@pytest.mark.parametrize("row", [{"messages": CALLING}, {"messages": TALK, "tools": [ADD]}])
+def test_a_template_without_tools_is_refused_for_a_row_with_tools(row: Any) -> None:
+    with pytest.raises(InvalidInputError, match="x: the chat template of model leaves out the tool 'add'; use one"):
+        counted(with_template(CHATML), row_of(row, "x"))
+
+
 def test_tools_select_a_template_of_their_own() -> None:
     made: Any = with_template(None)
-    made._tokenizer.chat_template = {"default": CHATML, "tool_use": "T" + CHATML}
+    made._tokenizer.chat_template = {"default": CHATML, "tool_use": "{{ tools }}" + CHATML}
     assert counted(made, Conversation("x", TALK))[0].startswith("<|im_start|>user")
-    assert counted(made, Conversation("x", TALK, tools=[ADD]))[0].startswith("T<|im_start|>user")
+    assert counted(made, Conversation("x", TALK, tools=[ADD]))[0].startswith("[{'type': 'function'")
     made._tokenizer.chat_template = {"rag": CHATML}
     with pytest.raises(InvalidInputError, match=r"x: the chat template of model refuses it: .*no default"):
         counted(made, Conversation("x", TALK))

@@ -34,7 +34,8 @@ FROZEN = {
     "export": "--cluster --connect --format --help --output --server-key --what -h RUN",
     "export-model": "--best --dtype --help --json --output --step --to --verify -h RUN",
     "help": "--help -h [TOPIC]",
-    "init": "--adapter --address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
+    "init": "--adapter --address --batch --cluster-file --data --help --json --model --name --objective --run-file "
+    "--steps -h",
     "keys": "--help -h",
     "keys audit": "--cluster --connect --help --json --last --server-key -h -n",
     "keys authorize": "--help --json --role -h KEY NAME",

@@ -21,7 +21,7 @@ from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
-from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text
+from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text, tool_names
 
 TokenRow = tuple[list[int], list[bool]]
 """Tokens, and whether each counts as a target."""
@@ -160,6 +160,8 @@ class RowTokenizer:
     def _conversations(self, rows: Sequence[Conversation]) -> list[TokenRow]:
         if not rows:
             return []
+        for row in rows:
+            self._check_tools(row)
         template = self._check_template(rows[0])
         if "{% generation" in template or "{%- generation" in template:
             return [self._marked(row) for row in rows]
@@ -182,6 +184,16 @@ class RowTokenizer:
             return str(self._tokenizer.get_chat_template(tools=row.tools))
         except ValueError as error:
             raise self._refusal(row, error) from None
+
+    def _check_tools(self, row: Conversation) -> None:
+        """Whether the template writes the tools and their calls: older ones leave them out."""
+        names = tool_names(row)
+        text = self._applied(row, row.messages, tokenize=False) if names else ""
+        if left_out := [name for name in names if name not in text]:
+            problem = (
+                f"the chat template of {self._model} leaves out the tool {left_out[0]!r}; use one that writes tools"
+            )
+            raise InvalidInputError(row.place, problem)
 
     def _marked(self, row: Conversation) -> TokenRow:
         """As the template itself marks it; of what a prompt holds nothing counts."""

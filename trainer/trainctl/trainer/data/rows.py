@@ -68,6 +68,13 @@ def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         yield f"{chunk.source}: row {number}", _without_nulls(fields)
 
 
+def tool_names(row: Conversation) -> list[str]:
+    """The names of a conversation's tools, and of those that its assistant calls."""
+    calls = (call for message in row.messages for call in message.get("tool_calls") or ())
+    named = (tool.get("function", tool) for tool in (*(row.tools or ()), *calls))
+    return [one["name"] for one in named if isinstance(one, dict) and isinstance(one.get("name"), str)]
+
+
 def _without_nulls(value: Any) -> Any:
     """Parquet gives each message and tool the fields of all others."""
     if isinstance(value, dict):

@@ -156,7 +156,7 @@ def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if (change := change_of(name, trained.lora, values)) is not None:
-                parameter += torch.from_numpy(change)
+                parameter.add_(torch.from_numpy(change))
             if name in types:
                 parameter.copy_(parameter.to(getattr(torch, types[name])))
     return model
