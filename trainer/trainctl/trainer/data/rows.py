@@ -6,13 +6,12 @@ A row has `text`, or `prompt` and `completion` (both text, or both lists of mess
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.input_checks import ROW_KINDS
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.data.chunks import Chunk, row_chunks
+from trainctl.trainer.data.chunks import Chunk
 
 Message = dict[str, Any]
 
@@ -46,12 +45,6 @@ Row = Text | Completion | Conversation
 
 class NoAnswerError(InvalidInputError):
     """A row of messages without a turn of the assistant that counts."""
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file in its order. Raises InvalidInputError naming file, line and field."""
-    for chunk in row_chunks(path):
-        yield from rows_in(chunk)
 
 
 def rows_in(chunk: Chunk) -> Iterator[Row]:
