@@ -1,6 +1,7 @@
 """Rows of training data: what is read, and what is refused in one line."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.data.rows import Completion, Conversation, Text, prompt_of, read_rows, row_of
+from trainctl.trainer.data.chunks import row_chunks
+from trainctl.trainer.data.rows import Completion, Conversation, Row, Text, prompt_of, row_of, rows_in
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file in its order."""
+    return (row for chunk in row_chunks(path) for row in rows_in(chunk))
 
 
 def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:

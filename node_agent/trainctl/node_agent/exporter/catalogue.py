@@ -107,13 +107,16 @@ def _is_summed(metric: m.Metric) -> bool:
     return metric.name in ("step_seconds", "eval_loss", "perplexity") or metric.field.startswith("phases.")
 
 
-EXPORTED_AS = {"grad_norm": "gradient_norm"}
-"""Metrics of the run that are exported under another name."""
+def exported_name(metric: str) -> str:
+    """Of a metric of the run, without what Prometheus allows in no name."""
+    return {"grad_norm": "gradient_norm"}.get(metric, metric.replace("/", "_"))
+
+
 RUN_METRICS, RANK_METRICS = _exported("run"), _exported("rank")
 HOST_METRICS = tuple(metric for metric in _exported("host") if not metric.field)
 """Metrics of a machine by name; those with a field are in HOST_SPECS in base units."""
 METRIC_SPECS = (
-    *(Spec(f"trainctl_{EXPORTED_AS.get(one.name, one.name)}", "gauge", RUN, one.help) for one in RUN_METRICS),
+    *(Spec(f"trainctl_{exported_name(one.name)}", "gauge", RUN, one.help) for one in RUN_METRICS),
     *(Spec(f"trainctl_rank_{one.name.removeprefix('rank_')}", "gauge", RANK, one.help) for one in RANK_METRICS),
     *(Spec(f"trainctl_host_{one.name}", "gauge", HOST, one.help) for one in HOST_METRICS),
     Spec("trainctl_run_metric", "gauge", (*RUN, "metric"), "A metric that the run defines, at its last step."),

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
-    EXPORTED_AS,
     HOST_METRICS,
     RANK_METRICS,
     RUN_METRICS,
     STEP_BUCKETS_SECONDS,
+    exported_name,
 )
 from trainctl.node_agent.exporter.counters import RunTotals, Totals
 from trainctl.protocol import messages as m
@@ -132,7 +132,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
         ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss), ("perplexity", view.perplexity),
     )  # fmt: skip
     for metric in RUN_METRICS if last is not None else ():
-        yield from _given("trainctl", run, (EXPORTED_AS.get(metric.name, metric.name), metric.of(last)))
+        yield from _given("trainctl", run, (exported_name(metric.name), metric.of(last)))
     for name, value in last.values.items() if last is not None else ():
         if name not in m.METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)

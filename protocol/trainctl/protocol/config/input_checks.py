@@ -14,6 +14,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 ROW_FIELDS = ("messages", "prompt", "completion", "text")
 ROW_KINDS = '"text", "prompt" and "completion", or "messages"'
+PAIR_FIELDS = ("chosen", "rejected")
+PAIR_KINDS = '"prompt", "chosen" and "rejected"'
 HEADER_LIMIT_BYTES = 100_000_000
 """Most bytes of a header, as the safetensors format says."""
 QUANTIZED = "quantized models are not supported yet; use the unquantized model"
@@ -79,9 +81,9 @@ def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
         _check_sample(line, place, where)
 
 
-def check_rows(path: Path, where: str, *, grows: bool = False) -> None:
-    """Whether the first lines of a JSON-lines file are rows of training data; Parquet is left to the trainer. `grows`
-    as for samples. Raises InvalidInputError."""
+def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False) -> None:
+    """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers; Parquet is left
+    to the trainer. `grows` as for samples. Raises InvalidInputError."""
     if path.suffix == ".parquet":
         return
     for place, line in _first_lines(path, where, grows=grows):
@@ -89,9 +91,10 @@ def check_rows(path: Path, where: str, *, grows: bool = False) -> None:
             fields = _object(line)
         except ValueError as error:
             raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
-        if not any(fields.get(name) is not None for name in ROW_FIELDS):
+        there = [fields.get(name) is not None for name in (PAIR_FIELDS if pairs else ROW_FIELDS)]
+        if not (all(there) if pairs else any(there)):
             known = ", ".join(json.dumps(name) for name in list(fields)[:8]) or "no field"
-            raise InvalidInputError(where, f"{place}: needs {ROW_KINDS}; it has {known}")
+            raise InvalidInputError(where, f"{place}: needs {PAIR_KINDS if pairs else ROW_KINDS}; it has {known}")
 
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:

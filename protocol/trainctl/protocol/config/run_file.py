@@ -11,7 +11,7 @@ import msgspec
 
 from trainctl.protocol.config import env_policy, families, hub_models, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
-from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -220,7 +220,8 @@ def _check_data(config: RunFile, where: str) -> None:
         input_checks.check_samples(data, where, grows=grows(config))
     elif config.data.kind == "rows":
         for file in files:
-            input_checks.check_rows(file, where, grows=grows(config))
+            pairs = objective_of(config.objective, config.data.kind).sequences > 1
+            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs)
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 
@@ -273,6 +274,36 @@ def _check_objective(config: RunFile, where: str) -> None:
     if kind == "text" and objective_of(objective, kind).needs_mask:
         problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
         raise InvalidInputError(f"{where}: objective.kind", problem)
+    wrong = Collected()
+    if objective.kind == "dpo":
+        with wrong.going_on():
+            _check_preferences(config, where)
+    else:
+        with wrong.going_on():
+            for field in PREFERENCE_SETTINGS:
+                if getattr(objective, field) != getattr(ObjectiveTable(), field):
+                    problem = f'is a setting of objective.kind = "dpo"; this run has {objective.kind!r}'
+                    raise InvalidInputError(f"{where}: objective.{field}", problem)
+    wrong.raise_any()
+
+
+def _check_preferences(config: RunFile, where: str) -> None:
+    objective = config.objective
+    if config.data.kind != "rows":
+        raise InvalidInputError(
+            f"{where}: data.kind", '"dpo" needs rows with a chosen and a rejected answer: set "rows"'
+        )
+    if config.data.growing:
+        raise InvalidInputError(f"{where}: data.growing", '"dpo" needs whole files: set data.growing = false')
+    if config.data.packing != "none":
+        problem = '"dpo" compares the two answers of a pair, which are not packed: set data.packing = "none"'
+        raise InvalidInputError(f"{where}: data.packing", problem)
+    if config.adapter.kind == "full":
+        problem = '"dpo" needs a reference, which is the model without its adapters: set adapter.kind = "lora"'
+        raise InvalidInputError(f"{where}: adapter.kind", problem)
+    if objective.label_smoothing and objective.loss != "robust":
+        problem = f'acts only on objective.loss = "robust"; this run has {objective.loss!r}'
+        raise InvalidInputError(f"{where}: objective.label_smoothing", problem)
 
 
 def _check_init(config: RunFile, where: str) -> None:

@@ -1,7 +1,11 @@
 """LoRA on MLX, by mlx-lm's layers, which hold the transposes of peft's matrices."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from mlx.utils import tree_unflatten
 
 from trainctl.trainer.adapters.lora import Lora, stored_name
 
@@ -18,7 +22,6 @@ class Place(NamedTuple):
 def attach(model: Any, lora: Lora) -> dict[str, Place]:
     """Freeze the model's weights and put adapters on the layers of `lora`. Returns the place of each adapter's matrix
     by peft's name."""
-    from mlx.utils import tree_unflatten
     from mlx_lm.tuner.lora import LoRALinear
 
     model.freeze()
@@ -34,6 +37,17 @@ def attach(model: Any, lora: Lora) -> dict[str, Place]:
             layers[layer].dropout = Dropout(lora, place, width)
     model.update_modules(tree_unflatten([*layers.items()]))
     return places(lora)
+
+
+@contextmanager
+def disabled(model: Any, lora: Lora) -> Iterator[None]:
+    """The model without its adapters: their layers are replaced by the frozen ones for a while."""
+    adapted = {layer: module for layer, module in model.named_modules() if layer in lora.layers}
+    try:
+        model.update_modules(tree_unflatten([(layer, module.linear) for layer, module in adapted.items()]))
+        yield
+    finally:
+        model.update_modules(tree_unflatten([*adapted.items()]))
 
 
 def places(lora: Lora) -> dict[str, Place]:

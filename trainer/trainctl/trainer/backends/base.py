@@ -321,10 +321,12 @@ class BatchOutputs(Outputs):
     """The outputs of a backend's model: logits only if they are asked for, and then for the losses too."""
 
     def __init__(
-        self, logits: Callable[[], Any], losses: Callable[[Any, str], Any], counted: Callable[[], Any]
-    ) -> None:
+        self, logits: Callable[[], Any], losses: Callable[[Any, str], Any], counted: Callable[[], Any],
+        reference: Callable[[], Any], log_sigmoid: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         """`losses` are made from logits, or without, reduced by "none" or "sum"."""
         self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
+        self._reference, self._log_sigmoid = reference, log_sigmoid
 
     @property
     def logits(self) -> Any:
@@ -337,10 +339,16 @@ class BatchOutputs(Outputs):
         return self._counted()
 
     def token_losses(self) -> Any:
-        return self._losses(self.logits, "none")
+        return self._losses(self._found, "none")
 
     def loss_sum(self) -> Any:
         return self._losses(self._found, "sum")
+
+    def reference_losses(self) -> Any:
+        return self._reference()
+
+    def log_sigmoid(self, x: Any) -> Any:
+        return self._log_sigmoid(x)
 
 
 def check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -259,8 +259,14 @@ class MlxBackend(Backend):
     def _outputs(self, batch: Batch) -> BatchOutputs:
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
-            lambda: mx.array(batch.counted),
+            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch), _log_sigmoid,
         )  # fmt: skip
+
+    def _reference_losses(self, batch: Batch) -> Any:
+        """[B, L], with the adapter off."""
+        assert self.parts.adapter is not None
+        with mlx_lora.disabled(self._model, self.parts.adapter):
+            return mx.stop_gradient(self._losses(batch, None, "none"))
 
     def _logits(self, batch: Batch) -> Any:
         return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)
@@ -307,6 +313,10 @@ def _places(model: Any, adapter: Lora | None) -> dict[str, Place]:
     if adapter is not None:
         return dict(sorted(mlx_lora.attach(model, adapter).items()))
     return {name: Place(name, transposed=False) for name, _ in sorted(flat(model.trainable_parameters()))}
+
+
+def _log_sigmoid(x: Any) -> Any:
+    return -mx.logaddexp(mx.array(0.0), -x)
 
 
 def _turned(array: Any, place: Place) -> Any:

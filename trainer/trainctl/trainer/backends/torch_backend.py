@@ -274,7 +274,15 @@ class TorchBackend(Backend):
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
             lambda: torch.from_numpy(batch.counted).to(self._device),
+            functools.partial(self._reference_losses, batch), torch.nn.functional.logsigmoid,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def _reference_losses(self, batch: Batch) -> torch.Tensor:
+        """[B, L], with the adapter off."""
+        assert self.parts.adapter is not None
+        with self._model.disable_adapter():
+            return self._losses(batch, None, "none")
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:

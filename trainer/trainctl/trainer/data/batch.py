@@ -12,7 +12,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Batch:
-    """B samples of up to L targets. Row b's first target is its second token; a causal model needs no attention
+    """B sequences of up to L targets. Row b's first target is its second token; a causal model needs no attention
     mask for padding on the right, since no counted target can see it."""
 
     inputs: Tokens  # [B, L]
@@ -22,9 +22,11 @@ class Batch:
     weight: float  # counted targets
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
     keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
+    sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        """Samples."""
+        return len(self.inputs) // self.sequences
 
     @property
     def tokens(self) -> int:

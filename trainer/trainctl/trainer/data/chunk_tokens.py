@@ -14,6 +14,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_END, BYTES_VOCABULARY
 from trainctl.trainer.data.chunks import Chunk, TextTokens
+from trainctl.trainer.data.pairs import halves_in
 from trainctl.trainer.data.row_tokens import TokenRow, added_before, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import lines_in, rows_in
 
@@ -36,6 +37,7 @@ class Recipe(NamedTuple):
     kind: DataKind
     tokenizer: Literal["bytes", "model"]
     where: str  # the run file, for errors
+    sequences: int = 1  # of a row: 2 for pairs of answers
 
     def encoder(self) -> Encode:
         """Raises InvalidInputError for a tokenizer that can't be read or doesn't fit the model; so does what it
@@ -70,7 +72,8 @@ class Recipe(NamedTuple):
     def _rows_encoder(self) -> Encode:
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
         self._check_vocabulary(tokenizer.highest)
-        return lambda chunk: _samples(tokenizer.encode(rows_in(chunk)))
+        read = rows_in if self.sequences == 1 else halves_in
+        return lambda chunk: _samples(tokenizer.encode(read(chunk)))
 
     def _text_encoder(self) -> Encode:
         tokenizer = self._read_tokenizer()

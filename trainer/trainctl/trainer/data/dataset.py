@@ -5,6 +5,8 @@ every token of the text but the first is a target exactly once (a rest shorter t
 weight is its number of counted targets. Held out are the samples that the permutation keyed by (`HELD_OUT_KEY`, 0)
 puts first, so they are spread over the whole text and the same for every seed; or all samples of files of their own.
 
+A pair of answers is one sample of two sequences, which stand one after the other in the token cache.
+
 With packing, the samples left for training are put together to packs, once for all epochs, and a pack is the sample
 everywhere else. Held-out samples are never packed.
 """
@@ -30,8 +32,9 @@ from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
+from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.permutation import Indices, permute, samples_at
-from trainctl.trainer.data.rows import read_rows
+from trainctl.trainer.data.rows import objects_in
 from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
 from trainctl.trainer.data.tokenizing import open_cache
 from trainctl.trainer.data.training_data import Look, Seen
@@ -48,16 +51,19 @@ class Dataset:
     def __init__(
         self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
         drop_overlong: bool = False, packing_seed: int | None = None, evaluation: "Dataset | None" = None,
-        may_be_empty: bool = False,
+        may_be_empty: bool = False, sequences: int = 1,
     ) -> None:  # fmt: skip
-        """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. Raises
-        InvalidInputError, blaming `where`, if nothing is left to train on and it may not be empty."""
+        """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. A sample
+        has so many `sequences`. Raises InvalidInputError, blaming `where`, if nothing is left to train on and it may
+        not be empty."""
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
+        self.sequences = sequences
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
         self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
         self.truncated = 0  # samples that lose their end
+        self.counted = 0  # targets of usable samples
         found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
         usable, weights = found
         if not len(usable) and not may_be_empty:
@@ -83,7 +89,6 @@ class Dataset:
             self.files = listed(
                 [*cache.files, *(FileDigest(f"held-out {one.name}", one.digest) for one in evaluation.files)]
             )
-        self.counted = int(weights.sum())
         self.mean_weight = float(weights[training].sum()) / max(1, self.samples)
         self.digest: str = hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
@@ -157,7 +162,7 @@ class Dataset:
         """The first training samples, by which ranks are compared, cut to 256 targets in all; every target counts."""
         samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
         targets = 0
-        for index in self._training:
+        for index in self._entries(self._training):
             if targets == PROBE_TOKENS:
                 break
             tokens = self._tokens(int(index))[: PROBE_TOKENS - targets + 1]
@@ -170,7 +175,8 @@ class Dataset:
         """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
             return np.full(len(self._usable), self._length + 1, np.int64)
-        return np.diff(self._cache.offsets)[self._usable]
+        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
+        return each.reshape(-1, self.sequences).max(axis=1)  # type: ignore[no-any-return]
 
     @property
     def duplicates(self) -> int:
@@ -186,19 +192,27 @@ class Dataset:
         return sum(one in trained for one in held_out)
 
     def _hashes(self, chosen: Indices) -> Iterator[bytes]:
-        return (hashlib.sha256(self._tokens(int(index)).tobytes()).digest() for index in chosen)
+        for index in chosen:
+            tokens = [self._tokens(int(entry)) for entry in self._entries(np.array([index]))]
+            yield hashlib.sha256(b"".join(part.tobytes() for part in tokens)).digest()
 
-    def sample(self, number: int) -> tuple[Tokens, NDArray[np.bool_]]:
-        """A usable sample's tokens, and which of its targets count."""
+    def sample(self, number: int) -> list[tuple[Tokens, NDArray[np.bool_]]]:
+        """The tokens of a usable sample's sequences, and which of their targets count."""
         index = self.index(number)
         if self._cache.offsets is not None:
-            return self._sample(index)
+            return [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
         tokens = self._tokens(index)
-        return tokens, np.ones(len(tokens) - 1, np.bool_)
+        return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
 
     def index(self, number: int) -> int:
         """A usable sample's place in the data."""
         return int(self._usable[number])
+
+    def _entries(self, samples: Indices) -> Indices:
+        """The places in the token cache of the sequences of samples of the data."""
+        if self.sequences == 1:
+            return samples
+        return (samples[:, None] * self.sequences + np.arange(self.sequences)).ravel()
 
     def _tokens(self, index: int) -> Tokens:
         if self._cache.offsets is not None:
@@ -213,22 +227,27 @@ class Dataset:
             raise InvalidInputError(
                 where, f"the text has {have} tokens; one block needs {want} (data.sequence_length + 1)"
             )
+        self.counted = count * self._length
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
     def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
-        targets, counts = _targets(cache, self._length)
+        targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
         chosen = (counts > 0) & (targets <= self._length) if drop_overlong else counts > 0
-        usable = np.flatnonzero(chosen).astype(np.int64)
-        self.left_out = len(counts) - len(usable)
-        self.truncated = int(np.count_nonzero(targets[usable] > self._length))
-        return usable, counts[usable]
+        usable = np.flatnonzero(chosen.all(axis=1)).astype(np.int64)
+        self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
+        self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
+        return usable, counts[usable].sum(axis=1) if self.sequences == 1 else np.ones(len(usable))
 
     def _batch(self, chosen: Indices) -> Batch:
         if self._cache.offsets is None:
             places = chosen[:, None] * self._length + np.arange(self._length + 1)
             return from_blocks(self._cache.tokens[places].astype(np.int32))
         assert self._cache.counted is not None
-        return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[chosen], self._targets_of(chosen))
+        entries = self._entries(chosen)
+        batch = gathered(
+            self._cache.tokens, self._cache.counted, self._cache.offsets[entries], self._targets_of_entries(entries)
+        )
+        return dataclasses.replace(batch, sequences=self.sequences)
 
     def _packed(self, packs: Packs, indices: Indices) -> Batch:
         assert self._cache.offsets is not None and self._cache.counted is not None
@@ -240,10 +259,16 @@ class Dataset:
         )
 
     def _targets_of(self, chosen: Indices) -> Indices:
-        """How many targets samples of the data have within the sequence length."""
+        """How many targets samples of the data have within the sequence length; of several sequences, padded to the
+        longest."""
+        entries = self._targets_of_entries(self._entries(chosen)).reshape(-1, self.sequences)
+        targets: Indices = entries.max(axis=1) * self.sequences
+        return targets
+
+    def _targets_of_entries(self, entries: Indices) -> Indices:
         if self._cache.offsets is None:
-            return np.full(len(chosen), self._length, np.int64)
-        targets: Indices = np.minimum(self._cache.offsets[chosen + 1] - self._cache.offsets[chosen] - 1, self._length)
+            return np.full(len(entries), self._length, np.int64)
+        targets: Indices = np.minimum(self._cache.offsets[entries + 1] - self._cache.offsets[entries] - 1, self._length)
         return targets
 
     def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
@@ -292,7 +317,7 @@ def dataset_of(
         cache, config.data.sequence_length, config.data.held_out_fraction, where,
         drop_overlong=config.data.overlong == "drop",
         packing_seed=config.run.seed if config.data.packing == "best-fit" else None, evaluation=evaluation,
-        may_be_empty=may_be_empty,
+        sequences=objective_of(config.objective, config.data.kind).sequences, may_be_empty=may_be_empty,
     )  # fmt: skip
     dataset.place = place
     return dataset
@@ -302,10 +327,11 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callab
     """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
     if cache.offsets is None or config.data.overlong == "drop":
         return
-    length = config.data.sequence_length
-    targets, counts = _targets(cache, length)
+    length, sequences = config.data.sequence_length, objective_of(config.objective, config.data.kind).sequences
+    each, counts = (values.reshape(-1, sequences) for values in _targets(cache, length))
+    targets = each.max(axis=1)
     refuse = config.data.overlong == "refuse"
-    wrong = np.flatnonzero(targets > length) if refuse else np.flatnonzero(counts == 0)
+    wrong = np.flatnonzero(targets > length) if refuse else np.flatnonzero((counts == 0).any(axis=1))
     if not len(wrong) or (not refuse and config.data.kind != "rows"):
         return
     first = int(wrong[0])
@@ -324,8 +350,8 @@ def place_of(config: RunFile, index: int) -> str:
     """Where a sample is in its file."""
     if config.data.kind != "rows":
         return f"sample {index + 1}"
-    sources = data_files(Path(config.data.path), "rows")
-    return next(islice((row.place for source in sources for row in read_rows(source)), index, None))
+    chunks = (chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source))
+    return next(islice((place for chunk in chunks for place, _ in objects_in(chunk)), index, None))
 
 
 def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float64]]:

@@ -174,7 +174,7 @@ class GrowingDataset:
             only: Dataset = now.chunks[chunks[0]]
             return only.batch(indices - now.order.starts[chunks[0]])
         where = zip(chunks.tolist(), indices.tolist(), strict=True)
-        return collate([now.chunks[chunk].sample(index - now.order.starts[chunk]) for chunk, index in where])
+        return collate([now.chunks[chunk].sample(index - now.order.starts[chunk])[0] for chunk, index in where])
 
     def targets(self, indices: Indices) -> Indices:
         """How many targets each of these training samples has, counted or not."""

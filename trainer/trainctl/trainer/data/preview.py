@@ -61,9 +61,11 @@ def _by_length(lengths: Indices, global_batch: int) -> Indices:
 
 def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
     assert tokenizer is not None
-    tokens, counted = dataset.sample(number)
-    flags = [False, *counted.tolist()]  # the first token is no one's target
-    return ShownSample(place_of(config, dataset.index(number)), tuple(tokenizer.pieces(tokens.tolist(), flags)))
+    pieces: list[tuple[str, bool]] = []
+    for tokens, counted in dataset.sample(number):
+        flags = [False, *counted.tolist()]  # the first token is no one's target
+        pieces += [("\n", False)] * bool(pieces) + [*tokenizer.pieces(tokens.tolist(), flags)]
+    return ShownSample(place_of(config, dataset.index(number)), tuple(pieces))
 
 
 def main() -> int:

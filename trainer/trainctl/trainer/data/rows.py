@@ -6,13 +6,12 @@ A row has `text`, or `prompt` and `completion` (both text, or both lists of mess
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config.input_checks import ROW_KINDS
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.data.chunks import Chunk, row_chunks
+from trainctl.trainer.data.chunks import Chunk
 
 Message = dict[str, Any]
 
@@ -48,20 +47,18 @@ class NoAnswerError(InvalidInputError):
     """A row of messages without a turn of the assistant that counts."""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file in its order. Raises InvalidInputError naming file, line and field."""
-    for chunk in row_chunks(path):
-        yield from rows_in(chunk)
-
-
 def rows_in(chunk: Chunk) -> Iterator[Row]:
     """The rows of part of a file. Raises InvalidInputError naming file, line and field."""
-    if not isinstance(chunk.content, list):
-        for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
-            yield row_of(_without_nulls(fields), f"{chunk.source}: row {number}")
+    return (row_of(fields, place) for place, fields in objects_in(chunk))
+
+
+def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
+    """The values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
+    if isinstance(chunk.content, list):
+        yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
         return
-    for place, line in lines_in(chunk):
-        yield row_of(fields_of(line, place), place)
+    for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
+        yield f"{chunk.source}: row {number}", _without_nulls(fields)
 
 
 def tool_names(row: Conversation) -> list[str]:

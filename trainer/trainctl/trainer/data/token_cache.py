@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_file import data_files, grows
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.machine.file_digests import data_digests
@@ -82,6 +83,8 @@ def _stats(paths: Sequence[Path]) -> list[Any]:
 
 def _digest_of(config: RunFile, what: list[Any]) -> str:
     how = [_FORMAT, config.data.kind, config.data.tokenizer, what]
+    if (sequences := objective_of(config.objective, config.data.kind).sequences) > 1:
+        how.append(sequences)
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
@@ -126,7 +129,8 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
     """How a run's data are tokenized."""
-    return Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where)
+    sequences = objective_of(config.objective, config.data.kind).sequences
+    return Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where, sequences)
 
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:

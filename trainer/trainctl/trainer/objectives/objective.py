@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, ObjectiveTable
 from trainctl.trainer.data.batch import Batch
 
 
@@ -36,6 +36,15 @@ class Outputs(ABC):
     def loss_sum(self) -> Any:
         """The sum of `token_losses`."""
 
+    @abstractmethod
+    def reference_losses(self) -> Any:
+        """[B, L] nats, as `token_losses`, of the reference model: the one that adapters are trained beside. Without a
+        gradient."""
+
+    @abstractmethod
+    def log_sigmoid(self, x: Any) -> Any:
+        """log(1 / (1 + exp(-x))), element by element."""
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -50,11 +59,15 @@ class Sums:
 
 
 class Objective(ABC):
-    """One of a run's; it holds no state."""
+    """One of a run's. What it holds follows from the run file."""
 
     def __init__(self, name: ObjectiveName) -> None:
         self.name: ObjectiveName = name
         self.row = OBJECTIVES[name]
+
+    def configured(self, table: ObjectiveTable) -> "Objective":
+        """As `[objective]` of the run file sets it."""
+        return self
 
     @abstractmethod
     def sums(self, outputs: Outputs) -> Sums:

@@ -11,4 +11,4 @@ def objective_for(config: RunFile) -> Objective:
     """The one that `config` asks for: OBJECTIVE of the module of its name."""
     name = objective_name(config.objective, config.data.kind)
     found: Objective = importlib.import_module(f"trainctl.trainer.objectives.{name}").OBJECTIVE
-    return found
+    return found.configured(config.objective)

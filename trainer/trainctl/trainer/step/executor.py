@@ -270,7 +270,8 @@ class Executor:
         batch = self._dataset.batch(self._samples(positions))
         if self._backend.parts.adapter is None or not self._backend.parts.adapter.table.dropout:
             return batch
-        return replace(batch, keys=token_keys(self._settings.seed, positions, batch.inputs.shape[1]))
+        rows = (positions[:, None] * batch.sequences + np.arange(batch.sequences)).ravel()
+        return replace(batch, keys=token_keys(self._settings.seed, rows, batch.inputs.shape[1]))
 
     def _targets(self, positions: Indices) -> Indices:
         return self._dataset.targets(self._samples(positions))

@@ -1,0 +1,151 @@
+"""Preference tuning draws TRL's curves: same weights, same pairs, 50 steps in float32, for each loss."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.trainer.support.chat_model import make_chat_model, questions, tokenizer, write_rows
+from tests.trainer.support.curves import SIZES, worst
+
+from trainctl.trainer.backends import torch_model
+from trainctl.trainer.data.permutation import samples_at
+
+STEPS, G, RATE = 50, 12, 2e-3
+LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
+LOSSES = ("sigmoid", "ipo", "robust", "hinge")
+NAMES = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
+Start = Callable[..., Any]
+
+
+def preferences(count: int) -> list[dict[str, str]]:
+    """The lines that follow a line of the standard library, preferred to the same with two of them exchanged or one
+    turned around."""
+    chance, pairs = random.Random(4), []
+    for row in questions(count, seed=4):
+        lines = row["completion"].split("\n")
+        broken = [*lines]
+        broken[chance.randrange(len(lines))] = lines[0][::-1]
+        if broken != lines:
+            pairs.append({"prompt": row["prompt"], "chosen": row["completion"], "rejected": "\n".join(broken)})
+    return pairs
+
+
+@pytest.fixture
+def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
+    """A rank that tunes preferences: `start("torch", loss="ipo")`."""
+
+    def make(backend: str, loss: str = "sigmoid", **changes: Any) -> Any:
+        model = make_chat_model(tmp_path / "model")
+        path = write_rows(tmp_path / "pairs.jsonl", preferences(90))
+        objective = {"kind": "dpo", "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
+        told = {
+            "model__path": str(model), "data": {"path": str(path), "kind": "rows", "sequence_length": 256},
+            "optimizer": {"learning_rate": RATE, "weight_decay": 0.1, "beta2": 0.999}, "adapter": LORA,
+            "objective": objective,
+        }  # fmt: skip
+        return new_rig(backend, **(told | changes))
+
+    return make
+
+
+def reports(rig: Any, steps: int = STEPS, sizes: tuple[int, ...] = SIZES) -> list[Any]:
+    plans = (rig.plan(step, sizes[step % len(sizes)], learning_rate=RATE) for step in range(1, steps + 1))
+    return [rig.executor.train(plan, time.perf_counter()) for plan in plans]
+
+
+def losses(found: list[Any]) -> list[float]:
+    return [report.loss_sum / report.weight for report in found]
+
+
+@pytest.mark.parametrize("loss", [LOSSES[0], *(pytest.param(loss, marks=pytest.mark.oracle) for loss in LOSSES[1:])])
+def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
+    import datasets
+    import torch
+    import trl
+    from peft import LoraConfig, get_peft_model
+
+    rig = start("torch", loss)
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()]
+    order = rig.dataset._training[samples_at(np.arange(STEPS * G), rig.dataset.samples, rig.config.run.seed)]
+    config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model: Any = get_peft_model(torch_model.read_model(Path(rig.config.model.path), "run.toml"), config)
+    first = rig.backend.copy_of("weights")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(torch.from_numpy(first[name.replace(".default", "")]))
+
+    class Ordered(trl.DPOTrainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *dataset: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    theirs = Ordered(
+        model=model, processing_class=tokenizer(),
+        train_dataset=datasets.Dataset.from_list([rows[index] for index in order]),
+        args=trl.DPOConfig(
+            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=STEPS, per_device_train_batch_size=4,
+            gradient_accumulation_steps=G // 4, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1,
+            adam_beta2=0.999, max_grad_norm=1.0, save_strategy="no", logging_steps=1, disable_tqdm=True, bf16=False,
+            dataloader_pin_memory=False, max_length=257, loss_type=[loss], beta=0.1,
+            label_smoothing=0.1 if loss == "robust" else 0.0, gradient_checkpointing=False,
+        ),
+    )  # fmt: skip
+    theirs.train()
+    logged = [entry for entry in theirs.state.log_history if "rewards/margins" in entry]
+    found = reports(rig)
+    assert len(logged) == STEPS
+    assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
+    for name in NAMES:
+        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
+        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
+def test_no_cut_of_the_batch_changes_the_loss(start: Start, loss: str) -> None:
+    whole = losses(reports(start("torch", loss), 6, (G,)))
+    for size in (1, 5, 7):
+        assert worst(losses(reports(start("torch", loss), 6, (size,))), whole) < 1e-6
+
+
+def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from trainctl.trainer.objectives.dpo import Dpo
+    from trainctl.trainer.objectives.objective import Sums
+
+    whole = losses(reports(start("torch"), 6, (5,)))
+    right = Dpo.sums
+
+    def mean(self: Dpo, outputs: Any) -> Sums:
+        found = right(self, outputs)
+        pairs = len(outputs.counted) // 2
+        return Sums({"pairs": found.losses["pairs"] * (G / 3 / pairs)}, found.metrics)
+
+    monkeypatch.setattr(Dpo, "sums", mean)
+    assert worst(losses(reports(start("torch"), 6, (5,))), whole) > 1e-3
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_mlx_follows_torch(start: Start, loss: str) -> None:
+    one, other = reports(start("torch", loss), 6), reports(start("mlx", loss), 6)
+    assert worst(losses(other), losses(one)) < 5e-6
+    for name in NAMES:
+        assert np.allclose([r.values[name] for r in other], [r.values[name] for r in one], rtol=1e-4, atol=1e-5), name
+
+
+def test_dropout_is_that_of_the_pair_s_place(start: Start) -> None:
+    dropped = LORA | {"dropout": 0.2}
+    whole = losses(reports(start("torch", adapter=dropped), 3, (G,)))
+    assert worst(losses(reports(start("torch", adapter=dropped), 3, (5,))), whole) < 1e-6
+    assert worst(losses(reports(start("torch"), 3, (G,))), whole) > 1e-4

@@ -1,0 +1,73 @@
+"""Rows with a chosen and a rejected answer, and what is refused of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.data.pairs import pair_of
+from trainctl.trainer.data.rows import Completion, Conversation
+
+USER = {"role": "user", "content": "2+2?"}
+RIGHT, WRONG = ({"role": "assistant", "content": text} for text in ("4", "5"))
+
+
+def test_each_form_of_a_pair_has_two_halves() -> None:
+    text = {"prompt": "2+2?", "chosen": "4", "rejected": "5", "id": 3}
+    assert pair_of(text, "x") == (Completion("x", "2+2?", "4"), Completion("x", "2+2?", "5"))
+    talks = Conversation("x", [USER, RIGHT], 1), Conversation("x", [USER, WRONG], 1)
+    assert pair_of({"prompt": [USER], "chosen": [RIGHT], "rejected": [WRONG]}, "x") == talks
+    assert pair_of({"chosen": [USER, RIGHT], "rejected": [USER, WRONG]}, "x") == talks
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "says"),
+    [
+        ([], "x", "not a JSON object"),
+        ({"prompt": "a", "completion": "b"}, "x", '"chosen" and "rejected"'),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "x", "are equal"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "x: rejected", "is empty"),
+        ({"chosen": "a", "rejected": "b"}, "x: prompt", "is missing"),
+        ({"chosen": [RIGHT], "rejected": [WRONG]}, "x", "no first message in common"),
+        ({"prompt": "a", "chosen": 3, "rejected": "b"}, "x: chosen", "must be text or a list of messages"),
+        ({"prompt": [USER], "chosen": [USER], "rejected": [WRONG]}, "x", "no assistant turn"),
+    ],
+)
+def test_what_is_no_pair_is_refused_by_its_place(fields: Any, where: str, says: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        pair_of(fields, "x")
+    assert (refused.value.where, says in refused.value.problem) == (where, True), refused.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data": {"kind": "samples"}}, "data.kind"),
+        ({"data": {"packing": "best-fit"}}, "data.packing"),
+        ({"data": {"growing": True, "held_out": 0.0}}, "data.growing"),
+        ({"adapter": {"kind": "full"}}, "adapter.kind"),
+        ({"objective": {"label_smoothing": 0.1}}, "objective.label_smoothing"),
+        ({"objective": {"kind": "sft", "beta": 0.2}}, "objective.beta"),
+    ],
+)
+def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, Any], field: str) -> None:
+    raw: dict[str, Any] = {
+        "run": {"name": "p", "steps": 3}, "model": {"path": "/m"}, "data": {"path": "/pairs.jsonl", "kind": "rows"},
+        "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-5}, "adapter": {"kind": "lora"},
+        "objective": {"kind": "dpo"},
+    }  # fmt: skip
+    run_file.parse(raw)
+    with pytest.raises(InvalidInputError, match=field):
+        run_file.parse({table: values | changes.get(table, {}) for table, values in raw.items()})
+
+
+def test_a_pair_over_the_length_is_named(new_rig: Any, tmp_path: Path) -> None:
+    from tests.trainer.support.chat_model import make_chat_model, write_rows
+
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "long " * 99}]
+    data = {"path": str(write_rows(tmp_path / "p.jsonl", rows)), "kind": "rows", "sequence_length": 32}
+    told = {"model__path": str(make_chat_model(tmp_path / "model")), "adapter": {"kind": "lora"}}
+    with pytest.raises(InvalidInputError, match=r"line 2 is \d+ tokens long"):
+        new_rig("torch", data=data | {"overlong": "refuse"}, objective={"kind": "dpo"}, **told)
