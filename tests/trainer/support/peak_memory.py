@@ -1,7 +1,7 @@
 """`python -m tests.trainer.support.peak_memory RUN.toml NODE`: the memory that a rank's model takes at its peak.
 
-Prints the bytes by which the peak of two steps, of two micro-batches each, exceeds what the process held once all was
-imported.
+Prints the bytes by which the peak of two steps exceeds what the process held once all was imported. The first step has
+two small micro-batches, and makes the optimizer's state; the second has two of the run's size.
 """
 
 import sys
@@ -41,9 +41,8 @@ def main() -> None:
     config = run_file.on_node(config, node)
     backend = load(config, config.nodes[node], "run.toml")
     rows = config.nodes[node].micro or config.batch.micro
-    shape = (rows, config.data.sequence_length + 1)
-    given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32))
-    for _ in range(2):
+    for shape in ((1, 9), (rows, config.data.sequence_length + 1)):
+        given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32))
         for _ in range(2):
             backend.forward(given, 1.0)
             backend.backward()

@@ -243,7 +243,7 @@ def test_check_estimates_what_is_trained_and_its_memory(main: Main, run_file: Pa
     weights = run_file.parent / "model" / "model.safetensors"
     weights.write_bytes(len(header).to_bytes(8, "little") + header)
     _, out, _ = main("check", str(run_file))
-    assert "\ntrains 2,464 parameters (all of 2,464); 0.00 GB of gradients per step\nestimated memory: 0.1" in out
+    assert "\ntrains 2,464 parameters (all of 2,464); 0.00 GB of gradients per step\nestimated memory: 0.06 GB (" in out
     adapters = ("--set", "adapter.kind=lora", "--set", "adapter.rank=2")
     code, out, err = main("check", str(run_file), "--json", *adapters)
     model = json.loads(out)["model"]

@@ -6,10 +6,12 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
     optimizer    8 t: two moments
     gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
-                 probabilities on MLX; one more layer's that backward works on
+                 probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
+                 6 T outputs of the adapted layers, which the allocator keeps between what is held. There, if layers
+                 are computed again, the one that backward works on counts 3.6 times
     logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
     sum          4 t: the buffer in which a group sums gradients
-    overhead     10 % and 100 MB: the allocator's, and the libraries' working memory
+    overhead     10 % and 50 MB: the allocator's, and the libraries' working memory
 
 A layer with gradient checkpointing keeps its input alone.
 """
@@ -25,7 +27,12 @@ from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WIDTHS = {"torch": 10, "mlx": 8}
 """Values of the width of hidden states that a layer keeps of a token."""
-_OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 100_000_000
+_OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 50_000_000
+_KEPT_OUTPUT_BYTES = 6
+"""For each output of an adapted layer whose activations are held: glibc's allocator leaves gaps between aligned
+arrays, and adapters compute in float32."""
+_COMPUTED_AGAIN = 3.6
+"""Layers whose size the allocator keeps to compute one again, measured with and without adapters."""
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 
@@ -58,7 +65,7 @@ def estimate_memory(
     chunking = Chunking(config.model.chunked_loss, facts.vocabulary, int(min(free, 2**60)))
     once = min(tokens, chunking.chunk_tokens(tokens) or tokens)
     passing = {
-        "activations": _activations(facts, tokens, config.data.sequence_length, backend, config) * width,
+        "activations": _activations(facts, tokens, config, backend, where, on_cpu=node.device == "cpu"),
         "logits": 12 * once * facts.vocabulary,
     }
     gradients = 4 * trained + max(0, 4 * trained - sum(passing.values()))
@@ -84,10 +91,17 @@ def _trained(config: RunFile, facts: ModelFacts, where: str) -> int:
     return config.adapter.rank * sum(rows + columns for rows, columns in found.shapes.values())
 
 
-def _activations(facts: ModelFacts, tokens: int, length: int, backend: str, config: RunFile) -> int:
-    """Values that are held as the backward pass begins, and those of the layer that it works on."""
-    layer = _WIDTHS[backend] * facts.width + 4 * facts.intermediate
-    layer += facts.heads * length if backend == "mlx" else 0
+def _activations(
+    facts: ModelFacts, tokens: int, config: RunFile, backend: str, where: str, *, on_cpu: bool
+) -> int:  # fmt: skip
+    """Bytes that are held as the backward pass begins, and those of the layer that it works on."""
+    width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.dtype], on_cpu and backend == "torch"
+    layer = float(width * (_WIDTHS[backend] * facts.width + 4 * facts.intermediate))
+    layer += width * facts.heads * config.data.sequence_length if backend == "mlx" else 0
+    if is_torch_on_cpu and config.adapter.kind != "full":
+        outputs = sum(rows for rows, _ in adapted_layers(config.adapter, facts.shapes, where).shapes.values())
+        layer += _KEPT_OUTPUT_BYTES * outputs / facts.layers
     mode: GradientCheckpointing = config.model.gradient_checkpointing
     saving = round(_CHECKPOINTED[mode] * facts.layers)
-    return tokens * (saving * facts.width + (facts.layers - saving + 1) * layer)
+    worked_on = min(_COMPUTED_AGAIN, saving + 1) if is_torch_on_cpu else 1
+    return round(tokens * (width * saving * facts.width + (facts.layers - saving + worked_on) * layer))

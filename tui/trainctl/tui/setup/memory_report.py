@@ -1,16 +1,24 @@
-"""What a run trains, and an estimate of each node's memory by part."""
+"""What a run trains, and each node's memory: an estimate by part, and what an earlier run measured."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.tui.setup import recorded_runs
+from trainctl.tui.setup.recorded_runs import RecordedRates
 from trainctl.tui.text.formatting import gigabytes
+
+_GPU_FILES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Devices that are there with an NVIDIA or AMD driver on Linux, and with a GPU under WSL."""
 
 
 class MemoryReport(NamedTuple):
@@ -18,6 +26,7 @@ class MemoryReport(NamedTuple):
 
     family: str
     nodes: dict[str, MemoryEstimate]
+    measured: dict[str, RecordedRates]  # of nodes whose peak a run with these settings has recorded on this machine
     warnings: tuple[str, ...] = ()
 
     @property
@@ -28,6 +37,9 @@ class MemoryReport(NamedTuple):
             "family": self.family, "parameters": first.parameters, "trained": first.trained,
             "gradient_bytes": first.gradient_bytes, "warnings": self.warnings,
             "memory": {node: {**found.parts, "total": found.total} for node, found in self.nodes.items()},
+            "measured": {
+                node: {"run": found.run, "peak_bytes": found.peak_bytes} for node, found in self.measured.items()
+            },
         }  # fmt: skip
 
 
@@ -38,12 +50,22 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
     facts = _facts_here(config, names, where)
     if facts is None or not facts.shapes:
         return None
-    estimates = {}
+    estimates, measured = {}, {}
     for name in names:
         table = config.nodes.get(name, NodeTable())
         backend = table.backend if table.backend != "auto" else "mlx" if sys.platform == "darwin" else "torch"
-        estimates[name] = estimate_memory(run_file.on_node(config, name), facts, table, backend, where)
-    return MemoryReport(facts.family, estimates, fit_warnings(config, facts, where))
+        placed = msgspec.structs.replace(table, device=_device(table, backend))
+        estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)
+        found = recorded_runs.newest_like(config, name or node_name())
+        if found is not None and found.peak_bytes is not None:
+            measured[name] = found
+    return MemoryReport(facts.family, estimates, measured, fit_warnings(config, facts, where))
+
+
+def _device(table: NodeTable, backend: str) -> str:
+    """What "auto" is on this machine; another one is taken to be like it."""
+    has_gpu = sys.platform == "darwin" or any(Path(file).exists() for file in _GPU_FILES)
+    return "cpu" if table.device == "auto" and backend == "torch" and not has_gpu else table.device
 
 
 def _facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
@@ -66,4 +88,7 @@ def report_lines(report: MemoryReport) -> list[str]:
         parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in found.parts.items())
         place = f" on {node}" if node else ""
         lines.append(f"estimated memory{place}: {gigabytes(found.total)} GB ({parts})")
+        if node in report.measured:
+            peak = gigabytes(report.measured[node].peak_bytes)
+            lines.append(f"measured memory{place}: {peak} GB at the peak of {report.measured[node].run}")
     return [*lines, *report.warnings]
