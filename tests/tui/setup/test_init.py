@@ -249,6 +249,7 @@ def test_text_has_no_answers_to_learn(inputs: Path) -> None:
 
 def test_the_node_has_the_name_of_the_agent_that_runs_here(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    monkeypatch.setenv("TRAINCTL_STATE", str(inputs / "state"))  # without the agents of other tests
     with local_agents.registered("studio-x", "tcp://127.0.0.1:7999"):
         call_json(*words(inputs))
     nodes = tomllib.loads((inputs / "cluster.toml").read_text())["nodes"]
