@@ -265,7 +265,7 @@ def test_bad_input_is_one_line_to_both(
     _, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1
     assert names in failed.reason
-    assert failed.reason.startswith("run file: ")
+    assert failed.reason.startswith(("run file: ", f"{agent.paths.run_file}: "))
     line = log_format.read(errors.removesuffix("\n"))
     assert (line.level, line.text) == ("ERROR", f"rank 0: {failed.reason}")
 
