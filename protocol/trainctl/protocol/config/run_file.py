@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config import env_policy, families, hub_models, input_checks, toml_file
+from trainctl.protocol.config import env_policy, families, hub_models, input_checks, quantization, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_of
-from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 PARTIAL_FOLDER = ".trainctl-partial"
@@ -100,7 +101,7 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
     wrong = Collected()
     with wrong.going_on(), _files_named(where):
-        _check_model(here.model, f"{where}: {model_field}")
+        _check_model(here, f"{where}: {model_field}")
     with wrong.going_on(), _files_named(where):
         _check_data(here, f"{where}: {data_field}")
     if (held_out := held_out_data(here)) is not None:
@@ -173,15 +174,15 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
         )
 
 
-def _check_model(table: ModelTable, where: str) -> None:
-    model = Path(table.path)
+def _check_model(config: RunFile, where: str) -> None:
+    table, model = config.model, Path(config.model.path)
     hub_models.check_cached(table.path, where)
     if not model.exists():
         raise InvalidInputError(where, f"no such folder: {model}")
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
-    input_checks.check_not_quantized(model / "config.json", where)
+    _check_quantization(config, model, where)
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
@@ -192,6 +193,16 @@ def _check_model(table: ModelTable, where: str) -> None:
         )
     for file in weights:
         input_checks.check_weights(file, where)
+
+
+def _check_quantization(config: RunFile, model: Path, where: str) -> None:
+    stated = json.loads((model / "config.json").read_bytes())
+    quantization.check_base(config.model.base, stated, model, where)
+    if quantization.quantization_key(stated) is None:
+        return
+    if config.adapter.kind == "full":
+        problem = f'{model} is quantized, and only whole weights can be trained: set adapter.kind = "lora"'
+        raise InvalidInputError(where, problem)
 
 
 def _check_data(config: RunFile, where: str) -> None:

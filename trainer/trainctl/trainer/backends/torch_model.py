@@ -2,13 +2,16 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.quantization import quantization_key
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import library_dropout, rope_config, torch_masks
+from trainctl.trainer.backends import library_dropout, rope_config, torch_masks, torch_quantized
 from trainctl.trainer.common.errors import first_line
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,8 @@ def read_model(
         if not with_weights:
             new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
             return new
+        if quantization_key(config):
+            return _quantized(path, config, lambda: loader.from_config(whole, dtype=dtype), dtype)
         model, notes = loader.from_pretrained(
             path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
             output_loading_info=True,
@@ -48,3 +53,24 @@ def read_model(
         raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
     return loaded
+
+
+def _quantized(
+    path: Path, config: dict[str, Any], make: Callable[[], torch.nn.Module], dtype: torch.dtype
+) -> torch.nn.Module:  # fmt: skip
+    """The model that `make` gives, with the weights in MLX's format in `path`. Raises KeyError for a weight that one
+    of them lacks, and what reading raises."""
+    from accelerate import init_empty_weights
+    from safetensors.torch import load_file
+
+    with init_empty_weights():
+        model = make()
+    stored = {name: tensor for file in weight_files(path) for name, tensor in load_file(file).items()}
+    torch_quantized.put_in(model, stored, config, dtype)
+    names = dict(model.named_parameters())
+    plain = {name: tensor.to(dtype) for name, tensor in stored.items() if name in names and names[name].is_meta}
+    model.load_state_dict(plain, strict=False, assign=True)
+    model.tie_weights()  # type: ignore[operator]
+    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise KeyError(f"{path} has no weight {missing[0]!r}")
+    return model
