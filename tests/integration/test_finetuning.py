@@ -22,10 +22,12 @@ MIXED = {"gamma": {"backend": "mlx"}}
 SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
 FULL = {"kind": "full"}
 CASES = [
-    pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed"), pytest.param(FULL, {}, 1e-5, "", id="full, torch"),
-    *([pytest.param(LORA, {}, 1e-5, "", id="lora, torch"), pytest.param(FULL, MIXED, 5e-5, "", id="full, mixed")] * SOAK),
-]  # fmt: skip
-"""Adapter, nodes' backends, the deviation allowed and the format of a quantized base: `make test` takes two, `make soak` all."""
+    pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed"),
+    pytest.param(FULL, {}, 1e-5, "", id="full, torch"),
+    *([pytest.param(LORA, {}, 1e-5, "", id="lora, torch")] * SOAK),
+    *([pytest.param(FULL, MIXED, 5e-5, "", id="full, mixed")] * SOAK),
+]
+"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes two, `make soak` all."""
 QUANTIZED = [
     pytest.param(LORA, MIXED, 5e-5, "mlx-4bit", id="lora on mlx-4bit, mixed"),
     *([pytest.param(LORA, MIXED, 5e-5, "nvfp4", id="lora on nvfp4, mixed")] * SOAK),
