@@ -18,7 +18,7 @@ import torch
 from trainctl.protocol.config.quantization import Quantization, layer_parts, quantization_of
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_BLOCK_VALUES = 1 << 20
+_BLOCK_VALUES = 1 << 18
 """Values that are unpacked at once: their integers take twice the memory of the result."""
 
 
