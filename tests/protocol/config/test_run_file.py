@@ -87,6 +87,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.chunked_loss", "never", "'never'"),
         ("model.init", "zeros", "'zeros'"),
         ("model.base", "int3", "'int3'"),
+        ("model.double_quantization", "yes", "must be true or false"),
         ("data.path", "", "must be text of at least 1 character"),
         ("data.kind", "pictures", "'pictures'"),
         ("data.tokenizer", "words", "'words'"),

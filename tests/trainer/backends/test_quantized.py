@@ -215,3 +215,67 @@ def test_a_quantized_model_or_a_folder_that_is_there_is_left_alone(copies: Calla
         quantize(str(copies("mlx-4bit")), "nvfp4", None, tmp_path / "out")
     with pytest.raises(InvalidInputError, match="is there already"):
         quantize(str(copies("mlx-4bit").with_name("model")), "nvfp4", None, tmp_path)
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, double: bool) -> None:
+    """The same losses and gradients as the libraries' own model with the same adapters."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    changes = {"model__base": "nf4", "model__double_quantization": double, "adapter": LORA}
+    config = run_file(model__path=str(model), nodes__here={"backend": "torch", "device": "cpu"}, **changes)
+    ours: Any = load(config, config.nodes["here"], "run.toml")
+    how = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=torch.float32,
+    )  # fmt: skip
+    base = AutoModelForCausalLM.from_pretrained(model, quantization_config=how, dtype=torch.float32)
+    targets = sorted(ours.parts.adapter.layers)
+    theirs = get_peft_model(base, LoraConfig(r=4, lora_alpha=16, lora_dropout=0.0, target_modules=targets))
+    values = {name: parameter for name, parameter in ours._model.named_parameters() if parameter.requires_grad}
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(values[name])
+    given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, (3, 21), dtype=np.int32))
+    ours.forward(given, 1 / 60)
+    ours.backward()
+    ours.accumulate()
+    loss = theirs(
+        input_ids=torch.from_numpy(np.concatenate([given.inputs, given.targets[:, -1:]], 1).astype(np.int64)),
+        labels=torch.from_numpy(np.concatenate([given.inputs, given.targets[:, -1:]], 1).astype(np.int64)),
+    ).loss
+    loss.backward()
+    assert ours.totals().sums.losses["tokens"] / 60 == pytest.approx(float(loss.detach()), rel=1e-6)
+    gradients = ours.copy_of("accumulators")
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            expected = parameter.grad.numpy()
+            found = gradients[name.replace(".default", "")]
+            assert np.linalg.norm(found - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-6), name
+    whole = load_whole(run_file, model)
+    assert abs(ours.evaluate(given).losses["tokens"] - whole.evaluate(given).losses["tokens"]) > 1e-3, "packed"
+
+
+def load_whole(run_file: Callable[..., Any], model: Path) -> Backend:
+    config = run_file(model__path=str(model), adapter=LORA, nodes__here={"backend": "torch", "device": "cpu"})
+    return load(config, config.nodes["here"], "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"adapter": {}}, "run.toml: model.base: 'nf4' is for adapters"),
+        ({"nodes__here": {"backend": "mlx"}}, 'run.toml: nodes.here.backend: MLX has no "nf4"'),
+        (
+            {"model__base": "stored", "model__double_quantization": True},
+            "run.toml: model.double_quantization: acts only",
+        ),
+    ],
+)
+def test_nf4_that_does_not_fit_the_run_is_one_line(
+    run_file: Callable[..., Any], change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        run_file(**({"model__base": "nf4", "adapter": LORA} | change))
+    assert says in str(refusal.value)

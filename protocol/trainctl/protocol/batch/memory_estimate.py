@@ -58,7 +58,7 @@ def estimate_memory(
     model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
     width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
-    copied = _frozen_bytes(facts, width, backend) if config.adapter.kind != "full" or width < 4 else 0
+    copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" or width < 4 else 0
     tokens = _pass_tokens(config, node)
     fixed = {"weights": 4 * trained + copied, "optimizer": 8 * trained}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
@@ -77,11 +77,21 @@ def estimate_memory(
     return MemoryEstimate(trained, model, 4 * trained, parts)
 
 
-def _frozen_bytes(facts: ModelFacts, width: int, backend: str) -> int:
-    """Of the weights that compute uses, each value of `width` bytes unless it is packed."""
-    whole = sum(math.prod(shape) for name, shape in facts.shapes.items() if name not in facts.quantized)
-    unpacked = max((math.prod(facts.shapes[name]) for name in facts.quantized), default=0)
-    return width * whole + sum(facts.quantized.values()) + (width * unpacked if backend == "torch" else 0)
+def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
+    """Of the weights that compute uses."""
+    width, packed = _WEIGHT_BYTES[config.model.dtype], facts.quantized
+    if config.model.base == "nf4":
+        layers = [name for name, shape in facts.shapes.items() if len(shape) == 2 and ".layers." in name]
+        packed = {name: _nf4_bytes(facts.shapes[name], config.model.double_quantization) for name in layers}
+    whole = sum(math.prod(shape) for name, shape in facts.shapes.items() if name not in packed)
+    unpacked = max((math.prod(facts.shapes[name]) for name in packed), default=0)
+    return width * whole + sum(packed.values()) + (width * unpacked if backend == "torch" else 0)
+
+
+def _nf4_bytes(shape: tuple[int, ...], double_quantization: bool) -> int:
+    """Half a byte per value, and a scale per 64 values: in float32, or in a byte with a float32 per 256 of them."""
+    values = math.prod(shape)
+    return values // 2 + values // 64 * 4 if not double_quantization else values // 2 + values // 64 + values // 4096
 
 
 def _pass_tokens(config: RunFile, node: NodeTable) -> int:

@@ -115,14 +115,16 @@ def quantized_bytes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def check_base(wanted: str, config: Mapping[str, Any], model: Path, where: str) -> None:
-    """Whether a model directory has the format that a run file wants; "stored": any. Raises InvalidInputError blaming
-    `where`."""
+    """Whether a model directory has the format that a run file wants; "stored": any; "nf4", which is made as the model
+    is loaded: none. Raises InvalidInputError blaming `where`."""
     try:
         found = format_of(config)
     except InvalidInputError as error:
         raise InvalidInputError(where, f"{model / 'config.json'}: {error.where}: {error.problem}") from None
-    if wanted in ("stored", found):
+    if wanted in ("stored", found) or (wanted == "nf4" and found is None):
         return
+    if wanted == "nf4":
+        raise InvalidInputError(where, f'model.base = "nf4" needs the whole model, but it is {found} in {model}')
     what = f"it is {found}" if found else "its weights are whole"
     make = "the whole model" if found else str(model)
     raise InvalidInputError(

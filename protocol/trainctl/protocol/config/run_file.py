@@ -242,7 +242,9 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares, _check_objective, _check_init, _check_held_out, _check_growing):
+    for check in (
+        _check_lengths, _check_shares, _check_objective, _check_init, _check_base, _check_held_out, _check_growing,
+    ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -321,6 +323,22 @@ def _check_init(config: RunFile, where: str) -> None:
     if config.model.init == "random" and config.adapter.kind != "full":
         problem = 'adapters need a trained model: set adapter.kind = "full" or model.init = "pretrained"'
         raise InvalidInputError(f"{where}: model.init", problem)
+
+
+def _check_base(config: RunFile, where: str) -> None:
+    base = config.model.base
+    if config.model.double_quantization and base != "nf4":
+        problem = f'acts only on model.base = "nf4"; this run has {base!r}'
+        raise InvalidInputError(f"{where}: model.double_quantization", problem)
+    if base == "stored":
+        return
+    if config.adapter.kind == "full":
+        problem = f'{base!r} is for adapters, since packed weights can\'t be trained: set adapter.kind = "lora"'
+        raise InvalidInputError(f"{where}: model.base", problem)
+    for name, node in config.nodes.items():
+        if base == "nf4" and node.backend == "mlx":
+            problem = 'MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch'
+            raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
 
 
 def _check_held_out(config: RunFile, where: str) -> None:

@@ -54,7 +54,10 @@ class ModelTable(_Table, frozen=True):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
     init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
-    base: Literal["stored"] | QuantizedFormat = "stored"  # format that path must have; stored: whatever it has
+    base: Literal["stored", "nf4"] | QuantizedFormat = (
+        "stored"  # format that path must have; nf4: packed as it is loaded
+    )
+    double_quantization: bool = False  # nf4: the scales are quantized too
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
 
