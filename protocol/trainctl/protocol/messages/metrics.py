@@ -244,10 +244,9 @@ _HOST = (
 
 _OBJECTIVE = tuple(
     Metric(metric.name, f"per {metric.weight}", "run", metric.title, metric.help, "loss")
-    for objective in OBJECTIVES.values()
-    for metric in objective.metrics
+    for metric in dict.fromkeys(metric for objective in OBJECTIVES.values() for metric in objective.metrics)
 )
-"""Metrics of the objectives, over the batches of all ranks."""
+"""Metrics of the objectives, over the batches of all ranks; several objectives may have the same one."""
 
 METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_OBJECTIVE, *_RANK, *_HOST)}
 """Every metric of the table by name, in the order in which they are offered."""

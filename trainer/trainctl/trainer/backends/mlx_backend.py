@@ -29,11 +29,13 @@ from trainctl.trainer.backends import mlx_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    SUREST,
     Array,
     Backend,
     BackendName,
     BatchOutputs,
     Decoding,
+    Functions,
     Memory,
     Part,
     Parts,
@@ -259,7 +261,7 @@ class MlxBackend(Backend):
     def _outputs(self, batch: Batch) -> BatchOutputs:
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
-            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch), _log_sigmoid,
+            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch), _FUNCTIONS,
         )  # fmt: skip
 
     def _reference_losses(self, batch: Batch) -> Any:
@@ -271,9 +273,10 @@ class MlxBackend(Backend):
     def _logits(self, batch: Batch) -> Any:
         return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)
 
-    def _losses(self, batch: Batch, logits: Any, reduction: Literal["none", "sum"]) -> Any:
-        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
-        targets, counted = mx.array(batch.targets), mx.array(batch.counted)
+    def _losses(self, batch: Batch, logits: Any, reduction: Literal["none", "sum"], *, every: bool = False) -> Any:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
+        of `every` one."""
+        targets, counted = mx.array(batch.targets), mx.array(batch.every_target if every else batch.counted)
         if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.size)):
             inputs, caches = mx.array(batch.inputs), self._caches(batch)
             losses = self.chunks.token_losses(inputs, targets, size, caches).reshape(targets.shape) * counted
@@ -319,6 +322,14 @@ def _log_sigmoid(x: Any) -> Any:
     return -mx.logaddexp(mx.array(0.0), -x)
 
 
+def _log_odds(x: Any) -> Any:
+    x = mx.minimum(x, SUREST)
+    return x - mx.log(-mx.expm1(x))
+
+
 def _turned(array: Any, place: Place) -> Any:
     """Between the model's layout and the stored one."""
     return array.T if place.transposed else array
+
+
+_FUNCTIONS = Functions(_log_sigmoid, _log_odds)

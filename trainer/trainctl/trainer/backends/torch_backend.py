@@ -23,11 +23,13 @@ from trainctl.trainer.backends import torch_generation, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    SUREST,
     Array,
     Backend,
     BackendName,
     BatchOutputs,
     Decoding,
+    Functions,
     Memory,
     Part,
     Parts,
@@ -274,7 +276,7 @@ class TorchBackend(Backend):
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
             lambda: torch.from_numpy(batch.counted).to(self._device),
-            functools.partial(self._reference_losses, batch), torch.nn.functional.logsigmoid,
+            functools.partial(self._reference_losses, batch), _FUNCTIONS,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -290,9 +292,13 @@ class TorchBackend(Backend):
             logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
         return logits.float()
 
-    def _losses(self, batch: Batch, logits: torch.Tensor | None, reduction: str) -> torch.Tensor:
-        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
-        targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
+    def _losses(
+        self, batch: Batch, logits: torch.Tensor | None, reduction: str, *, every: bool = False
+    ) -> torch.Tensor:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
+        of `every` one."""
+        wanted = batch.every_target if every else batch.counted
+        targets = self._integers(np.where(wanted > 0, batch.targets, _IGNORED))
         if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.numel())):
             with self._documents(batch) as documents:
                 inputs = self._integers(batch.inputs)
@@ -398,3 +404,11 @@ def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         used.add(storage.data_ptr())
         owned.append(tensor if alone else tensor.clone(memory_format=torch.contiguous_format))
     return owned
+
+
+def _log_odds(x: torch.Tensor) -> torch.Tensor:
+    x = x.clamp(max=SUREST)
+    return x - torch.log(-torch.expm1(x))
+
+
+_FUNCTIONS = Functions(torch.nn.functional.logsigmoid, _log_odds)

@@ -33,6 +33,10 @@ class Outputs(ABC):
         """[B, L] nats, 0 where a target doesn't count."""
 
     @abstractmethod
+    def every_loss(self) -> Any:
+        """[B, L] nats, as `token_losses`, of all targets, counted or not; 0 in padding."""
+
+    @abstractmethod
     def loss_sum(self) -> Any:
         """The sum of `token_losses`."""
 
@@ -44,6 +48,10 @@ class Outputs(ABC):
     @abstractmethod
     def log_sigmoid(self, x: Any) -> Any:
         """log(1 / (1 + exp(-x))), element by element."""
+
+    @abstractmethod
+    def log_odds(self, x: Any) -> Any:
+        """log(p / (1 - p)) of p = exp(x), element by element; x below 0."""
 
 
 @dataclass(frozen=True)
