@@ -428,6 +428,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             **{**msgspec.structs.asdict(_REPORT), "kind": "sample", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
             answers=(m.Answer("Once upon a time", " there was a loop.", 6, True, 0.42),),
         ),
+        "evaluation-report": m.EvaluationReport(
+            **{**msgspec.structs.asdict(_REPORT), "kind": "evaluate", "loss_sum": 5.1, "own_weight": 9.0},
+            losses={"pairs": 5.1}, weights={"pairs": 9.0, "answer_tokens": 420.0},
+            sums={"rewards/margins": 3.4, "kl": 12.6},
+        ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },
     "lead to follower": {

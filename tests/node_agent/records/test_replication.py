@@ -100,7 +100,7 @@ class Lead:
         recorder = self.node.recorder
         recorder.set_meta("conductor", str(self.chance.random()))
         recorder.set_meta(keys.VIEW_KEY, "its own", own=True)
-        recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5)
+        recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5, {"eval/kl": 0.25})
         recorder.drifts(self.step, 2.0, {0: 0.0, 1: 1e-7})
 
     def act(self) -> None:

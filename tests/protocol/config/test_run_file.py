@@ -170,6 +170,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.loss_spike_steps", 0, " of at least 1"),
         ("alerts.own_loss_deviations", 0.5, " of at least 1"),
         ("alerts.own_loss_percent", 101, " of at most 100"),
+        ("alerts.kl_nats", 0, "must be a number above 0"),
+        ("alerts.kl_clear_nats", 0.6, "0.6 must be at most alerts.kl_nats = 0.5"),
         ("alerts.stall_seconds", 0.5, " of at least 1"),
         ("alerts.stall_times", 0, " of at least 1"),
         ("alerts.throughput_drop_percent", 101, " of at most 100"),

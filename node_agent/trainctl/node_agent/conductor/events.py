@@ -152,6 +152,7 @@ class Evaluated:
     loss: float
     weight: float
     seconds: float
+    values: dict[str, float]  # metrics beside the loss, by name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,7 +167,9 @@ def evaluation(made: Evaluation) -> Write:
     def write(connection: sqlite3.Connection) -> None:
         known = "SELECT 1 FROM evaluations WHERE step = ? AND at = ?"
         if connection.execute(known, (made.step, made.at)).fetchone() is None:
-            connection.execute(_insertion("evaluations", made), made)
+            connection.execute(_insertion("evaluations", made[:5]), made[:5])
+            rows = [(name, made.step, made.at, value) for name, value in made.values.items()]
+            connection.executemany("INSERT OR IGNORE INTO evaluation_values VALUES (?, ?, ?, ?)", rows)
 
     return write
 

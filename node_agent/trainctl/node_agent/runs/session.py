@@ -197,8 +197,8 @@ class Session:
                 self._commit(step, first)
             case d.RankDone(part, step):
                 self._add_part(part, step)
-            case d.Evaluated(step, loss, weight, seconds):
-                self.recorder.evaluation(step, time.time(), loss, weight, seconds)
+            case d.Evaluated(step, loss, weight, seconds, values):
+                self.recorder.evaluation(step, time.time(), loss, weight, seconds, values)
             case d.Sampled(sample):
                 self.recorder.sample(sample)
                 self._publisher.publish(sample)

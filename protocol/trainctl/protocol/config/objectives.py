@@ -23,6 +23,12 @@ _REFUSED_OBJECTIVES: Final = {
 """By TRL's names. Only a loss that is a sum over single samples is the same however the batch is cut."""
 
 
+ANSWER_TOKENS: Final = "answer_tokens"
+"""A weight that only evaluations have: the targets that count."""
+HELD_OUT: Final = "eval/"
+"""What the name of a metric begins with that is of the held-out samples."""
+
+
 class ObjectiveMetric(NamedTuple):
     """A named sum over the batch, shown per unit of one of the objective's weights."""
 
@@ -30,6 +36,10 @@ class ObjectiveMetric(NamedTuple):
     weight: str
     title: str
     help: str
+
+    @property
+    def unit(self) -> str:
+        return f"per {self.weight.replace('_', ' ').removesuffix('s')}"
 
 
 class Objective(NamedTuple):
@@ -41,10 +51,16 @@ class Objective(NamedTuple):
     metrics: tuple[ObjectiveMetric, ...] = ()
     sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer
     settings: tuple[str, ...] = ()  # fields of `[objective]` that act on it
+    held_out: tuple[ObjectiveMetric, ...] = ()  # those that only an evaluation measures, where the run can
 
     @property
     def weight_unit(self) -> str:
         return self.weights[0]
+
+    @property
+    def evaluated(self) -> tuple[ObjectiveMetric, ...]:
+        """What an evaluation measures beside the loss, by the names of a step's."""
+        return (*self.metrics, *self.held_out)
 
 
 _REWARDS: Final = (
@@ -78,18 +94,33 @@ _ODDS: Final = (
         "log_odds_chosen", "pairs", "log odds ratio", "log(odds of the chosen answer / odds of the rejected one)."
     ),
 )  # fmt: skip
-"""By TRL's names, but for `logratio`."""
+_VOCABULARY: Final = (
+    ObjectiveMetric("entropy", ANSWER_TOKENS, "entropy", "Mean entropy of the answers' tokens, in nats."),
+    ObjectiveMetric(
+        "mean_token_accuracy",
+        ANSWER_TOKENS,
+        "token accuracy",
+        "Fraction of the answers' tokens that are the likeliest.",
+    ),
+)
+_KL: Final = ObjectiveMetric(
+    "kl",
+    ANSWER_TOKENS,
+    "KL",
+    "KL divergence from the reference at the answers' tokens, over the whole vocabulary, in nats per token.",
+)
+"""By TRL's names, but for `logratio` and `kl`."""
 
 OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "pretrain": Objective(("tokens",), "nats per token"),  # every target counts
     "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
     "dpo": Objective(
         ("pairs",), "per pair", needs_mask=True, metrics=(*_REWARDS, _LOGRATIO), sequences=2,
-        settings=("loss", "beta", "label_smoothing"),
+        settings=("loss", "beta", "label_smoothing"), held_out=(*_VOCABULARY, _KL),
     ),
     "orpo": Objective(
         ("pairs", "tokens"), "nats per token + per pair", needs_mask=True, metrics=(*_REWARDS, *_ODDS), sequences=2,
-        settings=("beta",),
+        settings=("beta",), held_out=_VOCABULARY,
     ),
 }  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from trainctl.protocol.messages.base import CommandState, Count, Message, Name
+import msgspec
+
+from trainctl.protocol.messages.base import CommandState, Count, Message, Name, Values
 from trainctl.protocol.messages.telemetry import Event, RankStep, Sample, StepCommitted
 from trainctl.protocol.messages.trainer import StepPlan
 
@@ -46,6 +48,7 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
     loss: float  # mean loss, in nats per unit of weight
     weight: float  # weight that divides the loss
     seconds: float
+    values: Values = msgspec.field(default_factory=dict)  # metrics beside the loss, by name
 
 
 class KeptSample(Message, tag="kept-sample", frozen=True):

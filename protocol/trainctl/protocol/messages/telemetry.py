@@ -90,6 +90,7 @@ class RunView(Message, tag="run-view", frozen=True):
     policies: tuple[PolicyView, ...] = ()  # policies; empty: unknown, for example on a follower
     weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"
+    eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
     boot: str = ""
     seq: Count = 0
 

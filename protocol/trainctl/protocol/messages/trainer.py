@@ -264,6 +264,14 @@ class SampleReport(Report, tag="sample-report", kw_only=True, frozen=True):
     answers: tuple[Answer, ...] = ()  # in the order of the prompts
 
 
+class EvaluationReport(Report, tag="evaluation-report", kw_only=True, frozen=True):
+    """Report of an `evaluate` plan: the sums over the rank's held-out samples, and what divides them."""
+
+    losses: Values = msgspec.field(default_factory=dict)  # loss in nats, by the name of the weight that divides it
+    weights: Values = msgspec.field(default_factory=dict)  # by name
+    sums: Values = msgspec.field(default_factory=dict)  # of the objective's metrics, by their names in a step
+
+
 class Fenced(Message, tag="fenced", frozen=True):
     """Answer to Fence: the rank no longer commits or adds anything under an older generation."""
 
@@ -330,6 +338,7 @@ FromTrainer = (
     | Report
     | Probed
     | SampleReport
+    | EvaluationReport
     | Fenced
     | Offered
     | Formed

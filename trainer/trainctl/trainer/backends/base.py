@@ -30,7 +30,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
+from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
@@ -43,6 +43,8 @@ _SURE_NORM = 1e18
 _SMALL = 2.0**-100
 """Factor that makes the square of every finite float32 finite, and doesn't turn those with a norm of `_SURE_NORM` to
 zero."""
+VOCABULARY_FLOATS: Final = 1 << 24
+"""Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
 
@@ -195,7 +197,8 @@ class Backend(ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Sums:
-        """The objective's sums over `batch`, without dropout and without a gradient. Raises DeviceMemoryError."""
+        """The objective's sums over `batch`, those of evaluations among its metrics, without dropout and without a
+        gradient; the rewards are a NumPy array. Raises DeviceMemoryError."""
 
     @abstractmethod
     def token_log_probabilities(self, batch: Batch) -> Array:
@@ -331,9 +334,10 @@ class BatchOutputs(Outputs):
 
     def __init__(
         self, logits: Callable[[], Any], losses: Callable[..., Any], counted: Callable[[], Any],
-        reference: Callable[[], Any], functions: "Functions",
+        reference: Callable[[], Any], vocabulary: Callable[[], Iterator[Vocabulary]], functions: "Functions",
     ) -> None:  # fmt: skip
         """`losses` are made from logits, or without, reduced by "none" or "sum"; `every`: those of all targets."""
+        self._vocabulary = vocabulary
         self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
         self._reference, self._functions = reference, functions
 
@@ -358,6 +362,9 @@ class BatchOutputs(Outputs):
 
     def reference_losses(self) -> Any:
         return self._reference()
+
+    def vocabulary(self) -> Iterator[Vocabulary]:
+        return self._vocabulary()
 
     def log_sigmoid(self, x: Any) -> Any:
         return self._functions.log_sigmoid(x)

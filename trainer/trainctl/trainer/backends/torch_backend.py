@@ -24,6 +24,7 @@ from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
     SUREST,
+    VOCABULARY_FLOATS,
     Array,
     Backend,
     BackendName,
@@ -39,7 +40,7 @@ from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import read_model
 from trainctl.trainer.data.batch import Batch, Tokens
-from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.objectives.objective import Sums, Vocabulary
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
@@ -193,8 +194,12 @@ class TorchBackend(Backend):
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating(), torch.inference_mode():
-            found = self.parts.objective.sums(self._outputs(batch)).numbers()
-            return self.parts.objective.named(torch.stack([number.float() for number in found]).tolist())
+            outputs = self._outputs(batch)
+            sums = self.parts.objective.sums(outputs)
+            more = self.parts.objective.held_out_sums(outputs)
+            found = torch.stack([number.float() for number in (*sums.numbers(), *more.values())]).tolist()
+            rewards = None if sums.rewards is None else sums.rewards.cpu().numpy()
+            return self.parts.objective.evaluated(found, [*more], rewards)
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating(), torch.inference_mode():
@@ -276,7 +281,7 @@ class TorchBackend(Backend):
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
             lambda: torch.from_numpy(batch.counted).to(self._device),
-            functools.partial(self._reference_losses, batch), _FUNCTIONS,
+            functools.partial(self._reference_losses, batch), functools.partial(self._vocabulary, batch), _FUNCTIONS,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -285,6 +290,37 @@ class TorchBackend(Backend):
         assert self.parts.adapter is not None
         with self._model.disable_adapter():
             return self._losses(batch, None, "none")
+
+    @torch.no_grad()
+    def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
+        """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
+        counted = torch.from_numpy(np.flatnonzero(batch.counted)).to(self._device)
+        targets = self._integers(batch.targets).flatten()[counted]
+        own, head = self._before_head(batch, counted)
+        other = None
+        if self.parts.adapter is not None:
+            with self._model.disable_adapter():
+                other, _ = self._before_head(batch, counted)
+        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(counted), size):
+            part = slice(start, start + size)
+            logits, reference = head(own[part]).float(), None
+            if other is not None:
+                with self._model.disable_adapter():
+                    reference = head(other[part]).float()
+            yield Vocabulary(logits, reference, targets[part])
+
+    def _before_head(
+        self, batch: Batch, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """The last hidden states of some of the batch's targets and what makes logits of them; of a model whose head
+        can't be told from its body, the logits."""
+        with self._documents(batch) as documents:
+            inputs = self._integers(batch.inputs)
+            if self.chunks is not None and self.chunks.is_possible:
+                return self.chunks.hidden(inputs, **documents)[rows], self.chunks.logits
+            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+        return logits.flatten(0, 1)[rows], lambda found: found
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:

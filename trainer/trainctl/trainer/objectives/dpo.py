@@ -19,6 +19,7 @@ from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
 from trainctl.trainer.objectives.rewards import chosen, rejected, reward_sums
+from trainctl.trainer.objectives.vocabulary import vocabulary_sums
 
 
 class Dpo(Objective):
@@ -34,6 +35,9 @@ class Dpo(Objective):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"pairs": float(len(batch))}
 
+    def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
+        return vocabulary_sums(outputs)
+
     def sums(self, outputs: Outputs) -> Sums:
         beta, own = self._table.beta, outputs.token_losses()
         answers = -own.sum(-1)
@@ -45,7 +49,7 @@ class Dpo(Objective):
             "logps/chosen": chosen(answers).sum(), "logps/rejected": rejected(answers).sum(),
             "logratio": 0.5 * per_token.sum(),
         }  # fmt: skip
-        return Sums({"pairs": self._losses(outputs, gap, per_token).sum()}, metrics)
+        return Sums({"pairs": self._losses(outputs, gap, per_token).sum()}, metrics, beta * ratios)
 
     def _losses(self, outputs: Outputs, gap: Any, per_token: Any) -> Any:
         """One for each pair."""

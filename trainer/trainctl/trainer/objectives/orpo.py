@@ -16,6 +16,7 @@ from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
 from trainctl.trainer.objectives.rewards import chosen, rejected, reward_sums
+from trainctl.trainer.objectives.vocabulary import vocabulary_sums
 
 
 class Orpo(Objective):
@@ -31,6 +32,9 @@ class Orpo(Objective):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"pairs": float(len(batch)), "tokens": float(chosen(batch.lengths).sum())}
 
+    def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
+        return vocabulary_sums(outputs)
+
     def sums(self, outputs: Outputs) -> Sums:
         every, beta = outputs.every_loss(), self._table.beta
         likelihood = chosen(every).sum()
@@ -43,7 +47,7 @@ class Orpo(Objective):
             "logps/chosen": chosen(per_token).sum(), "logps/rejected": rejected(per_token).sum(),
             "nll_loss": likelihood, "log_odds_ratio": ratios.sum(), "log_odds_chosen": gap.sum(),
         }  # fmt: skip
-        return Sums({"pairs": -beta * ratios.sum(), "tokens": likelihood}, metrics)
+        return Sums({"pairs": -beta * ratios.sum(), "tokens": likelihood}, metrics, beta * per_token)
 
 
 OBJECTIVE: Final = Orpo(ObjectiveTable())
