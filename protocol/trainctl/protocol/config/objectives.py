@@ -23,6 +23,7 @@ _REFUSED_OBJECTIVES: Final = {
 """By TRL's names. Only a loss that is a sum over single samples is the same however the batch is cut."""
 
 
+PAIRS, SAMPLES = "pairs", "samples"
 ANSWER_TOKENS: Final = "answer_tokens"
 """A weight that only evaluations have: the targets that count."""
 HELD_OUT: Final = "eval/"
@@ -56,6 +57,11 @@ class Objective(NamedTuple):
     @property
     def weight_unit(self) -> str:
         return self.weights[0]
+
+    @property
+    def sample_unit(self) -> str:
+        """What samples are called: pairs, or samples."""
+        return PAIRS if self.sequences > 1 else SAMPLES
 
     @property
     def evaluated(self) -> tuple[ObjectiveMetric, ...]:
@@ -153,3 +159,8 @@ def objective_of(table: ObjectiveTable, data_kind: str) -> Objective:
 def which_have(setting: str) -> str:
     """The objectives that a field of the table acts on, for an error."""
     return " or ".join(f'"{name}"' for name, row in OBJECTIVES.items() if setting in row.settings)
+
+
+def sample_unit(kind: str) -> str:
+    """What samples are called if `objective.kind` is this."""
+    return next((row.sample_unit for name, row in OBJECTIVES.items() if name == kind), SAMPLES)

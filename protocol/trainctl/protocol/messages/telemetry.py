@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
+from trainctl.protocol.config.objectives import PAIRS, SAMPLES
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.base import (
@@ -98,6 +99,11 @@ class RunView(Message, tag="run-view", frozen=True):
     def rate_unit(self) -> str:
         """Of the run's rate: `tokens/s`."""
         return f"{self.weight_unit}/s"
+
+    @property
+    def sample_unit(self) -> str:
+        """What the samples of its batches are called."""
+        return PAIRS if self.weight_unit == PAIRS else SAMPLES
 
     @property
     def rate_metric(self) -> str:
