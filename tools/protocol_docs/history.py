@@ -72,7 +72,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         2,
         "2026-11-24",
         "Added evaluation-report, RunView.eval_values and KeptEvaluation.values: what an evaluation measures beside the"
-        " loss.",
+        " loss. Added pairs-request, its reply pairs, and kept-pairs: held-out pairs with their rewards.",
     ),
     (2, "2026-11-24", "Added sealed, by which a trainer says how far a growing data file can be trained on."),
 )

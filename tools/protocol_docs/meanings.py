@@ -67,6 +67,7 @@ SHARED: dict[str, str] = {
     "StepsRequest.after_step": "return only steps with a larger number",
     "HostsRequest.run": "run ID; null: the active run, or else the newest",
     "SamplesRequest.run": "run ID; null: the active run, or else the newest",
+    "PairsRequest.run": "run ID; null: the active run, or else the newest",
     "LogRequest.run": "run ID; null: the active run, or else the newest",
     "LogRequest.rank": "number of the rank whose log is wanted",
     "LogRequest.limit_bytes": "maximum number of bytes in the reply",

@@ -13,6 +13,7 @@ from tests.trainer.support.preferences import NAMES, told
 
 from trainctl.node_agent.conductor.held_out import Result, result
 from trainctl.protocol import messages as m
+from trainctl.trainer.step.pair_texts import PairTexts
 
 DPO, ORPO = {"kind": "dpo"}, {"kind": "orpo"}
 ALL = {"kind": "lora", "rank": 4, "alpha": 16.0, "targets": ["q_proj", "lm_head"]}
@@ -98,6 +99,21 @@ def test_ranks_and_micro_batches_change_nothing(
     assert difference(evaluated(rig, 3, (1, 7)), whole) < 2e-6
     other = trained(new_rig, tmp_path, "mlx", objective, data__held_out=0.2)
     assert difference(evaluated(other, 4), whole) < 1e-4
+
+
+def test_pairs_are_reported_with_their_rewards_and_texts(new_rig: Callable[..., Any], tmp_path: Path) -> None:
+    rig = trained(new_rig, tmp_path, "torch", DPO)
+    work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 2),)
+    report = rig.executor.evaluate(rig.plan(0, 2, kind="evaluate", cursor=0, work=work), 0.0)
+    assert [pair.index for pair in report.pairs] == [*range(rig.dataset.held_out)]
+    assert sum(pair.margin for pair in report.pairs) == pytest.approx(report.sums["rewards/margins"], rel=1e-5)
+    texts = PairTexts(rig.config, rig.dataset)
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()]
+    for pair, index in zip(report.pairs, rig.dataset._held_out, strict=True):
+        made, row = texts.described(pair), rows[index]
+        assert (made.index, made.chosen) == (pair.index, pair.chosen)
+        assert row["prompt"].endswith(made.prompt) and made.prompt
+        assert row["chosen"].startswith(made.chosen_text) and row["rejected"].startswith(made.rejected_text)
 
 
 def test_it_says_what_trl_does(new_rig: Callable[..., Any], tmp_path: Path) -> None:

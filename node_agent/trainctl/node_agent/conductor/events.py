@@ -153,6 +153,7 @@ class Evaluated:
     weight: float
     seconds: float
     values: dict[str, float]  # metrics beside the loss, by name
+    pairs: tuple[m.EvaluatedPair, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,12 @@ def result(config: RunFile, reports: Sequence[m.Report]) -> Result:
     return Result(sum(terms), weights.get(unit, 0.0), values)
 
 
+def pairs(reports: Sequence[m.Report]) -> tuple[m.EvaluatedPair, ...]:
+    """Of all ranks' pairs the first ones and the worst ones, by index."""
+    said = [pair for report in reports if isinstance(report, m.EvaluationReport) for pair in report.pairs]
+    return m.followed_pairs(said)
+
+
 def _parts(report: m.Report, unit: str) -> tuple[m.Values, m.Values, m.Values]:
     """Losses, weights and sums by name; of a trainer of an older version, the loss alone."""
     if isinstance(report, m.EvaluationReport):

@@ -73,7 +73,8 @@ def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> Non
     """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights."""
     loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
-    state.decide(d.Evaluated(plan.step, loss, weight, seconds, values))
+    pairs = held_out.pairs([*reports.values()])
+    state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
     # Not before it: killed between the two, it is done again.
     state.persist(eval_loss=loss, eval_step=plan.step, eval_values=values)
     state.happen(e.Evaluated(loss, seconds), step=plan.step)

@@ -133,6 +133,8 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
                 step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds,
                 values=dict(made.values),
             )  # fmt: skip
+    for pairs in reader.held_out_pairs(m.MAX_COUNT, after_step):
+        yield m.KeptPairs(pairs=pairs)
     yield from _samples(reader, after_step)
 
 
@@ -214,6 +216,8 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
             recorder.set_meta(key, value)
         case m.KeptEvaluation():
             recorder.evaluation(item.step, item.at, item.loss, item.weight, item.seconds, item.values)
+        case m.KeptPairs(pairs=pairs):
+            recorder.pairs(pairs)
         case m.KeptSample(sample=sample):
             recorder.sample(sample)
         case m.KeptDrifts():

@@ -196,6 +196,11 @@ class RunDb:
         self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
         self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds, values=dict(values)))
 
+    def pairs(self, made: m.HeldOutPairs) -> None:
+        """Keep the held-out pairs of an evaluation, or if they are already kept change nothing."""
+        self._write(writes.pairs(made))
+        self.on_kept(m.KeptPairs(pairs=made))
+
     def sample(self, sample: m.Sample) -> None:
         """Keep an answer of the model, or if it is already kept change nothing."""
         self._write(writes.sample(sample))

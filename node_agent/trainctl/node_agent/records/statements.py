@@ -174,6 +174,10 @@ def evaluation(made: Evaluation) -> Write:
     return write
 
 
+def pairs(made: m.HeldOutPairs) -> Write:
+    return _insert("held_out_pairs", (made.step, made.at, encode(m.KeptPairs(pairs=made))))
+
+
 def sample(made: m.Sample) -> Write:
     row = (made.at, made.number, made.step, encode(made))
 

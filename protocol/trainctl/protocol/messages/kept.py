@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, Values
-from trainctl.protocol.messages.telemetry import Event, RankStep, Sample, StepCommitted
+from trainctl.protocol.messages.telemetry import Event, HeldOutPairs, RankStep, Sample, StepCommitted
 from trainctl.protocol.messages.trainer import StepPlan
 
 
@@ -57,6 +57,12 @@ class KeptSample(Message, tag="kept-sample", frozen=True):
     sample: Sample  # the answer
 
 
+class KeptPairs(Message, tag="kept-pairs", frozen=True):
+    """Held-out pairs of one evaluation."""
+
+    pairs: HeldOutPairs  # pairs with their rewards
+
+
 class KeptDrifts(Message, tag="kept-drifts", frozen=True):
     """The distance of each rank's parameters from those that it received in a `sync`."""
 
@@ -105,6 +111,7 @@ Kept = (
     | KeptValue
     | KeptEvaluation
     | KeptSample
+    | KeptPairs
     | KeptDrifts
     | KeptRetraction
     | KeptCommand

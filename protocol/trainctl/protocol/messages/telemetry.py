@@ -23,7 +23,7 @@ from trainctl.protocol.messages.base import (
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.metrics import METRICS, Metric, perplexity
-from trainctl.protocol.messages.trainer import Compute, Phases
+from trainctl.protocol.messages.trainer import Compute, EvaluatedPair, Phases
 from trainctl.protocol.messages.verbs import VERBS
 
 
@@ -275,6 +275,14 @@ class Sample(Message, tag="sample", frozen=True):
     by: str  # who asked: a user, or `auto` for the run file's schedule
     boot: str = ""
     seq: Count = 0
+
+
+class HeldOutPairs(msgspec.Struct, frozen=True):
+    """Some held-out pairs as an evaluation found them: the first ones and the ten with the lowest margins."""
+
+    step: Count  # last committed step
+    at: float  # time of the evaluation
+    pairs: tuple[EvaluatedPair, ...]  # in ascending order of their index
 
 
 class HostReading(Message, tag="host-reading", frozen=True):

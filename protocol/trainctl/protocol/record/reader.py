@@ -263,6 +263,17 @@ class RecordReader:
         read = (_stored(body, m.Sample) for _, body in kept)
         return tuple(one for one in read if one is not None), kept[-1][0] if kept else after, len(found) > limit
 
+    def held_out_pairs(self, limit: int, after_step: int = 0) -> tuple[m.HeldOutPairs, ...]:
+        """Of the newest `limit` steps from a step on with an evaluation of pairs, the newest of each, ascending."""
+        if not self._has("held_out_pairs"):
+            return ()
+        rows = self._rows(
+            "SELECT body, max(at) FROM held_out_pairs WHERE step >= ? GROUP BY step ORDER BY step DESC LIMIT ?",
+            (after_step, limit),
+        )
+        read = (_stored(body, m.KeptPairs) for body, _ in reversed(rows))
+        return tuple(one.pairs for one in read if one is not None)
+
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""
         rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")

@@ -135,7 +135,7 @@ class Executor:
         self._progress.check(plan.generation)
         self._status.show("data", plan.step)
 
-    def evaluate(self, plan: StepPlan, started: float) -> Report:
+    def evaluate(self, plan: StepPlan, started: float) -> EvaluationReport:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
         watch = self._begin_plan(started)
         work = self._work(plan)
@@ -145,13 +145,15 @@ class Executor:
             self._progress.check(plan.generation)
             self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
-            found.add(batch, self._backend.evaluate(batch))
+            found.add(indices, batch, self._backend.evaluate(batch))
 
         with watch.phase("evaluate"):
             self._micro_batches.each(plan, work, sums, measure, self._dataset.held_out_targets)
         sums.loss_sum, sums.weight, sums.samples = found.loss_sum, found.weight, found.samples
         report = msgspec.structs.asdict(self._report(plan, sums, watch, sums.weight))
-        return EvaluationReport(**report, losses=found.losses, weights=found.weights, sums=found.metrics)
+        return EvaluationReport(
+            **report, losses=found.losses, weights=found.weights, sums=found.metrics, pairs=found.pairs
+        )
 
     def measure(self, plan: StepPlan, started: float) -> Report:
         """How fast forward and backward go over training samples; where there is more than one micro-batch, the first

@@ -216,6 +216,11 @@ class ReplaySource:
         found = tuple(one for one in self._samples_known if one.at <= self._shown_to)
         return m.Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
 
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+        """Of the newest evaluations up to the place."""
+        found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
+        return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
+
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
