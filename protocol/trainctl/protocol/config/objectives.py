@@ -164,3 +164,8 @@ def which_have(setting: str) -> str:
 def sample_unit(kind: str) -> str:
     """What samples are called if `objective.kind` is this."""
     return next((row.sample_unit for name, row in OBJECTIVES.items() if name == kind), SAMPLES)
+
+
+def sequences_of(kind: str) -> int:
+    """How many sequences a sample has if `objective.kind` is this."""
+    return next((row.sequences for name, row in OBJECTIVES.items() if name == kind), 1)

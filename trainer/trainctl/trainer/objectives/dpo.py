@@ -39,9 +39,10 @@ class Dpo(Objective):
         return vocabulary_sums(outputs)
 
     def sums(self, outputs: Outputs) -> Sums:
+        reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held
         beta, own = self._table.beta, outputs.token_losses()
         answers = -own.sum(-1)
-        ratios = (outputs.reference_losses() - own).sum(-1)
+        ratios = (reference - own).sum(-1)
         per_token = ratios / outputs.counted.sum(-1)
         gap = chosen(ratios) - rejected(ratios)
         metrics = {
