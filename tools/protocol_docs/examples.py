@@ -88,6 +88,8 @@ _HOST = m.HostReading(
     ),
 )  # fmt: skip
 _SAMPLING = m.Sampling(("Once upon a time", (ChatMessage("user", "Why?"),)), 128, 0.8, 0.95, 7)
+_PAIR = m.EvaluatedPair(7, 0.41, -0.12, "2+2?", "4", "5")
+_PAIRS = m.HeldOutPairs(120, 1_770_000_200.0, (_PAIR,))
 _SAMPLE = m.Sample(
     run=_RUN, step=121, at=_AT, number=0, prompt="Once upon a time", answer=" there was a loop.", tokens=6, ended=True,
     seconds=0.42, loss=2.15, eval_loss=2.31, max_tokens=128, temperature=0.8, top_p=0.95, seed=7, node="studio",
@@ -187,6 +189,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
+        "pairs-request": m.PairsRequest(rid=_RID, limit=5),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
@@ -279,6 +282,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "pairs": m.Pairs(rid=_RID, run=_RUN, evaluations=(_PAIRS,)),
         "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
         "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
@@ -428,6 +432,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             **{**msgspec.structs.asdict(_REPORT), "kind": "sample", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
             answers=(m.Answer("Once upon a time", " there was a loop.", 6, True, 0.42),),
         ),
+        "evaluation-report": m.EvaluationReport(
+            **{**msgspec.structs.asdict(_REPORT), "kind": "evaluate", "loss_sum": 5.1, "own_weight": 9.0},
+            losses={"pairs": 5.1}, weights={"pairs": 9.0, "answer_tokens": 420.0},
+            sums={"rewards/margins": 3.4, "kl": 12.6}, pairs=(_PAIR,),
+        ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },
     "lead to follower": {
@@ -480,6 +489,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "kept-event": m.KeptEvent(event=_EVENT),
         "kept-value": m.KeptValue(key="conductor", value='{"seq":0}'),
         "kept-sample": m.KeptSample(sample=_SAMPLE),
+        "kept-pairs": m.KeptPairs(pairs=_PAIRS),
         "kept-evaluation": m.KeptEvaluation(step=120, at=_AT, loss=2.31, weight=51_200.0, seconds=1.9),
         "kept-drifts": m.KeptDrifts(step=100, at=_AT, ranks=(0, 1), drifts=(0.0, 1.3e-7)),
         "kept-retraction": m.KeptRetraction(after_step=119, after_event=47),

@@ -50,6 +50,8 @@ def test_what_is_no_pair_is_refused_by_its_place(fields: Any, where: str, says: 
         ({"adapter": {"kind": "full"}}, "adapter.kind"),
         ({"objective": {"label_smoothing": 0.1}}, "objective.label_smoothing"),
         ({"objective": {"kind": "sft", "beta": 0.2}}, "objective.beta"),
+        ({"objective": {"kind": "orpo", "loss": "ipo"}}, "objective.loss"),
+        ({"objective": {"kind": "orpo"}, "data": {"packing": "best-fit"}}, "data.packing"),
     ],
 )
 def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, Any], field: str) -> None:
@@ -59,6 +61,7 @@ def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, A
         "objective": {"kind": "dpo"},
     }  # fmt: skip
     run_file.parse(raw)
+    run_file.parse(raw | {"objective": {"kind": "orpo"}, "adapter": {"kind": "full"}})
     with pytest.raises(InvalidInputError, match=field):
         run_file.parse({table: values | changes.get(table, {}) for table, values in raw.items()})
 

@@ -136,6 +136,8 @@ def test_colours_mark_what_counts() -> None:
     sample = ShownSample("x", (("a", False), ("b", True), ("c", False)))
     assert sample_text(sample, str, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
     assert sample_text(sample, str, color=False) == "a»b«c"
+    pair = ShownSample("x", (("a", False), ("b", True)), (("a", False), ("d", True)))
+    assert sample_text(pair, str, color=False) == "prompt:\na\nchosen:\n»b«\nrejected:\n»d«"
 
 
 def test_a_person_reads_shares_beside_counts() -> None:

@@ -37,6 +37,7 @@ from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
 
@@ -63,6 +64,7 @@ class Trainer:
         )  # fmt: skip
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
+        self._pair_texts = PairTexts(config, dataset)
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
@@ -201,7 +203,7 @@ class Trainer:
             case "train":
                 return self._executor.train(plan, started)
             case "evaluate":
-                return self._executor.evaluate(plan, started)
+                return self._evaluate(plan, started)
             case "checkpoint":
                 return self._checkpoint(plan, started)
             case "sync":
@@ -212,6 +214,16 @@ class Trainer:
                 return self._executor.probe(plan, started, self._family)
             case "sample":
                 return self._sample(plan, started)
+
+    def _evaluate(self, plan: m.StepPlan, started: float) -> m.EvaluationReport:
+        """A tokenizer that fails costs the texts of pairs, not the evaluation."""
+        report = self._executor.evaluate(plan, started)
+        try:
+            pairs = tuple(self._pair_texts.described(pair) for pair in report.pairs)
+        except SAMPLE_FAILURES as error:
+            log.warning("the texts of held-out pairs are missing: %s", first_line(error))
+            return report
+        return msgspec.structs.replace(report, pairs=pairs)
 
     def _sample(self, plan: m.StepPlan, started: float) -> m.SampleReport:
         """A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report says why."""

@@ -1,12 +1,19 @@
 """Messages between an agent and a trainer: orders down, answers up."""
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range, Values
+
+PAIRS_FOLLOWED: Final = 32
+"""Held-out pairs that every evaluation reports, the first ones."""
+WORST_PAIRS: Final = 10
+"""Those with the lowest margins that it reports too."""
 
 
 class RankWork(msgspec.Struct, frozen=True):
@@ -264,6 +271,40 @@ class SampleReport(Report, tag="sample-report", kw_only=True, frozen=True):
     answers: tuple[Answer, ...] = ()  # in the order of the prompts
 
 
+class EvaluatedPair(msgspec.Struct, frozen=True):
+    """What the model makes of one held-out pair."""
+
+    index: Count  # the pair's place among the held-out pairs
+    chosen: float  # reward of the chosen answer
+    rejected: float  # reward of the rejected answer
+    prompt: str = ""  # end of the prompt, at most 160 bytes
+    chosen_text: str = ""  # beginning of the chosen answer, at most 240 bytes
+    rejected_text: str = ""  # beginning of the rejected answer, at most 240 bytes
+
+    @property
+    def margin(self) -> float:
+        """The chosen answer's reward less the rejected one's."""
+        return self.chosen - self.rejected
+
+
+def followed_pairs(pairs: Iterable[EvaluatedPair]) -> tuple[EvaluatedPair, ...]:
+    """The first PAIRS_FOLLOWED of a run's held-out pairs and the WORST_PAIRS with the lowest margins, NaN among them,
+    by index. The same over parts first and then over what they kept."""
+    found = sorted(pairs, key=lambda pair: pair.index)
+    worst = sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)[:WORST_PAIRS]
+    wanted = {pair.index for pair in worst}
+    return tuple(pair for pair in found if pair.index < PAIRS_FOLLOWED or pair.index in wanted)
+
+
+class EvaluationReport(Report, tag="evaluation-report", kw_only=True, frozen=True):
+    """Report of an `evaluate` plan: the sums over the rank's held-out samples, and what divides them."""
+
+    losses: Values = msgspec.field(default_factory=dict)  # loss in nats, by the name of the weight that divides it
+    weights: Values = msgspec.field(default_factory=dict)  # by name
+    sums: Values = msgspec.field(default_factory=dict)  # of the objective's metrics, by their names in a step
+    pairs: tuple[EvaluatedPair, ...] = ()  # of its held-out pairs: the first ones and the worst ones
+
+
 class Fenced(Message, tag="fenced", frozen=True):
     """Answer to Fence: the rank no longer commits or adds anything under an older generation."""
 
@@ -330,6 +371,7 @@ FromTrainer = (
     | Report
     | Probed
     | SampleReport
+    | EvaluationReport
     | Fenced
     | Offered
     | Formed

@@ -33,6 +33,11 @@ class Batch:
         """Tokens to process: with those that have no loss, without padding."""
         return int(self.lengths.sum())
 
+    @property
+    def every_target(self) -> NDArray[np.float32]:
+        """[B, L], 1 for all targets, counted or not; 0 in padding."""
+        return (np.arange(self.targets.shape[1]) < self.lengths[:, None]).astype(np.float32)
+
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
         """Some of the samples, padded as they are."""
         counted = self.counted[chosen]

@@ -172,11 +172,11 @@ class Dataset:
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
+        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
-            return np.full(len(self._usable), self._length + 1, np.int64)
+            return np.full((len(self._usable), 1), self._length + 1, np.int64)
         each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
-        return each.reshape(-1, self.sequences).max(axis=1)  # type: ignore[no-any-return]
+        return each.reshape(-1, self.sequences)
 
     @property
     def duplicates(self) -> int:

@@ -23,6 +23,7 @@ from trainctl.protocol.batch.data_statistics import (
     without_end,
 )
 from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.best_fit import best_fit
@@ -43,18 +44,21 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
     """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
-        whole = dataset.lengths
-        used = np.minimum(whole, config.data.sequence_length + 1) - 1  # targets
-        training, batch = used[dataset.training], config.batch
-        order = samples_at(np.arange(len(training)), len(training), config.run.seed)
+        whole, batch = dataset.lengths, config.batch
+        targets = np.minimum(whole, config.data.sequence_length + 1) - 1
+        training = targets[dataset.training]
+        used = training[samples_at(np.arange(len(training)), len(training), config.run.seed)]
+        widths = used.max(axis=1) * dataset.sequences
+        order = _by_length(widths, batch.global_)
         tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
         return DataStatistics(
-            samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
-            lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
-            skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=batch.micro,
-            held_out_path=config.data.held_out_path, repeated=dataset.repeated,
-            growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
-            padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
+            samples=len(whole), held_out=dataset.held_out, tokens=int(targets.sum()), counted=dataset.counted,
+            lengths=percentiles(whole.max(axis=1)), sequence_length=config.data.sequence_length,
+            truncated=dataset.truncated, skipped=dataset.left_out, duplicates=dataset.duplicates,
+            micro_batch=batch.micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
+            unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
+            warning="" if dataset.has_end else without_end(config.data.kind),
+            padding=padding(widths[order], batch.micro, batch.micro_tokens, used[order].sum(axis=1)),
             packing=config.data.packing, **_packing(config, training),
             template=_template(config, dataset.sequences, where),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
@@ -62,11 +66,11 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
 
 
 def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
-    """What best-fit makes of samples with so many `targets`; nothing of text."""
-    if config.data.kind == "text":
+    """What best-fit makes of samples with so many `targets`, [N, sequences]; nothing of text and pairs."""
+    if config.data.kind == "text" or targets.shape[1] > 1:
         return {}
     length = config.data.sequence_length
-    packs = len(best_fit(targets, length, config.run.seed))
+    packs = len(best_fit(targets[:, 0], length, config.run.seed))
     return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
 
 
@@ -90,18 +94,18 @@ def _template(config: run_tables.RunFile, sequences: int, where: str) -> Templat
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
-    """As one rank processes them: the longest of each global batch first."""
-    batches = np.split(lengths, range(global_batch, len(lengths), global_batch))
-    return np.concatenate([-np.sort(-batch) for batch in batches])
+    """The order in which one rank processes samples of these lengths: the longest of each global batch first."""
+    starts = range(0, len(lengths), global_batch)
+    return np.concatenate([at + np.argsort(-lengths[at : at + global_batch], kind="stable") for at in starts])
 
 
 def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
     assert tokenizer is not None
-    pieces: list[tuple[str, bool]] = []
-    for tokens, counted in dataset.sample(number):
-        flags = [False, *counted.tolist()]  # the first token is no one's target
-        pieces += [("\n", False)] * bool(pieces) + [*tokenizer.pieces(tokens.tolist(), flags)]
-    return ShownSample(place_of(config, dataset.index(number)), tuple(pieces))
+    pieces = [
+        tuple(tokenizer.pieces(tokens.tolist(), [False, *counted.tolist()]))  # the first token is no one's target
+        for tokens, counted in dataset.sample(number)
+    ]
+    return ShownSample(place_of(config, dataset.index(number)), *pieces)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
@@ -168,7 +169,8 @@ def check(
         output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(
-        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
+        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,}"
+        f" {sample_unit(parsed.objective.kind)}{ranks}"
     )
     for line in memory_report.report_lines(report) if report is not None else ():
         output.say(line)
