@@ -43,6 +43,7 @@ _SURE_NORM = 1e18
 _SMALL = 2.0**-100
 """Factor that makes the square of every finite float32 finite, and doesn't turn those with a norm of `_SURE_NORM` to
 zero."""
+NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
 
@@ -201,6 +202,11 @@ class Backend(ABC):
     def token_log_probabilities(self, batch: Batch) -> Array:
         """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
         DeviceMemoryError."""
+
+    @abstractmethod
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        """As `token_log_probabilities`, by the base model: with the adapter off. Without an adapter, it is the model
+        itself as long as nothing has been trained."""
 
     def generate(
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
