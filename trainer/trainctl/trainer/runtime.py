@@ -37,7 +37,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
 from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
-from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
+from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
@@ -264,7 +264,8 @@ def load_trainer(
     if wants_reference(config):
         assert isinstance(dataset, Dataset), "pairs are whole files"
         settings = ReferenceSettings.of(config, who.node, caches, model_files.whole)
-        prepare_reference(settings, dataset, backend, _computing_reference(status, control, progress))
+        company = Company(who.run, who.rank, control) if len(config.nodes) > 1 else None
+        prepare_reference(settings, dataset, backend, _computing_reference(status, control, progress), company)
         control.detail = ""
     return Trainer(who, config, paths, backend, dataset, progress, status, control, model_files, standby)
 

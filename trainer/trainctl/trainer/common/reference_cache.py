@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.reference_files import NOTES_NAME, VALUES_NAME
 from trainctl.trainer.common.errors import first_line
 
 Values = NDArray[np.float32]
-VALUES_NAME: Final = "values.bin"
 DTYPE: Final = np.dtype("<f4")
-_NOTES_NAME: Final = "reference.json"
 _FORMAT: Final = 1
 
 
@@ -46,7 +45,7 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
     again = "delete it to have the reference's log-probabilities computed again"
     path = folder / VALUES_NAME
     try:
-        notes = json.loads((folder / _NOTES_NAME).read_text(encoding="utf-8"))
+        notes = json.loads((folder / NOTES_NAME).read_text(encoding="utf-8"))
         size = path.stat().st_size
         if not isinstance(notes, dict) or notes.get("key") != [*key] or size != key.size_bytes:
             problem = f"has {size:,} bytes of values for {key.size_bytes:,}, or is of other data; {again}"
@@ -59,7 +58,7 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
 def write_notes(work: Path, key: ReferenceKey) -> None:
     """Describe the values in a folder."""
     notes: dict[str, Any] = {"key": [*key], "digest": values_digest(work)}
-    (work / _NOTES_NAME).write_text(json.dumps(notes), encoding="utf-8")
+    (work / NOTES_NAME).write_text(json.dumps(notes), encoding="utf-8")
 
 
 def values_digest(folder: Path) -> str:

@@ -190,13 +190,14 @@ class Dataset:
 
     def usable_targets(self) -> tuple[Indices, Indices]:
         """Of each usable sample: the targets of a micro-batch of it alone, with padding; and how many targets count."""
-        counts = self._sequence_counts()[self._entries(self._usable)].reshape(-1, self.sequences).sum(axis=1)
+        counts = self._sequence_counts[self._entries(self._usable)].reshape(-1, self.sequences).sum(axis=1)
         return self._targets_of(self._usable), counts
 
     def attach_reference(self, values: Values) -> None:
         """Have each micro-batch carry its part of [counted] log-probabilities, those of all usable samples."""
-        self._reference = AlignedValues(values, self._sequence_counts())
+        self._reference = AlignedValues(values, self._sequence_counts)
 
+    @functools.cached_property
     def _sequence_counts(self) -> Indices:
         """The counted targets of each sequence in the token cache, 0 where its sample isn't used."""
         counts = np.zeros(len(self._cache.offsets) - 1 if self._cache.offsets is not None else 0, np.int64)

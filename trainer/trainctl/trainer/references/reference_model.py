@@ -21,6 +21,7 @@ class ReferenceModel:
     def __init__(self, backend: Backend, dataset: Dataset, batch_tokens: int) -> None:
         """`batch_tokens`: in one forward pass, with padding; at least one sample."""
         self._backend, self._dataset, self._batch_tokens = backend, dataset, batch_tokens
+        self.computed = 0  # samples, again if they were computed twice
         self.targets, self.counts = dataset.usable_targets()
 
     def values(self, first: int, samples: int, look: Look) -> Values:
@@ -34,6 +35,7 @@ class ReferenceModel:
             own = batch - first
             found[spans(starts[own], counts[own])] = self._of(batch)
             done += len(batch)
+            self.computed += len(batch)
             look(done)
         self._check(found, numbers)
         return found
