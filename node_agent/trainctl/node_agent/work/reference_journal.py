@@ -30,8 +30,8 @@ class ReferenceJournal:
         """`sizes`: of a new pass; None: the journal has them."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / VALUES_NAME
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._connection = open_for_writing(folder / SLICES_NAME, _SCHEMA)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if sizes is not None:
             self._connection.execute("INSERT INTO sizes VALUES (?, ?)", sizes)
         row = self._connection.execute("SELECT counts, tokens FROM sizes").fetchone()
