@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_read_is_named(start: Start, tmp_path: Path) -> N
     (folder,) = cached(tmp_path)
     values = folder / "values.bin"
     values.write_bytes(values.read_bytes()[:-4])
-    with pytest.raises(InvalidInputError, match="delete it to have") as refused:
+    with pytest.raises(InvalidInputError, match="delete the folder to have") as refused:
         start("torch", adapter=FULL)
     assert refused.value.where == str(folder)
     (folder / "reference.json").write_text("{")

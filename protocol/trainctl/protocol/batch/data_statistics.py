@@ -18,6 +18,14 @@ class ShownSample(msgspec.Struct, frozen=True):
     tokens: tuple[tuple[str, bool], ...]  # text of each token, and whether it counts in the loss
 
 
+class ReferenceState(msgspec.Struct, frozen=True):
+    """The reference's log-probabilities of the data, on one node."""
+
+    folder: str  # of the node's caches
+    size_bytes: int  # of the values, in the folder or once they are there
+    cached: bool  # whether they are there
+
+
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What `trainctl data preview` reports."""
 
@@ -39,6 +47,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     held_out_path: str = ""
     repeated: int = 0  # held-out samples equal to one for training
     growing: bool = False  # more may be written to the file: these are the samples that it has now
+    reference: ReferenceState | None = None  # None: they are not computed before the first step
     warning: str = ""  # what is missing at the end of texts and completions
 
 

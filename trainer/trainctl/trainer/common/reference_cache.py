@@ -42,7 +42,7 @@ class ReferenceKey(NamedTuple):
 
 def read_values(folder: Path, key: ReferenceKey) -> Values:
     """[counted] nats. Raises InvalidInputError naming the folder if it doesn't hold them."""
-    again = "delete it to have the reference's log-probabilities computed again"
+    again = "delete the folder to have the reference computed again"
     path = folder / VALUES_NAME
     try:
         notes = json.loads((folder / NOTES_NAME).read_text(encoding="utf-8"))
@@ -51,7 +51,9 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
             problem = f"has {size:,} bytes of values for {key.size_bytes:,}, or is of other data; {again}"
             raise InvalidInputError(str(folder), problem)
         return np.asarray(np.memmap(path, DTYPE, mode="r")) if key.counted else np.empty(0, DTYPE)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidInputError(str(folder), f"cannot be read: {error.strerror}; {again}") from None
+    except ValueError as error:
         raise InvalidInputError(str(folder), f"cannot be read: {first_line(error)}; {again}") from None
 
 

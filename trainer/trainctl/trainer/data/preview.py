@@ -13,18 +13,32 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles, without_end
-from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.batch.data_statistics import (
+    DataStatistics,
+    ReferenceState,
+    ShownSample,
+    padding,
+    percentiles,
+    without_end,
+)
+from trainctl.protocol.config import names, run_file, run_tables
+from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.reference_cache import read_values
 from trainctl.trainer.data.best_fit import best_fit
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
 
 
-def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None) -> DataStatistics:
-    """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
+def preview(
+    config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None, kept: Path | None = None
+) -> DataStatistics:  # fmt: skip
+    """Of the data of a run file, with the first `shown` samples; what is made is made in `caches`, and `kept` is the
+    folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
         whole = dataset.lengths
@@ -39,7 +53,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
             held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
-            packing=config.data.packing, **_packing(config, training),
+            packing=config.data.packing, **_packing(config, training), reference=_reference(config, dataset, kept),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
 
@@ -51,6 +65,20 @@ def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
     length = config.data.sequence_length
     packs = len(best_fit(targets, length, config.run.seed))
     return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
+
+
+def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None) -> ReferenceState | None:
+    """The model's files are read only if there are values that may be theirs."""
+    if caches is None or not caches_reference(config.objective, has_adapter=config.adapter.kind != "full"):
+        return None
+    parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
+    may_be_there = caches.is_dir() and any(caches.glob("reference-*"))
+    model = model_digests(Path(config.model.path)).whole if may_be_there else ""
+    keys = [part.reference_key(model, config.model.dtype) for part in parts]
+    cached = may_be_there and all((caches / key.name).is_dir() for key in keys)
+    for key in keys if cached else ():
+        read_values(caches / key.name, key)
+    return ReferenceState(str(caches), sum(key.size_bytes for key in keys), cached)
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
@@ -81,7 +109,9 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        found = preview(config, given.samples, str(given.run_file), caches if caches.is_dir() else caches.parent)
+        where = str(given.run_file)
+        kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
+        found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2
