@@ -5,20 +5,30 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess, wait_for_end
 from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.quantized_model import quantized_copy
 from tests.tui.support.cli_calls import call, call_json
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
     "orpo": "adapter_model.safetensors",
+    "qlora": "adapter_model.safetensors",
 }
 STEPS = 2
 
 
 def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
-    model = make_chat_model(tmp_path / "model")
+    model = make_chat_model(tmp_path / "model", hidden=64, intermediate=128)
+    quantized = quantized_copy(model, "mlx-4bit")
     for name, weights in WEIGHTS.items():
         file = ROOT / "examples" / f"{name}.toml"
-        change = ["--set", f"model.path={model}", "--set", f"run.steps={STEPS}", "--set", "samples.every_steps=0"]
+        change = [
+            "--set",
+            f"model.path={quantized if name == 'qlora' else model}",
+            "--set",
+            f"run.steps={STEPS}",
+            "--set",
+            "samples.every_steps=0",
+        ]
         assert call("check", file, *change).returncode == 0
         run = call_json("run", file, *change, "--connect", agent.address)["run"]
         with agent.client() as client:

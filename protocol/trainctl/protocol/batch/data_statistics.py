@@ -26,6 +26,17 @@ class ReferenceState(msgspec.Struct, frozen=True):
     cached: bool  # whether they are there
 
 
+class TemplateUse(msgspec.Struct, frozen=True):
+    """What the chat template makes of conversations, by the first of them."""
+
+    conversations: int  # that were looked at
+    before: str  # what it writes before the first message
+    opens: str  # what it writes where the assistant's answer begins
+    ends: str  # what it writes after the answer
+    changed: int  # conversations with a content that it leaves out or writes otherwise
+    date: str = ""  # that it writes in place of today's
+
+
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What `trainctl data preview` reports."""
 
@@ -49,6 +60,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     growing: bool = False  # more may be written to the file: these are the samples that it has now
     reference: ReferenceState | None = None  # None: they are not computed before the first step
     warning: str = ""  # what is missing at the end of texts and completions
+    template: TemplateUse | None = None  # None: no conversations among the first rows
 
 
 def without_end(kind: DataKind) -> str:

@@ -7,6 +7,7 @@ Everything is read and tokenized as the run would, in a temporary folder beside 
 import argparse
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainctl.protocol.batch.data_statistics import (
     DataStatistics,
     ReferenceState,
     ShownSample,
+    TemplateUse,
     padding,
     percentiles,
     without_end,
@@ -27,11 +29,19 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.reference_cache import read_values
+from trainctl.trainer.common.reference_cache import compute_of, read_values
 from trainctl.trainer.data.best_fit import best_fit
+from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
+from trainctl.trainer.data.chat_spans import template_use
+from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
+from trainctl.trainer.data.pairs import halves_in
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.data.rows import Conversation, rows_in
+
+_TEMPLATE_ROWS = 200
+"""Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""
 
 
 def preview(
@@ -54,6 +64,7 @@ def preview(
             growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
             packing=config.data.packing, **_packing(config, training), reference=_reference(config, dataset, kept),
+            template=_template(config, dataset.sequences, where),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
 
@@ -74,11 +85,30 @@ def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None
     parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
     may_be_there = caches.is_dir() and any(caches.glob("reference-*"))
     model = model_digests(Path(config.model.path)).whole if may_be_there else ""
-    keys = [part.reference_key(model, config.model.dtype) for part in parts]
+    keys = [part.reference_key(model, compute_of(config.model)) for part in parts]
     cached = may_be_there and all((caches / key.name).is_dir() for key in keys)
     for key in keys if cached else ():
         read_values(caches / key.name, key)
     return ReferenceState(str(caches), sum(key.size_bytes for key in keys), cached)
+
+
+def _template(config: run_tables.RunFile, sequences: int, where: str) -> TemplateUse | None:
+    """By the conversations among the first rows."""
+    if config.data.kind != "rows":
+        return None
+    grows, read = run_file.grows(config), rows_in if sequences == 1 else halves_in
+    chunks = (
+        chunk
+        for source in run_file.data_files(Path(config.data.path), "rows")
+        for chunk in row_chunks(source, grows=grows)
+    )
+    first = islice((row for chunk in chunks for row in read(chunk)), _TEMPLATE_ROWS)
+    talks = [row for row in first if isinstance(row, Conversation)]
+    if not talks:
+        return None
+    tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where)
+    date = f"{TEMPLATE_DATE:%Y-%m-%d}" if tokenizer.writes_date(talks[0]) else ""
+    return template_use([(row.messages, tokenizer.render(row)) for row in talks], date)
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
