@@ -95,11 +95,12 @@ def pass_rate(folder: Path, cluster: Cluster, quotas: dict[str, Quota]) -> float
     config |= {"objective": {"kind": "dpo"}}
     for caches in (folder / "state").glob("*/data"):
         shutil.rmtree(caches)
-    run = cluster.client.send("start-run", {"config": config}, timeout_seconds=300).run
-    assert run is not None
-    lead = next(iter(CORES))
-    seen = watch(folder / "state" / lead / "runs" / run, cluster, quotas)
-    until(lambda: (view := cluster.client.snapshot(0).run) and view.state not in m.ACTIVE_RUN_STATES, "the run's end")
+    known = {run.run for run in cluster.client.runs().runs}
+    begun = next(cluster.client.command("start-run", {"config": config}))
+    assert begun.state == "accepted", begun.reason  # it is applied with its first step
+    view = until(lambda: (now := cluster.client.snapshot(0).run) and now.run not in known and now, "the run")
+    seen = watch(Path(view.directory), cluster, quotas)
+    until(lambda: (now := cluster.client.snapshot(0).run) and now.state not in m.ACTIVE_RUN_STATES, "the run's end")
     whole = len((folder / "pairs.jsonl").read_text().splitlines())
     print(seen[-1][1], file=sys.stderr)
     if sum(seen[-1][1].values()) != whole:

@@ -4,16 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.curves import worst
 from tests.trainer.support.preferences import preferences, reports, told
 
+from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
-from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey, read_values, values_digest
+from trainctl.trainer.common.reference_cache import (
+    AlignedValues,
+    ReferenceKey,
+    compute_of,
+    read_values,
+    values_digest,
+)
 from trainctl.trainer.references.reference_model import ReferenceModel
 
 FULL = {"kind": "full"}
@@ -178,10 +186,14 @@ def test_a_key_has_another_name_for_each_thing_it_depends_on(tmp_path: Path) -> 
     others = [
         key._replace(samples="s"),
         key._replace(model="m"),
-        key._replace(dtype="bfloat16"),
+        key._replace(compute="bfloat16"),
         key._replace(counted=2),
     ]
     assert len({one.name for one in (key, *others)}) == 5
+    table = ModelTable(path="m", dtype="bfloat16")
+    packed = [{"base": "nf4"}, {"base": "nf4", "double_quantization": True}, {"base": "mlx-4bit"}]
+    found = [compute_of(msgspec.structs.replace(table, **changes)) for changes in packed]
+    assert found == ["bfloat16 nf4", "bfloat16 nf4 double", "bfloat16"]  # files tell the others apart
     with pytest.raises(InvalidInputError, match="cannot be read"):
         read_values(tmp_path / key.name, key)
     (tmp_path / "values.bin").write_bytes(b"abc")

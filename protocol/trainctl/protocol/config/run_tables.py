@@ -60,11 +60,6 @@ class ModelTable(_Table, frozen=True):
     double_quantization: bool = False  # nf4: the scales are quantized too
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
-    @property
-    def precision(self) -> str:
-        """What a frozen model's outputs depend on besides its files."""
-        return self.dtype if self.base != "nf4" else f"{self.dtype} nf4{' double' * self.double_quantization}"
-
 
 class DataTable(_Table, frozen=True):
     path: PathText  # a file; text and rows: or a folder or glob of *.txt, of *.jsonl and *.parquet

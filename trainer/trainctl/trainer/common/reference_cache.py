@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reference_files import NOTES_NAME, VALUES_NAME
 from trainctl.trainer.common.errors import first_line
@@ -26,7 +27,7 @@ class ReferenceKey(NamedTuple):
 
     samples: str  # digest of the usable samples' tokens, and of which of them count
     model: str  # digest of the base model's files
-    dtype: str  # that the model computes in
+    compute: str  # as `compute_of` says
     counted: int  # values: counted tokens of the usable samples
 
     @property
@@ -38,6 +39,12 @@ class ReferenceKey(NamedTuple):
     def size_bytes(self) -> int:
         """Of the values."""
         return self.counted * DTYPE.itemsize
+
+
+def compute_of(model: ModelTable) -> str:
+    """How a model computes beyond what its files say: its type, and how weights are packed as they are loaded."""
+    packed = [model.base, *(["double"] * model.double_quantization)] if model.base == "nf4" else []
+    return " ".join([model.dtype, *packed])
 
 
 def read_values(folder: Path, key: ReferenceKey) -> Values:

@@ -179,10 +179,11 @@ class Dataset:
         """Samples for training and evaluation together, numbered from 0 on their own."""
         return len(self._usable)
 
-    def reference_key(self, model: str, dtype: str) -> ReferenceKey:
-        """What their reference log-probabilities depend on; `model` is the digest of the base model's files."""
+    def reference_key(self, model: str, compute: str) -> ReferenceKey:
+        """What their reference log-probabilities depend on; `model` is the digest of the base model's files, `compute`
+        as `compute_of` says."""
         how = [self._cache.digest, self._length, hashlib.sha256(self._usable.tobytes()).hexdigest()]
-        return ReferenceKey(hashlib.sha256(json.dumps(how).encode()).hexdigest(), model, dtype, self.counted)
+        return ReferenceKey(hashlib.sha256(json.dumps(how).encode()).hexdigest(), model, compute, self.counted)
 
     def usable_batch(self, numbers: Indices) -> Batch:
         """Usable samples as one micro-batch."""

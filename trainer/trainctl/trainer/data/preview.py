@@ -29,7 +29,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.reference_cache import read_values
+from trainctl.trainer.common.reference_cache import compute_of, read_values
 from trainctl.trainer.data.best_fit import best_fit
 from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
 from trainctl.trainer.data.chat_spans import template_use
@@ -108,7 +108,7 @@ def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None
     parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
     may_be_there = caches.is_dir() and any(caches.glob("reference-*"))
     model = model_digests(Path(config.model.path)).whole if may_be_there else ""
-    keys = [part.reference_key(model, config.model.precision) for part in parts]
+    keys = [part.reference_key(model, compute_of(config.model)) for part in parts]
     cached = may_be_there and all((caches / key.name).is_dir() for key in keys)
     for key in keys if cached else ():
         read_values(caches / key.name, key)

@@ -14,7 +14,7 @@ from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common.atomic_folder import part_of, remove_parts, sync
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, read_values, write_notes
+from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, compute_of, read_values, write_notes
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.token_cache import Report, no_report
 from trainctl.trainer.data.tokenizing import make_cache
@@ -30,7 +30,7 @@ class ReferenceSettings(NamedTuple):
 
     folder: Path  # of the node's caches
     model: str  # digest of the base model's files
-    dtype: str  # that the model computes in
+    compute: str  # as `compute_of` says
     batch_tokens: int  # in one forward pass
 
     @classmethod
@@ -39,7 +39,7 @@ class ReferenceSettings(NamedTuple):
         table = config.nodes.get(node, NodeTable())
         tokens = table.micro_tokens if table.micro_tokens is not None else config.batch.micro_tokens
         sequences = 2 * (table.micro or config.batch.micro)
-        return cls(folder, model, config.model.precision, tokens or sequences * config.data.sequence_length)
+        return cls(folder, model, compute_of(config.model), tokens or sequences * config.data.sequence_length)
 
 
 def wants_reference(config: RunFile) -> bool:
@@ -63,7 +63,7 @@ def prepare_reference(
     `report` takes the samples done and all there are. Raises InvalidInputError for a cache that can't be read,
     TrainctlError as `SharedPass.run`, and as `ReferenceModel.values`."""
     for part in (dataset, *([dataset.evaluation] if dataset.evaluation is not None else [])):
-        key = part.reference_key(settings.model, settings.dtype)
+        key = part.reference_key(settings.model, settings.compute)
         target = settings.folder / key.name
         model = ReferenceModel(backend, part, settings.batch_tokens)
         if company is not None:
