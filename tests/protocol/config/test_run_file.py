@@ -397,7 +397,7 @@ def _write(name: str, raw: bytes) -> Any:
         (
             _write("model/config.json", b'{"quantization_config": {"bits": 4}}'),
             "model.path",
-            "config.json: quantization_config: quantized in a format that can't be trained on; ",
+            "config.json: quantization_config: its format isn't MLX's; ",
         ),
         (
             _write("model/config.json", b'{"quantization": {"bits": 4, "group_size": 64}}'),

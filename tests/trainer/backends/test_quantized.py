@@ -137,6 +137,9 @@ def test_tied_embeddings_are_the_head_too(run_file: Callable[..., Any], tmp_path
     save_file({name: array for name, array in weights.items() if "lm_head" not in name}, tied / "model.safetensors")
     (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     copy, losses = quantized_copy(tied, "mlx-4bit"), []
+    stated = json.loads((copy / "config.json").read_text())
+    stated["quantization_config"] = stated.pop("quantization")  # as some tools have it
+    (copy / "config.json").write_text(json.dumps(stated))
     for backend in ("torch", "mlx"):
         read = run_file(model__path=str(copy), adapter=LORA, nodes__here={"backend": backend, "device": "cpu"})
         losses.append(curve(load(read, read.nodes["here"], "run.toml"), 3))
@@ -160,12 +163,14 @@ def test_shapes_and_memory_are_those_of_the_whole_weights(
 
 
 def test_a_model_is_made_whole_again(copies: Callable[..., Path]) -> None:
+    """Embeddings too."""
     from trainctl.trainer.backends.torch_model import read_model
 
     tokens = torch.arange(24).view(2, 12)
     with torch.inference_mode():
         expected = read_model(copies("mxfp4"), "run.toml")(input_ids=tokens).logits
         found = whole(read_model(copies("mxfp4"), "run.toml"))(input_ids=tokens).logits
+        assert all(each.is_floating_point() for each in whole(read_model(copies("mxfp4"), "run.toml")).parameters())
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -191,10 +196,30 @@ def test_a_quantized_base_that_does_not_fit_the_run_is_one_line(
     assert f"run.toml: {field}: " in str(refusal.value) and says in str(refusal.value)
 
 
-def test_other_formats_are_refused_by_name() -> None:
-    for stated, name in (({"quant_method": "gptq", "bits": 4}, "gptq"), ({"bits": 3, "group_size": 64}, "can't be")):
-        with pytest.raises(InvalidInputError, match=name):
-            whole_shapes({"a.weight": (4, 8), "a.scales": (4, 1)}, {"quantization_config": stated})
+PARTS = {"a.weight": (4, 8), "a.scales": (4, 1), "a.biases": (4, 1)}
+MLX_4BIT = {"bits": 4, "group_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("stated", "shapes", "says"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, PARTS, "gptq isn't MLX's; "),
+        ({"quantization": MLX_4BIT | {"a": {"bits": 6, "group_size": 64}}}, PARTS, "a has affine values of 6 bits; "),
+        ({"quantization": MLX_4BIT, "quantization_config": {"bits": 8}}, PARTS, "quantization_config says otherwise"),
+        ({}, PARTS, "a is packed, but config.json doesn't say how; "),
+        ({"quantization": {"bits": 8, "group_size": 64}}, PARTS, "the tensors of a (weight [4, 8], scales [4, 1], "),
+        ({"quantization": {"bits": 4, "group_size": 32}}, PARTS, "don't fit affine values of 4 bits in groups of 32"),
+        ({"quantization": MLX_4BIT}, {"a.weight": (4, 8), "a.scales": (4, 1)}, "don't fit affine"),
+        ({"quantization": MLX_4BIT | {"mode": "mxfp4"}}, PARTS, "don't fit mxfp4"),
+    ],
+)
+def test_tensors_and_configuration_that_do_not_fit_are_refused_by_name(
+    stated: dict[str, Any], shapes: dict[str, tuple[int, ...]], says: str
+) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        whole_shapes(shapes, stated)
+    assert says in str(refusal.value)
+    assert whole_shapes(PARTS, {"quantization": MLX_4BIT, "quantization_config": MLX_4BIT}) == {"a.weight": (4, 64)}
 
 
 @pytest.mark.parametrize(

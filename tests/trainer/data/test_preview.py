@@ -104,7 +104,7 @@ def test_what_the_chat_template_does_is_said(rows_file: RunFile, tmp_path: Path)
     found = preview(rows_file(talks), 0, "run.toml")
     assert found.template is not None and (found.template.changed, found.template.date) == (2, "2025-01-01")
     lines = [line.strip() for line in statistics_lines(found)]
-    assert "leaves out or changes contents of 2 of the first 2 conversations" in lines
+    assert "leaves out or changes text in 2 of 2 conversations that were looked at" in lines
 
 
 def test_without_conversations_there_is_no_template_to_speak_of(rows_file: RunFile) -> None:

@@ -305,10 +305,23 @@ def test_what_does_not_fit_is_one_line(
 
 
 @pytest.fixture(scope="module")
-def quantized(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """A run on a base of 4 bits."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """A run on a base of 4 bits with tied embeddings, of weights in bfloat16, in files that part a layer's tensors."""
+    import mlx.core as mx
+
     folder = tmp_path_factory.mktemp("quantized")
-    quantize(str(model), "mlx-4bit", None, folder / "model")
+    whole = make_chat_model(folder / "whole", hidden=64, intermediate=128)
+    config = json.loads((whole / "config.json").read_text("utf-8")) | {"tie_word_embeddings": True}
+    (whole / "config.json").write_text(json.dumps(config), "utf-8")
+    weights: Any = mx.load(str(whole / "model.safetensors"))
+    kept = {name: array.astype(mx.bfloat16) for name, array in weights.items() if name != "lm_head.weight"}
+    mx.save_safetensors(str(whole / "model.safetensors"), kept, {"format": "mlx"})
+    quantize(str(whole), "mlx-4bit", None, folder / "model")
+    packed: Any = mx.load(str(folder / "model" / "model.safetensors"))
+    (folder / "model" / "model.safetensors").unlink()
+    for number, part in enumerate(("weight", "scales", "biases"), 1):
+        mine = {name: array for name, array in packed.items() if name.endswith(f".{part}")}
+        mx.save_safetensors(str(folder / "model" / f"model-0000{number}-of-00003.safetensors"), mine, {"format": "mlx"})
     return TrainedRun(folder / "run-1", folder / "model", "torch", LORA)
 
 
@@ -316,20 +329,26 @@ def quantized(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedR
 def test_adapters_of_a_quantized_base_are_fused_into_its_unpacked_weights(
     quantized: TrainedRun, export: Export, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = [pair for pair in tensor_files.LIBRARIES if pair[0] == library]
-    monkeypatch.setattr(tensor_files, "LIBRARIES", named)
-    made = export(quantized.paths, "fused", "--verify")
-    assert (made["status"], made["dtype"]) == (0, "float32"), made
-    assert made["difference"] <= EXACT
+    monkeypatch.setattr(tensor_files, "LIBRARIES", [pair for pair in tensor_files.LIBRARIES if pair[0] == library])
+    made = export(quantized.paths, "fused", "--verify", "--dtype=float32")
+    assert made["status"] == 0, made
+    assert made["dtype"] == "float32"
+    assert made["difference"] <= made["tolerance"]
     assert difference(by_torch(tmp_path / "out", quantized), quantized) <= EXACT
     assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert {tensor.dtype for tensor in stored_tensors(tmp_path / "out").values()} == {"F32"}
+    shutil.rmtree(tmp_path / "out")
+    made = export(quantized.paths, "fused", "--verify")
+    assert (made["status"], made["dtype"]) == (0, "bfloat16"), made
+    assert made["difference"] <= made["tolerance"] < made["rounding"]
 
 
-def test_adapters_of_a_quantized_base_are_for_mlx_lm_and_not_for_peft(
-    quantized: TrainedRun, export: Export, tmp_path: Path, model: Path
+def test_adapters_of_a_quantized_base_are_for_mlx_lm_alone(
+    quantized: TrainedRun, export: Export, tmp_path: Path
 ) -> None:
-    refused = export(quantized.paths, "peft")
-    assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
+    for form in ("peft", "mlx-4bit"):
+        refused = export(quantized.paths, form)
+        assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
     made = export(quantized.paths, "mlx", "--verify")
     assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
     base = quantized.paths.directory.parent / "model"

@@ -37,6 +37,9 @@ DEFAULTS: Final[Mapping[str, Quantization]] = {
 """mlx-lm's group sizes; those of mxfp4 and nvfp4 are part of the format."""
 
 
+_ADVICE = f"take a model in one of MLX's formats ({', '.join(FORMATS)}), or make one with trainctl quantize"
+
+
 def quantization_key(config: Mapping[str, Any]) -> str | None:
     """The key of a model's configuration that says that its weights are quantized."""
     return next((key for key in QUANTIZATION_KEYS if config.get(key)), None)
@@ -44,26 +47,24 @@ def quantization_key(config: Mapping[str, Any]) -> str | None:
 
 def quantization_of(config: Mapping[str, Any], layer: str = "") -> Quantization | None:
     """Of a layer by its path in the model, or of all that aren't named; None: of a whole model. Raises
-    InvalidInputError for a format that isn't MLX's."""
+    InvalidInputError for a format that isn't MLX's, or that torch can't unpack."""
     key = quantization_key(config)
     if key is None:
         return None
     stated: Any = config[key]
-    table = stated.get(layer, stated) if isinstance(stated, dict) else None
+    other: Any = config.get(QUANTIZATION_KEYS[1])
+    if isinstance(other, dict) and other != stated:
+        raise InvalidInputError(key, f"{QUANTIZATION_KEYS[1]} says otherwise; remove the wrong one from config.json")
+    table = stated.get(layer) if isinstance(stated, dict) else None
     table = table if isinstance(table, dict) else stated
-    mode = table.get("mode", "affine") if isinstance(table, dict) else None
-    sizes = [table.get(name) for name in ("bits", "group_size")] if isinstance(table, dict) else [None]
-    if mode in {made.mode for made in DEFAULTS.values()} and all(isinstance(size, int) and size > 0 for size in sizes):
-        found = Quantization(str(mode), *sizes)
-        if found.bits in (4, 8):
-            return found
-    method = stated.get("quant_method") or stated.get("mode") if isinstance(stated, dict) else None
-    named = f" ({method})" if isinstance(method, str) else ""
-    raise InvalidInputError(
-        key,
-        f"quantized in a format{named} that can't be trained on; quantize the whole model with trainctl quantize, or "
-        f"take one in MLX's format ({', '.join(FORMATS)})",
-    )
+    if not isinstance(table, dict) or not isinstance(table.get("bits"), int) or "group_size" not in table:
+        method = stated.get("quant_method") if isinstance(stated, dict) else None
+        raise InvalidInputError(key, f"{method or 'its format'} isn't MLX's; {_ADVICE}")
+    found = Quantization(str(table.get("mode", "affine")), table["bits"], table["group_size"])
+    if (found.mode, found.bits) not in {(made.mode, made.bits) for made in DEFAULTS.values()}:
+        named = f"{layer} has" if layer else "it has"
+        raise InvalidInputError(key, f"{named} {found.mode} values of {found.bits} bits; {_ADVICE}")
+    return found
 
 
 def format_of(config: Mapping[str, Any]) -> str | None:
@@ -71,8 +72,7 @@ def format_of(config: Mapping[str, Any]) -> str | None:
     found = quantization_of(config)
     if found is None:
         return None
-    same = [name for name, made in DEFAULTS.items() if (made.mode, made.bits) == (found.mode, found.bits)]
-    return next(iter(same), f"{found.mode} of {found.bits} bits")
+    return next(name for name, made in DEFAULTS.items() if (made.mode, made.bits) == (found.mode, found.bits))
 
 
 def is_quantized(layer: str, names: Mapping[str, object]) -> bool:
@@ -80,26 +80,43 @@ def is_quantized(layer: str, names: Mapping[str, object]) -> bool:
     return f"{layer}.scales" in names
 
 
-def layer_parts(stored: Mapping[str, Any], layer: str) -> dict[str, Any]:
-    """The parts of a packed layer by their own names."""
-    return {part: stored[f"{layer}.{part}"] for part in QUANTIZED_PARTS if f"{layer}.{part}" in stored}
+def layer_parts(layer: str, names: Mapping[str, object]) -> dict[str, str]:
+    """The stored names of a packed layer's parts by the parts' own, among all `names`."""
+    return {part: f"{layer}.{part}" for part in QUANTIZED_PARTS if f"{layer}.{part}" in names}
 
 
 def whole_shapes(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights that a directory's tensors stand for, by name: scales and biases are parts of them.
-    Raises as `quantization_of`."""
+    Raises InvalidInputError as `quantization_of`, and for a layer whose parts don't fit together."""
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         layer, _, part = name.rpartition(".")
         if not is_quantized(layer, shapes):
             found[name] = shape
         elif part == "weight":
-            how = quantization_of(config, layer)
-            per_word = _WORD_BITS // how.bits if how is not None else 1
-            found[name] = (*shape[:-1], shape[-1] * per_word)
-        elif part not in QUANTIZED_PARTS:
+            found[name] = _whole_shape(layer, shapes, config)
+        elif part not in QUANTIZED_PARTS or f"{layer}.weight" not in shapes:
             found[name] = shape
     return found
+
+
+def _whole_shape(layer: str, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> tuple[int, ...]:
+    how = quantization_of(config, layer)
+    if how is None:
+        raise InvalidInputError("quantization", f"{layer} is packed, but config.json doesn't say how; {_ADVICE}")
+    parts = {part: shapes[name] for part, name in layer_parts(layer, shapes).items()}
+    *rows, words = parts["weight"]
+    whole = (*rows, words * _WORD_BITS // how.bits)
+    groups = (*rows, whole[-1] // how.group_size)
+    if (
+        parts["scales"] != groups
+        or ("biases" in parts) != (how.mode == "affine")
+        or parts.get("biases", groups) != groups
+    ):
+        stored = ", ".join(f"{part} {list(shape)}" for part, shape in parts.items())
+        problem = f"the tensors of {layer} ({stored}) don't fit {how.mode} values of {how.bits} bits"
+        raise InvalidInputError("quantization", f"{problem} in groups of {how.group_size}; make the directory again")
+    return whole
 
 
 def quantized_bytes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -126,8 +143,8 @@ def check_base(wanted: str, config: Mapping[str, Any], model: Path, where: str) 
     if wanted == "nf4":
         raise InvalidInputError(where, f'model.base = "nf4" needs the whole model, but it is {found} in {model}')
     what = f"it is {found}" if found else "its weights are whole"
-    make = "the whole model" if found else str(model)
+    make = "trainctl quantize on the whole model, with" if found else f"trainctl quantize {model}"
     raise InvalidInputError(
-        where, f'model.base = "{wanted}", but {what} in {model}: run trainctl quantize {make} --to {wanted}, and set '
-        "model.path to the directory that it makes"
+        where, f'model.base = "{wanted}", but {what} in {model}: run {make} --to {wanted}, and set model.path to the '
+        "directory that it makes"
     )  # fmt: skip

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.quantization import quantization_key
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.errors import first_line
@@ -33,7 +34,8 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copyfile(path / "config.json", Path(folder) / "config.json")
                 return load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))[0]
-        model, _ = load_model(path, model_config=rope_config.changed(config, path))
+        stated = {"quantization": config[key]} if (key := quantization_key(config)) else {}
+        model, _ = load_model(path, model_config=rope_config.changed(config, path) | stated)
         files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None

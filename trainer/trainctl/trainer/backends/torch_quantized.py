@@ -124,14 +124,35 @@ class QuantizedEmbedding(torch.nn.Embedding):
 
 
 def whole(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with its packed linear layers as whole ones in float32; embeddings stay."""
+    """The model with its packed layers as whole ones in float32; a head that is tied to the embeddings stays tied."""
+    made: dict[int, torch.nn.Parameter] = {}
     for name, layer in [*model.named_modules()]:
+        if not isinstance(layer, QuantizedLinear | QuantizedEmbedding):
+            continue
+        words = held(layer).words.data_ptr()
+        if words not in made:
+            made[words] = torch.nn.Parameter(unpack(held(layer), torch.float32))
         if isinstance(layer, QuantizedLinear):
-            made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-            made.weight = torch.nn.Parameter(unpack(held(layer), torch.float32))
-            made.bias = layer.bias
-            model.set_submodule(name, made)
+            linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+            linear.weight, linear.bias = made[words], layer.bias
+            model.set_submodule(name, linear)
+        else:
+            scale: Any = layer.scale
+            model.set_submodule(name, _WholeEmbedding(made[words], scale))
     return model
+
+
+class _WholeEmbedding(torch.nn.Embedding):
+    """As QuantizedEmbedding, unpacked."""
+
+    def __init__(self, weight: torch.nn.Parameter, scale: torch.Tensor | None) -> None:
+        rows, width = weight.shape
+        super().__init__(rows, width, device="meta")
+        self.weight, self._scale = weight, scale
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
+        found = super().forward(input)
+        return found if self._scale is None else found * self._scale.to(found.dtype)
 
 
 def held(layer: torch.nn.Module) -> Packed:
@@ -155,7 +176,9 @@ def put_in(
     for layer in [name.removesuffix(".scales") for name in stored if name.endswith(".scales")]:
         how = quantization_of(config, layer)
         assert how is not None
-        _replace(model, layer, packed(how, layer_parts(stored, layer)), dtype)
+        _replace(
+            model, layer, packed(how, {part: stored[name] for part, name in layer_parts(layer, stored).items()}), dtype
+        )
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if isinstance(embeddings, QuantizedEmbedding) and head.weight.is_meta:

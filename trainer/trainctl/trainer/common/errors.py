@@ -31,4 +31,6 @@ class OutdatedError(Exception):
 def first_line(error: BaseException) -> str:
     """An exception as one line of at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].endswith(":"):  # a heading
+        lines = [" ".join(lines[:2])]
     return (lines[0] if lines else type(error).__name__)[:300]

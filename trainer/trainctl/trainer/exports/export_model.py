@@ -69,8 +69,9 @@ def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
     """Whether the form can hold what was trained. Raises InvalidInputError."""
     if form == "peft" and trained.lora is None:
         raise InvalidInputError("--to", "peft holds adapters, and this run trained all weights: use --to fused")
-    if form == "peft" and quantization_key(model_config(trained.model)):
-        raise InvalidInputError("--to", "peft can't open a base in MLX's format: use --to fused, or --to mlx")
+    if form in ("peft", "mlx-4bit") and quantization_key(model_config(trained.model)):
+        why = "peft can't open a base in MLX's format" if form == "peft" else "quantizing again loses what was learned"
+        raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
     if dtype is not None and form in ("peft", "mlx") and trained.lora is not None:
         raise InvalidInputError("--dtype", f"{form} holds adapters alone, in float32: leave it out, or use --to fused")
     if form == "mlx-4bit":

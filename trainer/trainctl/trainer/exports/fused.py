@@ -1,5 +1,6 @@
 """The trained model as one Hugging Face directory: adapters added to the base's weights in float32, then cast."""
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.quantization import QUANTIZATION_KEYS, whole_shapes
+from trainctl.protocol.config.quantization import (
+    QUANTIZATION_KEYS,
+    is_quantized,
+    layer_parts,
+    quantization_of,
+    whole_shapes,
+)
 from trainctl.trainer.adapters.lora import Lora, stored_name
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import StoredTensor, model_config, stored_tensors
-from trainctl.trainer.exports.quantized import whole_weights
 from trainctl.trainer.exports.result_files import float32_file, write_json
 from trainctl.trainer.exports.tensor_files import TensorFiles, tensor_files
 from trainctl.trainer.exports.trained_model import TrainedModel, copy_tokenizer
 
+_OPEN_FILES = 2
+"""Files of the base that are held at once: a layer's parts are in one, or in two that follow each other."""
 _ONLY_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -31,8 +39,8 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     whole = files.read(trained.weights) if trained.lora is None else {}
     adapters = float32_file(trained.weights) if trained.lora is not None else {}
     types, size, placed = Counter[str](), 0, shards([*whole] or [*base], base)
+    source: Any = whole or _BaseWeights(files, trained.model, stated)
     for file, names in placed.items():
-        source = whole or _whole(files, files.read(trained.model / file), stated)
         made: dict[str, Any] = {}
         for name in names:
             change = change_of(name, trained.lora, adapters)
@@ -58,7 +66,7 @@ def shards(names: Sequence[str], base: Mapping[str, StoredTensor]) -> dict[str, 
     placed: dict[str, list[str]] = defaultdict(list)
     for name in names:
         placed[base[name].file if name in base else first].append(name)
-    return dict(placed)
+    return dict(placed) if len(placed) > 1 else {_ONLY_FILE: [*names]}  # one file needs no index, if it has that name
 
 
 def whole_tensors(stored: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -70,12 +78,25 @@ def whole_tensors(stored: Mapping[str, StoredTensor], config: Mapping[str, Any])
     return {name: stored[name]._replace(shape=shape, dtype=kept[name]) for name, shape in shapes.items()}
 
 
-def _whole(files: TensorFiles, source: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights in a file, packed ones unpacked. All parts of a layer are in one file."""
-    return {
-        name: parts["weight"] if how is None else files.unpacked(how, parts)
-        for name, how, parts in whole_weights(source, config)
-    }
+class _BaseWeights:
+    """The weights of a directory as whole ones: the parts of a packed layer may be in several files."""
+
+    def __init__(self, files: TensorFiles, model: Path, config: Mapping[str, Any]) -> None:
+        self._files, self._model, self._config = files, model, config
+        self._stored = stored_tensors(model)
+        self._read = functools.lru_cache(_OPEN_FILES)(files.read)
+
+    def __getitem__(self, name: str) -> Any:
+        layer = name.removesuffix(".weight")
+        if not is_quantized(layer, self._stored):
+            return self._tensor(name)
+        how = quantization_of(self._config, layer)
+        assert how is not None, "whole_shapes has checked it"
+        parts = {part: self._tensor(stored) for part, stored in layer_parts(layer, self._stored).items()}
+        return self._files.unpacked(how, parts)
+
+    def _tensor(self, name: str) -> Any:
+        return self._read(self._model / self._stored[name].file)[name]
 
 
 def change_of(name: str, lora: Lora | None, adapters: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32] | None:

@@ -1,17 +1,17 @@
 """Models in MLX's quantized formats, by mlx-lm."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import (
-    QUANTIZED_PARTS,
     Quantization,
     is_quantized,
     layer_parts,
     quantization_of,
+    whole_shapes,
 )
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.model_files import model_config
@@ -37,33 +37,23 @@ def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
 
 
 def dequantized_weights(folder: Path) -> dict[str, Any]:
-    """The weights in a quantized directory as float32 arrays of MLX, by name."""
+    """The weights in a quantized directory as float32 arrays of MLX, by name: of each layer what is stored counts, not
+    what the configuration says of all."""
     import mlx.core as mx
 
     stored: dict[str, Any] = {}
     for path in weight_files(folder):
         loaded: Any = mx.load(str(path))
         stored |= loaded
-    config = model_config(folder)
-    return {
-        name: dequantized(how, parts) if how is not None else parts["weight"].astype(mx.float32)
-        for name, how, parts in whole_weights(stored, config)
-    }
-
-
-def whole_weights(
-    stored: Mapping[str, Any], config: Mapping[str, Any]
-) -> Iterator[tuple[str, Quantization | None, dict[str, Any]]]:
-    """Each weight by name, how it is packed (None: it is whole), and its parts: of each layer what is stored counts,
-    not what the configuration says of all. Raises InvalidInputError for a format that isn't MLX's."""
-    for name, array in stored.items():
-        layer, _, part = name.rpartition(".")
-        if not is_quantized(layer, stored):
-            yield name, None, {"weight": array}
-        elif part == "weight":
-            yield name, quantization_of(config, layer), layer_parts(stored, layer)
-        elif part not in QUANTIZED_PARTS:
-            yield name, None, {"weight": array}
+    config, found = model_config(folder), dict[str, Any]()
+    for name in whole_shapes({name: tuple(array.shape) for name, array in stored.items()}, config):
+        layer = name.removesuffix(".weight")
+        how = quantization_of(config, layer) if is_quantized(layer, stored) else None
+        if how is None:
+            found[name] = stored[name].astype(mx.float32)
+        else:
+            found[name] = dequantized(how, {part: stored[key] for part, key in layer_parts(layer, stored).items()})
+    return found
 
 
 def dequantized(how: Quantization, parts: Mapping[str, Any]) -> Any:

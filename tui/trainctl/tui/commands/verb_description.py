@@ -26,6 +26,7 @@ class FormField:
     label: str
     value: str = ""
     choices: tuple[str, ...] = ()
+    if_empty: str = ""  # what an empty field means
 
 
 @dataclass(frozen=True)

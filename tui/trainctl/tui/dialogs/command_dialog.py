@@ -89,7 +89,7 @@ class CommandDialog(OrderDialog):
             field = (
                 Choice(item.choices, item.value, self._glyphs, id=name)
                 if item.choices
-                else InputField(item.value, id=name, compact=True, select_on_focus=True)
+                else InputField(item.value, placeholder=item.if_empty, id=name, compact=True, select_on_focus=True)
             )
             yield Horizontal(Label(item.label, classes="name"), field, classes="field")
         yield from super().content()

@@ -8,6 +8,8 @@ from pathlib import Path
 from trainctl.protocol.batch.data_statistics import DataStatistics, ReferenceState, ShownSample, TemplateUse
 from trainctl.tui.setup.trainer_process import answer_of
 
+_SHOWN_TEXT = 120
+"""Characters of what a template writes that are shown; tools and system prompts can be long."""
 _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
@@ -66,13 +68,21 @@ def _packing_lines(found: DataStatistics) -> list[str]:
 def _template_lines(used: TemplateUse | None) -> list[str]:
     if used is None:
         return []
-    before, opens, ends = (json.dumps(text, ensure_ascii=False) for text in (used.before, used.opens, used.ends))
+    before, opens, ends = map(_quoted, (used.before, used.opens, used.ends))
+    changed = f"{used.changed:,} of {used.conversations:,} conversations that were looked at"
     return [
-        f"template    writes {before} before a conversation, {opens} before an answer, {ends} after it",
+        f"template    writes {before} before the first conversation, {opens} before an answer, {ends} after it",
         *([f"            writes {used.date} in place of today's date"] if used.date else ()),
-        *([f"            leaves out or changes contents of {used.changed:,} of the first {used.conversations:,} "
-           "conversations"] if used.changed else ()),
-    ]  # fmt: skip
+        *([f"            leaves out or changes text in {changed}"] if used.changed else ()),
+    ]
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes, its middle left out if it is long."""
+    if len(text) > _SHOWN_TEXT:
+        half = _SHOWN_TEXT // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return json.dumps(text, ensure_ascii=False)
 
 
 def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:

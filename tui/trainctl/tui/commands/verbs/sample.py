@@ -11,7 +11,8 @@ from trainctl.tui.text.glyphs import Glyphs
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (
-        FormField("prompt", "prompt"), FormField("max_tokens", "max tokens"), FormField("temperature", "temperature"),
+        FormField("prompt", "prompt", if_empty="the run file's prompts"), FormField("max_tokens", "max tokens"),
+        FormField("temperature", "temperature"),
     )  # fmt: skip
 
 
