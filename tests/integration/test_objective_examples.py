@@ -10,8 +10,8 @@ from tests.tui.support.cli_calls import call, call_json
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
-    "orpo": "adapter_model.safetensors",
     "qlora": "adapter_model.safetensors",
+    "orpo": "adapter_model.safetensors",
 }
 STEPS = 2
 

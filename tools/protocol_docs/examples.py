@@ -178,6 +178,7 @@ _WORK_VIEW = m.WorkView(
         m.WorkNode("mbp", "silent", why="no message for 8 s"),
     ),
 )  # fmt: skip
+_REFERENCE = f"reference-{'0f' * 16}"
 _SLICE = m.WorkSlice(run=_WORK, slice=1, first=1, rows=('{"text":"and two"}',))
 
 EXAMPLES: dict[str, dict[str, m.Message]] = {
@@ -378,6 +379,17 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             _PLAN, kind="sample", finishes=None, commands=(), work=_PLAN.work[:1], sampling=_SAMPLING
         ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
+        "reference-slice": m.ReferenceSlice(
+            run=_RUN, ask=7, reference=_REFERENCE, slice=1, first=1, units=1, offset=0,
+            values=struct.pack("<2f", -1.5, -0.25), answered=1,
+        ),
+        "reference-slice-complete": m.ReferenceSlice(
+            run=_RUN, ask=9, reference=_REFERENCE, offset=5, answered=2, digest="d" * 64
+        ),
+        "reference-slice-unknown": m.ReferenceSlice(run=_RUN, ask=1, reference=_REFERENCE, known=False),
+        "reference-slice-problem": m.ReferenceSlice(
+            run=_RUN, ask=7, reference=_REFERENCE, problem="studio can't keep them: No space left on device"
+        ),
         "offer": m.Offer(run=_RUN, generation=_GENERATION, engine="gloo"),
         "form": m.Form(run=_RUN, generation=_GENERATION, engine="none", ranks=(0,)),
         "form-group": m.Form(
@@ -399,6 +411,14 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "sealed": m.Sealed(run=_RUN, rank=0, chunks=3, samples=3072, digest="a" * 64),
         "sealed-ended": m.Sealed(run=_RUN, rank=0, chunks=4, samples=3500, digest="b" * 64, ended=True),
+        "reference-ask": m.ReferenceAsk(
+            run=_RUN, rank=1, ask=7, reference=_REFERENCE, wants=True, offset=2, slice=0, first=0, units=1,
+            values=(struct.pack("<2f", -1.5, -0.25),),
+        ),
+        "reference-ask-sizes": m.ReferenceAsk(
+            run=_RUN, rank=1, ask=1, reference=_REFERENCE, wants=True, offset=0,
+            counts=struct.pack("<2I", 2, 3), tokens=struct.pack("<2I", 9, 12), digest="c" * 64,
+        ),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

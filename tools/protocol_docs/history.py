@@ -75,5 +75,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " loss. Added pairs-request, its reply pairs, and kept-pairs: held-out pairs with their rewards.",
     ),
     (2, "2026-11-24", "Added sealed, by which a trainer says how far a growing data file can be trained on."),
+    (
+        2,
+        "2026-11-24",
+        "Added reference-ask and reference-slice, by which ranks compute a reference's log-probabilities together.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -133,6 +133,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("objective.loss", "nca_pair", "'nca_pair' is not one of sigmoid, ipo, robust, hinge"),
         ("objective.beta", 0, "must be a number above 0"),
         ("objective.label_smoothing", 0.5, " below 0.5"),
+        ("objective.reference", "frozen", "is not one of auto, adapter-off, cached"),
         ("objective.kind", "sft", 'needs data.kind = "rows" or "samples"'),
         ("checkpoint.every_steps", -1, " of at least 0"),
         ("checkpoint.keep_last", 0, " of at least 1"),

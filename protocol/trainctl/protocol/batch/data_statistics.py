@@ -31,6 +31,14 @@ class TemplateUse(msgspec.Struct, frozen=True):
     date: str = ""  # that it writes in place of today's
 
 
+class ReferenceState(msgspec.Struct, frozen=True):
+    """The reference's log-probabilities of the data, on one node."""
+
+    folder: str  # of the node's caches
+    size_bytes: int  # of the values, in the folder or once they are there
+    cached: bool  # whether they are there
+
+
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What `trainctl data preview` reports."""
 
@@ -53,6 +61,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0  # held-out samples equal to one for training
     growing: bool = False  # more may be written to the file: these are the samples that it has now
     unit: str = SAMPLES  # what samples are called
+    reference: ReferenceState | None = None  # None: they are not computed before the first step
     warning: str = ""  # what is missing at the end of texts and completions
     template: TemplateUse | None = None  # None: no conversations among the first rows
 

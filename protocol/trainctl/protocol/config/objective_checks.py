@@ -1,6 +1,6 @@
 """Whether a run file's objective has the settings, data and adapter that it can work with."""
 
-from trainctl.protocol.config.objectives import ObjectiveTable, objective_of, which_have
+from trainctl.protocol.config.objectives import ObjectiveTable, caches_reference, objective_of, which_have
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -28,9 +28,13 @@ def _check_preferences(config: RunFile, where: str) -> None:
     with wrong.going_on():
         _check_pairs(config, where)
     with wrong.going_on():
-        if objective.kind == "dpo" and config.adapter.kind == "full":
-            problem = '"dpo" needs a reference, which is the model without its adapters: set adapter.kind = "lora"'
-            raise InvalidInputError(f"{where}: adapter.kind", problem)
+        if objective.reference == "adapter-off" and config.adapter.kind == "full":
+            problem = '"adapter-off" needs adapters: set adapter.kind = "lora", or "cached" to train all weights'
+            raise InvalidInputError(f"{where}: objective.reference", problem)
+    with wrong.going_on():
+        if caches_reference(objective, has_adapter=config.adapter.kind != "full") and config.model.init == "random":
+            problem = '"dpo" needs a trained model as its reference: set "pretrained"'
+            raise InvalidInputError(f"{where}: model.init", problem)
     with wrong.going_on():
         if objective.label_smoothing and objective.loss != "robust":
             problem = f'acts only on objective.loss = "robust"; this run has {objective.loss!r}'

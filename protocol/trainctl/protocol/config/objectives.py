@@ -9,6 +9,7 @@ from trainctl.protocol.config.validation_errors import REFUSED
 
 ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo"]
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
+Reference = Literal["auto", "adapter-off", "cached"]
 
 _SORTS: Final = (
     "it sorts the log-ratios of a micro-batch's pairs, so the loss would change with the micro-batch and the shares"
@@ -122,7 +123,7 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
     "dpo": Objective(
         ("pairs",), "per pair", needs_mask=True, metrics=(*_REWARDS, _LOGRATIO), sequences=2,
-        settings=("loss", "beta", "label_smoothing"), held_out=(*_VOCABULARY, _KL),
+        settings=("loss", "beta", "label_smoothing", "reference"), held_out=(*_VOCABULARY, _KL),
     ),
     "orpo": Objective(
         ("pairs", "tokens"), "nats per token + per pair", needs_mask=True, metrics=(*_REWARDS, *_ODDS), sequences=2,
@@ -142,6 +143,7 @@ class ObjectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = (
         0.0  # of loss = "robust": fraction of pairs labelled wrongly
     )
+    reference: Reference = "auto"  # of dpo: computed in each step with the adapter off, or once; auto: cached if full
 
 
 def objective_name(table: ObjectiveTable, data_kind: str) -> ObjectiveName:
@@ -154,6 +156,13 @@ def objective_name(table: ObjectiveTable, data_kind: str) -> ObjectiveName:
 def objective_of(table: ObjectiveTable, data_kind: str) -> Objective:
     """Its row of the table."""
     return OBJECTIVES[objective_name(table, data_kind)]
+
+
+def caches_reference(table: ObjectiveTable, *, has_adapter: bool) -> bool:
+    """Whether the reference's log-probabilities are computed once, before the first step, and kept."""
+    if table.kind == "auto" or "reference" not in OBJECTIVES[table.kind].settings:
+        return False
+    return table.reference == "cached" or (table.reference == "auto" and not has_adapter)
 
 
 def which_have(setting: str) -> str:

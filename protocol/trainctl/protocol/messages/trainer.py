@@ -8,7 +8,17 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.prompts import Prompt
-from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range, Values
+from trainctl.protocol.messages.base import (
+    Count,
+    Engine,
+    Generation,
+    Message,
+    Name,
+    PlanKind,
+    Range,
+    ReferenceName,
+    Values,
+)
 
 PAIRS_FOLLOWED: Final = 32
 """Held-out pairs that every evaluation reports, the first ones."""
@@ -109,7 +119,24 @@ class WorkSlice(Message, tag="work-slice", frozen=True):
     rows: tuple[str, ...]  # rows as JSON objects
 
 
-ToTrainer = StepPlan | Offer | Form | Fence | Leave
+class ReferenceSlice(Message, tag="reference-slice", frozen=True):
+    """Answer to ReferenceAsk: units to compute, and a part of the values that all ranks have computed so far."""
+
+    run: Name
+    ask: Count  # number of the ask
+    reference: ReferenceName  # which values
+    known: bool = True  # whether the lead knows the sizes of the units; false: send them
+    slice: Count | None = None  # slice ID; None: nothing to compute now
+    first: Count = 0  # index of the slice's first unit
+    units: Count = 0  # units of the slice
+    offset: Count = 0  # index of the first value in `values`
+    values: bytes = b""  # natural logarithms: little-endian float32
+    answered: Count = 0  # units that have values so far
+    digest: str = ""  # SHA-256 digest of all values once they are complete
+    problem: str = ""  # reason why the lead can't keep the values; empty: none
+
+
+ToTrainer = StepPlan | Offer | Form | Fence | Leave | ReferenceSlice
 
 
 class Phases(msgspec.Struct, frozen=True):
@@ -363,10 +390,32 @@ class WorkAsk(Message, tag="work-ask", frozen=True):
     results: tuple[bytes, ...] = ()  # one JSON object per row of that slice, in order
 
 
+class ReferenceAsk(Message, tag="reference-ask", frozen=True):
+    """A rank that loads asks for the reference's log-probabilities, and for a part of the work of computing them.
+
+    A unit is one sample or several consecutive ones. The rank repeats an ask until its answer arrives.
+    """
+
+    run: Name
+    rank: Count
+    ask: Count  # number of the ask; a repeated ask has the same number, the next one a higher number
+    reference: ReferenceName  # which values: the name of their folder in each node's caches
+    wants: bool  # whether the rank can compute a slice now
+    offset: Count  # number of values that the rank has; it wants the following ones
+    counts: bytes = b""  # number of values of each unit: little-endian uint32; empty: not asked for
+    tokens: bytes = b""  # number of tokens of each unit: little-endian uint32
+    digest: str = ""  # SHA-256 digest of all values if the rank has them from an earlier run
+    slice: Count | None = None  # ID of the slice that the rank has computed; None: none
+    first: Count = 0  # index of that slice's first unit
+    units: Count = 0  # units of that slice
+    values: tuple[bytes, ...] = ()  # values of that slice: little-endian float32, in parts of at most 60 KiB
+
+
 FromTrainer = (
     Ready
     | Alive
     | Sealed
+    | ReferenceAsk
     | Soon
     | Report
     | Probed

@@ -45,6 +45,7 @@ _SMALL = 2.0**-100
 zero."""
 VOCABULARY_FLOATS: Final = 1 << 24
 """Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
+NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
 
@@ -204,6 +205,11 @@ class Backend(ABC):
     def token_log_probabilities(self, batch: Batch) -> Array:
         """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
         DeviceMemoryError."""
+
+    @abstractmethod
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        """As `token_log_probabilities`, by the base model: with the adapter off. Without an adapter, it is the model
+        itself as long as nothing has been trained."""
 
     def generate(
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]

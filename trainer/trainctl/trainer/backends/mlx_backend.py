@@ -10,6 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from trainctl.trainer.backends import mlx_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    NO_REFERENCE,
     SUREST,
     VOCABULARY_FLOATS,
     Array,
@@ -174,6 +176,10 @@ class MlxBackend(Backend):
         with self._evaluating():
             return -np.array(self._losses(batch, None, "none"))
 
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        with self._without_adapter():
+            return self.token_log_probabilities(batch)
+
     def _row_norms(self) -> Iterator[Array]:
         held = dict(flat(self._model.trainable_parameters()))
         for place in self._places.values():
@@ -274,9 +280,11 @@ class MlxBackend(Backend):
         )  # fmt: skip
 
     def _reference_losses(self, batch: Batch) -> Any:
-        """[B, L], with the adapter off."""
-        assert self.parts.adapter is not None
-        with mlx_lora.disabled(self._model, self.parts.adapter):
+        """[B, L], as computed before or with the adapter off."""
+        if batch.reference is not None:
+            return -mx.array(batch.reference)
+        assert self.parts.adapter is not None, NO_REFERENCE
+        with self._without_adapter():
             return mx.stop_gradient(self._losses(batch, None, "none"))
 
     def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
@@ -309,6 +317,10 @@ class MlxBackend(Backend):
         logits = self._model(inputs, cache=caches).flatten(0, 1)[rows]
         mx.eval(logits)
         return logits, lambda found: found
+
+    def _without_adapter(self) -> AbstractContextManager[object]:
+        adapter = self.parts.adapter
+        return nullcontext() if adapter is None else mlx_lora.disabled(self._model, adapter)
 
     def _logits(self, batch: Batch) -> Any:
         return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)

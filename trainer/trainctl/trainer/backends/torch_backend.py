@@ -8,7 +8,7 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from trainctl.trainer.backends import torch_generation, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    NO_REFERENCE,
     SUREST,
     VOCABULARY_FLOATS,
     Array,
@@ -207,6 +208,10 @@ class TorchBackend(Backend):
             losses: Array = self._losses(batch, None, "none").cpu().numpy()
             return -losses
 
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        with self._without_adapter():
+            return self.token_log_probabilities(batch)
+
     @torch.no_grad()
     def _row_norms(self) -> Iterator[Array]:
         for parameter in self._parameters:
@@ -287,9 +292,11 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def _reference_losses(self, batch: Batch) -> torch.Tensor:
-        """[B, L], with the adapter off."""
-        assert self.parts.adapter is not None
-        with self._model.disable_adapter():
+        """[B, L], as computed before or with the adapter off."""
+        if batch.reference is not None:
+            return -torch.from_numpy(batch.reference).to(self._device)
+        assert self.parts.adapter is not None, NO_REFERENCE
+        with self._without_adapter():
             return self._losses(batch, None, "none")
 
     @torch.no_grad()
@@ -322,6 +329,9 @@ class TorchBackend(Backend):
                 return self.chunks.hidden(inputs, **documents)[rows], self.chunks.logits
             logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
         return logits.flatten(0, 1)[rows], lambda found: found
+
+    def _without_adapter(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.parts.adapter is None else self._model.disable_adapter()
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:

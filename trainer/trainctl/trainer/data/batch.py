@@ -22,6 +22,9 @@ class Batch:
     weight: float  # counted targets
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
     keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
+    reference: NDArray[np.float32] | None = (
+        None  # [B, L], log-probabilities by the reference; None: not computed before
+    )
     sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
 
     def __len__(self) -> int:

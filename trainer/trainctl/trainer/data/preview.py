@@ -16,16 +16,20 @@ import numpy as np
 
 from trainctl.protocol.batch.data_statistics import (
     DataStatistics,
+    ReferenceState,
     ShownSample,
     TemplateUse,
     padding,
     percentiles,
     without_end,
 )
-from trainctl.protocol.config import run_file, run_tables
-from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config import names, run_file, run_tables
+from trainctl.protocol.config.objectives import caches_reference, objective_of
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.reference_cache import compute_of, read_values
 from trainctl.trainer.data.best_fit import best_fit
 from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
 from trainctl.trainer.data.chat_spans import template_use
@@ -40,8 +44,11 @@ _TEMPLATE_ROWS = 200
 """Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""
 
 
-def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None) -> DataStatistics:
-    """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
+def preview(
+    config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None, kept: Path | None = None
+) -> DataStatistics:  # fmt: skip
+    """Of the data of a run file, with the first `shown` samples; what is made is made in `caches`, and `kept` is the
+    folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
         whole, batch = dataset.lengths, config.batch
@@ -61,6 +68,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
             padding=padding(widths[order], batch.micro, batch.micro_tokens, used[order].sum(axis=1)),
             packing=config.data.packing, **_packing(config, training),
             template=_template(config, dataset.sequences, where),
+            reference=_reference(config, dataset, kept),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
 
@@ -93,6 +101,20 @@ def _template(config: run_tables.RunFile, sequences: int, where: str) -> Templat
     return template_use([(row.messages, tokenizer.render(row)) for row in talks], date)
 
 
+def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None) -> ReferenceState | None:
+    """The model's files are read only if there are values that may be theirs."""
+    if caches is None or not caches_reference(config.objective, has_adapter=config.adapter.kind != "full"):
+        return None
+    parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
+    may_be_there = caches.is_dir() and any(caches.glob("reference-*"))
+    model = model_digests(Path(config.model.path)).whole if may_be_there else ""
+    keys = [part.reference_key(model, compute_of(config.model)) for part in parts]
+    cached = may_be_there and all((caches / key.name).is_dir() for key in keys)
+    for key in keys if cached else ():
+        read_values(caches / key.name, key)
+    return ReferenceState(str(caches), sum(key.size_bytes for key in keys), cached)
+
+
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
     """The order in which one rank processes samples of these lengths: the longest of each global batch first."""
     starts = range(0, len(lengths), global_batch)
@@ -121,7 +143,9 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        found = preview(config, given.samples, str(given.run_file), caches if caches.is_dir() else caches.parent)
+        where = str(given.run_file)
+        kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
+        found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, TemplateUse
+from trainctl.protocol.batch.data_statistics import DataStatistics, ReferenceState, ShownSample, TemplateUse
 from trainctl.tui.setup.trainer_process import answer_of
 
 _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -34,6 +34,7 @@ def statistics_lines(found: DataStatistics) -> list[str]:
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
         *_template_lines(found.template),
+        *([f"reference   {reference_text(found.reference)}"] if found.reference is not None else ()),
         *([f"warning     {found.warning}"] if found.warning else ()),
     ]
 
@@ -45,6 +46,14 @@ def _samples_line(found: DataStatistics) -> str:
     if found.growing:
         return f"{name}{found.samples:,} so far; the file still grows"
     return f"{name}{found.samples:,}, of which {found.held_out:,} are held out"
+
+
+def reference_text(found: ReferenceState) -> str:
+    """Whether the reference's log-probabilities are there, and their size."""
+    size = f"{found.size_bytes / 1e6:,.1f} MB"
+    if found.cached:
+        return f"cached in {found.folder} ({size}): no forward pass of it before step 1"
+    return f"not cached: computed before step 1 and kept in {found.folder} ({size})"
 
 
 def _packing_lines(found: DataStatistics) -> list[str]:
