@@ -132,6 +132,22 @@ def test_the_slice_of_a_rank_that_ended_or_is_silent_is_dealt_again(session: Any
     asyncio.run(scenario())
 
 
+def test_a_rank_whose_slice_another_has_computed_gets_the_next_one(session: Any) -> None:
+    """The lead's agent has restarted: it doesn't know who has the slices that were dealt before."""
+
+    async def scenario() -> None:
+        counts = struct.pack("<12I", *[1] * 12)
+        first = await asked(ReferenceLead("alpha"), session, counts=counts, tokens=counts)
+        lead = ReferenceLead("alpha")
+        assert (await asked(lead, session, rank=1)).slice == first.slice == 0
+        done = {"slice": 0, "first": 0, "units": 4, "values": (b"\0" * 16,)}
+        assert (await asked(lead, session, rank=0, **done)).slice == 1
+        assert (await asked(lead, session, rank=1, **done)).slice == 2
+        lead.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_cannot_be_kept_is_said(session: Any) -> None:
     async def scenario() -> None:
         lead = ReferenceLead("alpha")

@@ -131,8 +131,9 @@ class _CollectedValues:
     def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice:
         now, journal, one = time.monotonic(), self._journal, self._pass
         done = Slice(ask.slice, ask.first, ask.units) if ask.slice is not None else None
-        if done is not None and one.is_new(done):
-            self._keep(done, ask)
+        if done is not None:
+            if one.is_new(done):
+                self._keep(done, ask)
             one.answer(ask.rank, done, now)
         _lose_silent(session, one, now)
         dealt = one.deal(ask.rank, now) if ask.wants else None
