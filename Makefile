@@ -58,6 +58,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/equal.py
 	$(BIN)/python benchmarks/unequal.py
 	$(BIN)/python benchmarks/score_speed.py
+	$(BIN)/python benchmarks/reference_speed.py
 	$(BIN)/python benchmarks/data_wait.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/terminal_cost.py

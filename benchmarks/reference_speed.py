@@ -99,7 +99,7 @@ def pass_rate(folder: Path, cluster: Cluster, quotas: dict[str, Quota]) -> float
     begun = next(cluster.client.command("start-run", {"config": config}))
     assert begun.state == "accepted", begun.reason  # it is applied with its first step
     view = until(lambda: (now := cluster.client.snapshot(0).run) and now.run not in known and now, "the run")
-    seen = watch(Path(view.directory), cluster, quotas)
+    seen = watch(Path(view.directory).parents[1] / "data", cluster, quotas)
     until(lambda: (now := cluster.client.snapshot(0).run) and now.state not in m.ACTIVE_RUN_STATES, "the run's end")
     whole = len((folder / "pairs.jsonl").read_text().splitlines())
     print(seen[-1][1], file=sys.stderr)
@@ -111,14 +111,14 @@ def pass_rate(folder: Path, cluster: Cluster, quotas: dict[str, Quota]) -> float
     return (sum(last.values()) - sum(first.values())) / (finish - start)
 
 
-def watch(directory: Path, cluster: Cluster, quotas: dict[str, Quota]) -> list[tuple[float, dict[int, int]]]:
+def watch(caches: Path, cluster: Cluster, quotas: dict[str, Quota]) -> list[tuple[float, dict[int, int]]]:
     """Pairs computed by each rank, over time, while the journal of the pass is there; each rank is held to its part of
     a core once it computes."""
     seen: list[tuple[float, dict[int, int]]] = []
     held: set[str] = set()
 
     def look() -> bool:
-        for journal in directory.glob("references/*/slices.db"):
+        for journal in caches.glob(".reference-*/slices.db"):
             with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
                 query = "SELECT rank, sum(CASE WHEN answered IS NULL THEN 0 ELSE units END) FROM slices GROUP BY rank"
                 dealt: dict[int, int] = dict(connection.execute(query).fetchall())

@@ -67,12 +67,13 @@ def run(cluster: Cluster, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         paths = cluster.run_paths(node, begun.run)
         found = _COMPUTED.findall(paths.log(rank).read_text("utf-8"))
         computed[node] = tuple(int(number) for number, _ in found)
-        assert not (paths.directory / "references").exists()
     return computed
 
 
 def caches(cluster: Cluster, node: str) -> list[Path]:
-    return sorted((cluster[node].directory / "data").glob("reference-*"))
+    folder = cluster[node].directory / "data"
+    assert not [*folder.glob(".reference-*")]
+    return sorted(folder.glob("reference-*"))
 
 
 def values(cluster: Cluster, node: str) -> dict[str, bytes]:

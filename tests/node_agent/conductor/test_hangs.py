@@ -6,6 +6,7 @@ from tests.node_agent.conductor.test_groups import group, texts
 from tests.node_agent.conductor.test_restarts import go_on
 from tests.node_agent.support.simulation import Simulation, check_ledger
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
 
@@ -363,6 +364,29 @@ def test_after_five_starts_the_run_fails_by_that_ranks_own_error():
         "c: its trainer was started 5 times and hung each time while loading; the last time it was ended by signal 9"
     )
     assert go_on(simulation).ended.state == "failed"
+
+
+def test_one_that_computes_the_reference_and_ends_is_started_again():
+    simulation = loading()
+    simulation.feed(d.Computing(2))
+    for start in range(2, 6):
+        simulation.kill(simulation.ranks[2])
+        pass_seconds(simulation, 60)
+        assert f"c's trainer restarts, attempt {start} of 5" in texts(simulation)
+    assert simulation.conductor.final is None
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_one_that_computes_the_reference_and_ends_each_time_ends_the_run():
+    simulation = loading()
+    simulation.feed(d.Computing(2))
+    for _ in range(5):
+        simulation.kill(simulation.ranks[2])
+        pass_seconds(simulation, 60)
+    assert simulation.conductor.reason == (
+        "c: its trainer was started 5 times and ended each time while loading; the last time it was ended by signal 9"
+    )
 
 
 def test_a_first_load_that_gets_on_is_let_be():

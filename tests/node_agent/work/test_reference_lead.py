@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.work.reference_lead import PART_VALUES, SILENT_SECONDS, ReferenceLead
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -40,7 +41,13 @@ def session(tmp_path: Path) -> Any:
     ranks = {rank: SimpleNamespace(ended=False, heard=time.monotonic()) for rank in (0, 1)}
     paths = RunPaths(tmp_path / "alpha" / "runs" / "r")
     conductor = SimpleNamespace(config=config, ranks=ranks)
-    return SimpleNamespace(run="r", paths=paths, conductor=conductor, ports={0: Port(), 1: Port()})
+    fed: list[d.Input] = []
+
+    async def feed(event: d.Input) -> None:
+        fed.append(event)
+
+    ports = {0: Port(), 1: Port()}
+    return SimpleNamespace(run="r", paths=paths, conductor=conductor, ports=ports, fed=fed, feed=feed)
 
 
 async def asked(lead: ReferenceLead, session: Any, rank: int = 0, **fields: Any) -> m.ReferenceSlice:
@@ -67,8 +74,25 @@ def test_what_ranks_compute_is_handed_on_over_a_restart(session: Any) -> None:
             answer = await asked(again, session, rank=1, offset=4)
         assert (answer.offset, answer.values) == (4, values[16:])
         assert answer.digest == hashlib.sha256(values).hexdigest()
-        again.ended(session.paths)
-        assert not (session.paths.directory / "references").exists()
+        again.ended()
+        assert not [*session.paths.node_data.iterdir()]
+        assert session.fed == [d.Computing(0), d.Computing(1)] * 2
+
+    asyncio.run(scenario())
+
+
+def test_what_a_failed_run_has_computed_is_kept_for_the_next_one(session: Any) -> None:
+    async def scenario() -> None:
+        lead = ReferenceLead("alpha")
+        counts = struct.pack("<5I", 2, 2, 2, 2, 1)
+        first = await asked(lead, session, counts=counts, tokens=counts)
+        values = struct.pack("<8f", *range(8))
+        await asked(lead, session, slice=first.slice, first=0, units=4, values=(values,), wants=False)
+        lead.ended()
+        session.run = "s"
+        answer = await asked(lead, session)
+        assert (answer.known, answer.answered, answer.first, answer.values) == (True, 4, 4, values)
+        lead.close()
 
     asyncio.run(scenario())
 
@@ -108,6 +132,22 @@ def test_the_slice_of_a_rank_that_ended_or_is_silent_is_dealt_again(session: Any
     asyncio.run(scenario())
 
 
+def test_a_rank_whose_slice_another_has_computed_gets_the_next_one(session: Any) -> None:
+    """The lead's agent has restarted: it doesn't know who has the slices that were dealt before."""
+
+    async def scenario() -> None:
+        counts = struct.pack("<12I", *[1] * 12)
+        first = await asked(ReferenceLead("alpha"), session, counts=counts, tokens=counts)
+        lead = ReferenceLead("alpha")
+        assert (await asked(lead, session, rank=1)).slice == first.slice == 0
+        done = {"slice": 0, "first": 0, "units": 4, "values": (b"\0" * 16,)}
+        assert (await asked(lead, session, rank=0, **done)).slice == 1
+        assert (await asked(lead, session, rank=1, **done)).slice == 2
+        lead.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_cannot_be_kept_is_said(session: Any) -> None:
     async def scenario() -> None:
         lead = ReferenceLead("alpha")
@@ -116,7 +156,7 @@ def test_what_cannot_be_kept_is_said(session: Any) -> None:
         assert "sent 20 bytes for 6 values" in (await asked(lead, session, **done)).problem
         lead.close()
         other = ReferenceLead("alpha")
-        (session.paths.directory / "references" / NAME / "slices.db").write_bytes(b"no database")
+        (session.paths.node_data / f".{NAME}.alpha" / "slices.db").write_bytes(b"no database")
         assert (await asked(other, session)).problem.startswith("alpha can't keep the reference's log-probabilities")
         other.close()
 

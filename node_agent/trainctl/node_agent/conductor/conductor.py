@@ -211,6 +211,8 @@ class Conductor:
                 self._failures.on_silent(event, now)
             case d.RankReturned():
                 self._on_returned(event.rank, now)
+            case d.Computing(rank=rank):
+                self._restarts.computes(rank)
             case d.Quorum(lacking=lacking):
                 self._on_quorum(lacking, now)
             case d.Ticked():

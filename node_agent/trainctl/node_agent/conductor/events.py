@@ -57,6 +57,13 @@ class RankReturned:
 
 
 @dataclasses.dataclass(frozen=True)
+class Computing:
+    """A rank that has not loaded yet computes the reference. If it ends, the others' work is not lost."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Quorum:
     """Whether enough nodes are reachable for the run to continue; `lacking` says what is missing, empty if nothing."""
 
@@ -71,7 +78,7 @@ class Ticked:
 Said = (
     m.Ready | m.Alive | m.Sealed | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed | m.GroupFailed | m.TrainerFailed
 )
-Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Quorum | Ticked
+Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Computing | Quorum | Ticked
 
 # ---------------------------------------------------------------- decisions out
 

@@ -49,7 +49,7 @@ class Failures:
         was_told = ended.clean and self._rendezvous.adopts and ends
         spared = live and not was_told and self._restarts.can_spare(ended.rank)
         lost = not live and at is not None and self._state.settings.ranks[ended.rank].out in ("lost", "failed")
-        again = self._restarts.was_hung_in_first_load(ended.rank)
+        again = self._restarts.starts_again_in_first_load(ended.rank)
         if at is None or at.ended or self._state.stage == "leaving" or not (spared or lost or again):
             if live and at is not None and not at.ended and self._state.stage != "leaving":
                 self._look_for_memory_death(ended)  # a run that goes back begins with it

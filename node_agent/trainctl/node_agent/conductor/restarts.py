@@ -35,6 +35,7 @@ class Restarts:
         self._state, self._rendezvous, self._proposals = state, rendezvous, proposals
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
         self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
+        self._computing: set[int] = set()  # of these ranks, those that compute the reference, or have begun to
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
@@ -70,7 +71,7 @@ class Restarts:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
         give it up. Raises CannotGoOnError if the run can't begin without it."""
         at, starts, label = self._rendezvous.ranks[rank], self._starts.get(rank, 0), self._state.settings.label(rank)
-        again = self.was_hung_in_first_load(rank)
+        again, hung = self.starts_again_in_first_load(rank), rank in self._hung_first
         self._hung_first.discard(rank)
         at.forget()
         given_up = self._state.settings.ranks[rank].out == "failed"
@@ -81,7 +82,8 @@ class Restarts:
             self._due[rank] = now + backoff_seconds(starts)
             return
         if again:
-            text = f"{label}: its trainer was started {STARTS} times and hung each time while loading"
+            did = "hung" if hung else "ended"
+            text = f"{label}: its trainer was started {STARTS} times and {did} each time while loading"
             raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
@@ -140,9 +142,16 @@ class Restarts:
             return START_SECONDS
         return SURVIVOR_SECONDS if self._state.stage == "loading" and self._rendezvous.adopts else inf
 
-    def was_hung_in_first_load(self, rank: int) -> bool:
-        """Whether a rank that the run begins with was ended for that, so that another is to be started."""
-        return rank in self._hung_first and self._is_first(rank)
+    def computes(self, rank: int) -> None:
+        """It computes the reference, before it has loaded."""
+        if rank in self._rendezvous.ranks and self._is_first(rank):
+            self._computing.add(rank)
+            self._starts.setdefault(rank, 1)
+
+    def starts_again_in_first_load(self, rank: int) -> bool:
+        """Whether another is to be started for a rank that the run begins with: it hung and was ended, or it computed
+        the reference, which may take hours."""
+        return rank in self._hung_first | self._computing and self._is_first(rank)
 
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""

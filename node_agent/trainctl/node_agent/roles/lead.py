@@ -54,7 +54,7 @@ class _References(Protocol):
     """What collects a reference's log-probabilities from the ranks that load, and hands them on."""
 
     async def take(self, session: Session, ask: m.ReferenceAsk) -> None: ...
-    def ended(self, paths: RunPaths) -> None: ...
+    def ended(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -320,7 +320,7 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
-        self._references.ended(session.paths)
+        self._references.ended()
         self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():

@@ -104,6 +104,10 @@ class Dealer:
         dealt = self._open.get(slice_id)
         return dealt.slice if dealt is not None else None
 
+    def held(self, worker: str) -> Slice | None:
+        """The slice that a worker has."""
+        return self._worker(worker).slice
+
     def repeatedly_lost(self) -> Slice | None:
         """A slice that was dealt too often without an answer."""
         lost = (one.slice for one in self._open.values() if one.deals >= MOST_DEALS and not one.holders)

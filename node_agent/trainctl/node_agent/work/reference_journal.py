@@ -29,7 +29,7 @@ class ReferenceJournal:
     def __init__(self, folder: Path, sizes: UnitSizes | None = None) -> None:
         """`sizes`: of a new pass; None: the journal has them."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / VALUES_NAME
+        self.folder, self._path = folder, folder / VALUES_NAME
         self._connection = open_for_writing(folder / SLICES_NAME, _SCHEMA)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if sizes is not None:

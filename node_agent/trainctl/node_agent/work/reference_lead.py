@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_journal import SLICES_NAME, ReferenceJournal
@@ -18,7 +19,6 @@ from trainctl.node_agent.work.reference_pass import VALUE_BYTES, ReferencePass, 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
 
 PART_VALUES = 12 * 1024
@@ -40,12 +40,16 @@ class ReferenceLead:
     def __init__(self, node: str) -> None:
         self._node, self._run = node, ""
         self._open: dict[str, _Values] = {}
+        self._told: set[int] = set()  # ranks of which the conductor knows that they compute
 
     async def take(self, session: Session, ask: m.ReferenceAsk) -> None:
         """Answer a rank."""
         if session.run != self._run:
             self.close()
             self._run = session.run
+        if ask.rank not in self._told and not ask.digest:
+            self._told.add(ask.rank)
+            await session.feed(d.Computing(ask.rank))
         try:
             found = self._find(session, ask)
             answer = found.take(session, ask) if found is not None else _answer(ask, known=False)
@@ -54,16 +58,20 @@ class ReferenceLead:
         if ask.rank in session.ports:
             await session.ports[ask.rank].tell(answer)
 
-    def ended(self, paths: RunPaths) -> None:
-        """The run has ended: its journals are of no more use."""
+    def ended(self) -> None:
+        """The run has ended: its journals are of no more use. One that isn't whole is left for the next run with the
+        same reference."""
+        for found in self._open.values():
+            if isinstance(found, _CollectedValues) and found.is_done:
+                shutil.rmtree(found.folder, ignore_errors=True)
         self.close()
-        shutil.rmtree(_journals(paths), ignore_errors=True)
 
     def close(self) -> None:
         """Leave the journals for the next agent of this node."""
         for found in self._open.values():
             found.close()
         self._open.clear()
+        self._told.clear()
 
     def _find(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
         """What has the values or collects them; None if the units' sizes are needed for that."""
@@ -76,9 +84,10 @@ class ReferenceLead:
 
     def _make(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
         caches = run_file.cache_folder(session.conductor.config, self._node, session.paths.node_data)
+        folder = caches / f".{ask.reference}.{self._node}"
         if digest := stored_digest(caches / ask.reference):
+            shutil.rmtree(folder, ignore_errors=True)  # of an agent that was killed
             return _StoredValues(caches / ask.reference / VALUES_NAME, digest)
-        folder = _journals(session.paths) / ask.reference
         if (folder / SLICES_NAME).is_file():
             return _CollectedValues(ReferenceJournal(folder))
         return _CollectedValues(ReferenceJournal(folder, UnitSizes(ask.counts, ask.tokens))) if ask.counts else None
@@ -106,9 +115,13 @@ class _CollectedValues:
     """Those that ranks compute."""
 
     def __init__(self, journal: ReferenceJournal) -> None:
-        self._journal = journal
+        self._journal, self.folder = journal, journal.folder
         self._pass = ReferencePass(*journal.sizes.numbers(), journal.slices())
         self._digest: asyncio.Task[str] | None = None  # once all values are there
+
+    @property
+    def is_done(self) -> bool:
+        return self._pass.is_done
 
     def close(self) -> None:
         if self._digest is not None:
@@ -118,8 +131,9 @@ class _CollectedValues:
     def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice:
         now, journal, one = time.monotonic(), self._journal, self._pass
         done = Slice(ask.slice, ask.first, ask.units) if ask.slice is not None else None
-        if done is not None and one.is_new(done):
-            self._keep(done, ask)
+        if done is not None:
+            if one.is_new(done):
+                self._keep(done, ask)
             one.answer(ask.rank, done, now)
         _lose_silent(session, one, now)
         dealt = one.deal(ask.rank, now) if ask.wants else None
@@ -155,7 +169,3 @@ def _lose_silent(session: Session, one: ReferencePass, now: float) -> None:
 
 def _answer(ask: m.ReferenceAsk, **fields: object) -> m.ReferenceSlice:
     return m.ReferenceSlice(run=ask.run, ask=ask.ask, reference=ask.reference, **fields)  # type: ignore[arg-type]
-
-
-def _journals(paths: RunPaths) -> Path:
-    return paths.directory / "references"

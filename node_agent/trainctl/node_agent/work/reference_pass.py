@@ -77,10 +77,13 @@ class ReferencePass:
         return start, self._starts[one.first + one.rows] - start
 
     def answer(self, rank: int, one: Slice, now: float) -> None:
-        """A rank's values of a slice are kept."""
-        if self._dealer.answer(str(rank), one.id, now) is not None:
+        """A rank has computed a slice; if it is new, its values are kept."""
+        if self.is_new(one):
+            self._dealer.answer(str(rank), one.id, now)
             self._answered[one.first] = one.first + one.rows
             self._grow()
+        elif self._dealer.held(str(rank)) == one:
+            self.lose(rank)  # another rank, to which it was dealt as well, was first
 
     def lose(self, rank: int) -> None:
         """A rank has ended or is silent: its slice is dealt again."""
