@@ -48,14 +48,18 @@ def test_what_torch_unpacks_is_mlx_s_bit_for_bit(
 ) -> None:
     weight, expected = quantized(how, dtype=dtype)
     assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
-    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized._BLOCK_VALUES", 1000)  # rows in parts
+    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized._BLOCK_VALUES", {"cpu": 1000})  # rows in parts
     assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
     some = torch.tensor([[3, 1], [47, 3]])
     assert np.array_equal(unpack(weight.rows(some), torch.float32).numpy(), expected[some.numpy()])
 
 
+@pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(how: Quantization) -> None:
+def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(
+    how: Quantization, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized.UNPACKED_VALUES", 48 * 256 // parts)
     weight, expected = quantized(how)
     bias = torch.nn.Parameter(torch.randn(48))
     layer, plain = QuantizedLinear(weight, bias), torch.nn.Linear(256, 48)
