@@ -18,7 +18,7 @@ test: $(VENV)/.ready-dev nodejs
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch and
-# on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed; agents killed between a command's journal and its
+# on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed between a command's journal and its
 # effect; mutated frames by the million at each socket.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
@@ -27,7 +27,8 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
-	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py $(PYTEST_ARGS)
+	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
+	  tests/integration/test_reference.py $(PYTEST_ARGS)
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 

@@ -110,7 +110,7 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
 def ordered(config: Any, dataset: Dataset) -> Iterator[tuple[list[int], list[bool]]]:
     """Tokens, and which of the targets count, of each row in the order of training."""
     for number in samples_at(np.arange(config.run.steps * config.batch.global_), dataset.samples, config.run.seed):
-        tokens, flags = dataset.sample(int(dataset.training[number]))
+        ((tokens, flags),) = dataset.sample(int(dataset.training[number]))
         yield tokens.tolist(), flags.tolist()
 
 

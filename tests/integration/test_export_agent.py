@@ -26,7 +26,10 @@ def agent(tmp_path: Path) -> AgentProcess:
     found = AgentProcess(tmp_path, "studio")
     paths = found.run_paths("run-1")
     paths.directory.mkdir(parents=True)
-    view = msgspec.structs.replace(run_view(RANKS, step=NUMBERS[-1], steps=NUMBERS[-1]), run="run-1", state="finished")
+    view = msgspec.structs.replace(
+        run_view(RANKS, step=NUMBERS[-1], steps=NUMBERS[-1]), run="run-1", state="finished",
+        eval_values=(("eval/kl", 0.25), ("eval/entropy", 3.5)),
+    )  # fmt: skip
     with AgentDb(found.directory / "agent.db") as db:
         db.add_run("run-1", "demo", paths.directory, 1000.0, "finished")
     with RunDb(paths) as recorder:
@@ -37,7 +40,7 @@ def agent(tmp_path: Path) -> AgentProcess:
             ]
             whole = msgspec.structs.replace(step(number), values={"user:whole": 1.0 * number})
             recorder.commit(whole, parts, 1000.0)
-        recorder.evaluation(NUMBERS[-2], 2000.0, 1.25, 10.0, 1.0)
+        recorder.evaluation(NUMBERS[-2], 2000.0, 1.25, 10.0, 1.0, {"eval/kl": 0.25, "eval/entropy": 3.5})
     return found.start()
 
 
@@ -76,12 +79,17 @@ def test_ranks_and_what_a_mirror_reads_are_the_same_through_its_agent(
         local = table(capfd)
         assert main.main(["export", "run-1", "--what", "ranks", "--connect", agent.address]) == 0
         through = table(capfd)
+        assert main.main(["export", "run-1", "--what", "evaluations", "--connect", agent.address]) == 0
+        (evaluated,) = table(capfd)
         with agent.client() as client:
             source = AgentSource(client, "run-1")
             parts = [part for page in pages for part in source.parts(page)]
-            assert source.evaluations(0, NUMBERS[-1]) == {NUMBERS[-2]: Evaluated(1.25, None)}
+            assert source.evaluations(0, NUMBERS[-1]) == {
+                NUMBERS[-2]: Evaluated(1.25, None, {"eval/kl": 0.25, "eval/entropy": 3.5})
+            }
     finally:
         agent.terminate()
+    assert [evaluated[name] for name in ("step", "loss", "at", "eval/kl")] == [str(NUMBERS[-2]), "1.25", "", "0.25"]
     timed = ("step", "rank", "step_seconds", "sync_seconds")
     assert [[row[name] for name in timed] for row in through] == [[row[name] for name in timed] for row in local]
     kept = DirectorySource(directory)

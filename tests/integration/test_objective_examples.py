@@ -11,6 +11,7 @@ from tests.tui.support.cli_calls import call, call_json
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
     "qlora": "adapter_model.safetensors",
+    "orpo": "adapter_model.safetensors",
 }
 STEPS = 2
 
@@ -32,5 +33,9 @@ def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
         run = call_json("run", file, *change, "--connect", agent.address)["run"]
         with agent.client() as client:
             view = wait_for_end(client)
+            pairs = client.pairs(run).evaluations
         assert (view.run, view.state, view.step) == (run, "finished", STEPS), view.reason
         assert (agent.run_paths(run).checkpoints / f"step-{STEPS}" / weights).is_file()
+        assert ("eval/rewards/margins" in dict(view.eval_values)) == ("eval/entropy" in dict(view.eval_values))
+        assert bool(pairs) == (name in ("dpo", "orpo"))
+        assert all(pair.prompt and pair.chosen_text and pair.rejected_text for one in pairs for pair in one.pairs)

@@ -28,6 +28,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.run_tables import GroupTable
+from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire.sockets import new_socket
@@ -39,6 +40,7 @@ from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import standby_here
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
 
@@ -162,6 +164,9 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         pages.append(status)
         dataset = open_dataset(config, tmp_path / "data", "run.toml")
         loaded = load(config, config.nodes["here"], "run.toml")
+        if wants_reference(config):
+            kept = ReferenceSettings.of(config, "here", tmp_path / "data", model_digests(Path(config.model.path)).whole)
+            prepare_reference(kept, dataset, loaded)
         progress = Progress()
         progress.load(0, 0)
         settings = Settings.of(config, "here")

@@ -88,6 +88,8 @@ _HOST = m.HostReading(
     ),
 )  # fmt: skip
 _SAMPLING = m.Sampling(("Once upon a time", (ChatMessage("user", "Why?"),)), 128, 0.8, 0.95, 7)
+_PAIR = m.EvaluatedPair(7, 0.41, -0.12, "2+2?", "4", "5")
+_PAIRS = m.HeldOutPairs(120, 1_770_000_200.0, (_PAIR,))
 _SAMPLE = m.Sample(
     run=_RUN, step=121, at=_AT, number=0, prompt="Once upon a time", answer=" there was a loop.", tokens=6, ended=True,
     seconds=0.42, loss=2.15, eval_loss=2.31, max_tokens=128, temperature=0.8, top_p=0.95, seed=7, node="studio",
@@ -176,6 +178,7 @@ _WORK_VIEW = m.WorkView(
         m.WorkNode("mbp", "silent", why="no message for 8 s"),
     ),
 )  # fmt: skip
+_REFERENCE = f"reference-{'0f' * 16}"
 _SLICE = m.WorkSlice(run=_WORK, slice=1, first=1, rows=('{"text":"and two"}',))
 
 EXAMPLES: dict[str, dict[str, m.Message]] = {
@@ -187,6 +190,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
+        "pairs-request": m.PairsRequest(rid=_RID, limit=5),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
@@ -279,6 +283,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "pairs": m.Pairs(rid=_RID, run=_RUN, evaluations=(_PAIRS,)),
         "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
         "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
@@ -374,6 +379,17 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             _PLAN, kind="sample", finishes=None, commands=(), work=_PLAN.work[:1], sampling=_SAMPLING
         ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
+        "reference-slice": m.ReferenceSlice(
+            run=_RUN, ask=7, reference=_REFERENCE, slice=1, first=1, units=1, offset=0,
+            values=struct.pack("<2f", -1.5, -0.25), answered=1,
+        ),
+        "reference-slice-complete": m.ReferenceSlice(
+            run=_RUN, ask=9, reference=_REFERENCE, offset=5, answered=2, digest="d" * 64
+        ),
+        "reference-slice-unknown": m.ReferenceSlice(run=_RUN, ask=1, reference=_REFERENCE, known=False),
+        "reference-slice-problem": m.ReferenceSlice(
+            run=_RUN, ask=7, reference=_REFERENCE, problem="studio can't keep them: No space left on device"
+        ),
         "offer": m.Offer(run=_RUN, generation=_GENERATION, engine="gloo"),
         "form": m.Form(run=_RUN, generation=_GENERATION, engine="none", ranks=(0,)),
         "form-group": m.Form(
@@ -395,6 +411,14 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "sealed": m.Sealed(run=_RUN, rank=0, chunks=3, samples=3072, digest="a" * 64),
         "sealed-ended": m.Sealed(run=_RUN, rank=0, chunks=4, samples=3500, digest="b" * 64, ended=True),
+        "reference-ask": m.ReferenceAsk(
+            run=_RUN, rank=1, ask=7, reference=_REFERENCE, wants=True, offset=2, slice=0, first=0, units=1,
+            values=(struct.pack("<2f", -1.5, -0.25),),
+        ),
+        "reference-ask-sizes": m.ReferenceAsk(
+            run=_RUN, rank=1, ask=1, reference=_REFERENCE, wants=True, offset=0,
+            counts=struct.pack("<2I", 2, 3), tokens=struct.pack("<2I", 9, 12), digest="c" * 64,
+        ),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(
@@ -427,6 +451,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "sample-report": m.SampleReport(
             **{**msgspec.structs.asdict(_REPORT), "kind": "sample", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
             answers=(m.Answer("Once upon a time", " there was a loop.", 6, True, 0.42),),
+        ),
+        "evaluation-report": m.EvaluationReport(
+            **{**msgspec.structs.asdict(_REPORT), "kind": "evaluate", "loss_sum": 5.1, "own_weight": 9.0},
+            losses={"pairs": 5.1}, weights={"pairs": 9.0, "answer_tokens": 420.0},
+            sums={"rewards/margins": 3.4, "kl": 12.6}, pairs=(_PAIR,),
         ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },
@@ -480,6 +509,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "kept-event": m.KeptEvent(event=_EVENT),
         "kept-value": m.KeptValue(key="conductor", value='{"seq":0}'),
         "kept-sample": m.KeptSample(sample=_SAMPLE),
+        "kept-pairs": m.KeptPairs(pairs=_PAIRS),
         "kept-evaluation": m.KeptEvaluation(step=120, at=_AT, loss=2.31, weight=51_200.0, seconds=1.9),
         "kept-drifts": m.KeptDrifts(step=100, at=_AT, ranks=(0, 1), drifts=(0.0, 1.3e-7)),
         "kept-retraction": m.KeptRetraction(after_step=119, after_event=47),

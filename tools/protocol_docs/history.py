@@ -68,6 +68,17 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     ),
     (2, "2026-11-24", "Added disk-request for `trainctl doctor`."),
     (2, "2026-11-24", "Added works-request, which returns the separate work of a node, and OpenWork.file."),
+    (
+        2,
+        "2026-11-24",
+        "Added evaluation-report, RunView.eval_values and KeptEvaluation.values: what an evaluation measures beside the"
+        " loss. Added pairs-request, its reply pairs, and kept-pairs: held-out pairs with their rewards.",
+    ),
     (2, "2026-11-24", "Added sealed, by which a trainer says how far a growing data file can be trained on."),
+    (
+        2,
+        "2026-11-24",
+        "Added reference-ask and reference-slice, by which ranks compute a reference's log-probabilities together.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -39,6 +39,7 @@ from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.node_agent.work.reference_lead import ReferenceLead
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages as m
@@ -146,7 +147,8 @@ class Agent:
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher.publish)
-        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests)
+        references = ReferenceLead(self.node)
+        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
         self._follower = Follower(
             context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
             self._lead.transfer.reclaim,

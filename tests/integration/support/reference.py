@@ -14,9 +14,11 @@ from safetensors.numpy import load_file, save_file
 from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.references.preparation import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Progress
 
@@ -35,7 +37,7 @@ def one_rank_curve(
         run = run_file.parse(config | {"model": config["model"] | {"path": str(model)}})
         status = StatusWriter(folder / "status", os.getpid())
         dataset = open_dataset(run, folder, "reference")
-        executor = _executor(run, dataset, status)
+        executor = _executor(run, dataset, status, folder)
         plans = _plans(run, dataset, steps or run.run.steps)
         curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
         executor.close()
@@ -55,13 +57,16 @@ def _perturbed(model: Path, folder: Path, perturbation: float) -> Path:
     return folder
 
 
-def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
+def _executor(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folder: Path) -> Executor:
     progress = Progress()
     progress.load(0, 0)
     assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
     ((name, node),) = run.nodes.items()
-    settings = Settings.of(run, name)
-    return Executor(ALONE, settings, load(run, node, "reference"), dataset, progress, status, lambda message: None)
+    settings, backend = Settings.of(run, name), load(run, node, "reference")
+    if wants_reference(run):
+        model = model_digests(Path(run.model.path)).whole
+        prepare_reference(ReferenceSettings.of(run, name, folder, model), dataset, backend)
+    return Executor(ALONE, settings, backend, dataset, progress, status, lambda message: None)
 
 
 def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:

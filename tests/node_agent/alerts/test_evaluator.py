@@ -28,6 +28,7 @@ class World:
     def __init__(self, table: AlertsTable = CALM, **before: Any) -> None:
         self.now, self.step_number, self.state, self.doing = 100.0, 0, "running", "train"
         self.reason = ""
+        self.kl: float | None = None
         self.rank_states, self.whys, self.silent = ["run", "run"], ["", ""], dict[str, str]()
         self.evaluator = Evaluator(table, self.now, **before)
         self.changes: list[tuple[float, Change]] = []
@@ -46,6 +47,7 @@ class World:
             run=RUN, name="run", state=self.state, lead="studio", engine="ring", generation=GENERATION,  # type: ignore[arg-type]
             step=self.step_number, steps=10_000, plan_version=1, global_batch=16, samples=None, cursor=0,
             learning_rate=1e-3, started_at=0, ranks=ranks, directory="", reason=self.reason,
+            eval_values=() if self.kl is None else (("eval/kl", self.kl),),
         )  # fmt: skip
         found = self.evaluator.look(RunSnapshot(view, self.silent, self.doing), self.now, 1000 + self.now)
         self.changes += [(self.now, change) for change in found]
@@ -511,3 +513,17 @@ def test_hooks_are_called_no_more_than_so_often() -> None:
     budget = Budget()
     assert sum(budget.take(now / 10) for now in range(100)) == BURST
     assert budget.take(PER_SECONDS + 1)
+
+
+def test_a_model_far_from_its_reference_is_told_until_an_evaluation_finds_it_near() -> None:
+    world = World(AlertsTable(clear_seconds=5.0, kl_nats=0.3, kl_clear_nats=0.2))
+    for kl in (None, 0.25, 0.31, 0.25, math.nan):
+        world.kl = kl
+        world.look(10.0)
+    assert world.told == ["raised kl"]
+    (alert,) = world.evaluator.open.values()
+    assert alert.text == "KL 0.31 nats per token from the reference, above 0.3"
+    world.kl = 0.1
+    world.look(1.0)
+    world.look(10.0)
+    assert world.told == ["raised kl", "cleared kl"]

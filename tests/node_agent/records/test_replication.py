@@ -100,7 +100,9 @@ class Lead:
         recorder = self.node.recorder
         recorder.set_meta("conductor", str(self.chance.random()))
         recorder.set_meta(keys.VIEW_KEY, "its own", own=True)
-        recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5)
+        recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5, {"eval/kl": 0.25})
+        pair = m.EvaluatedPair(3, 0.5, -0.5, "2+2?", "4", "5")
+        recorder.pairs(m.HeldOutPairs(self.step, 2.0 + self.step, (pair,)))
         recorder.drifts(self.step, 2.0, {0: 0.0, 1: 1e-7})
 
     def act(self) -> None:

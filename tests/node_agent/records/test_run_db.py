@@ -36,14 +36,14 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
             recorder.commit(step(number), [part(number)], 1000.5)
         newest = plan(4, FIRST.next(), ("8b7c6d5e-0000-4000-8000-000000000001",))
         recorder.plan(newest, 1001.0)
-        recorder.evaluation(3, 1002.0, 2.25, 512.0, 0.5)
+        recorder.evaluation(3, 1002.0, 2.25, 512.0, 0.5, {"eval/kl": 0.125})
         said = recorder.event(1003.0, Notice("began"), "good", "auto", step=3, generation=FIRST)
     with RunDb(paths) as recorder:
         state = recorder.last_state()
         assert state.step == step(3) and state.rank_steps == (part(3),)
         assert state.plan == newest and state.seq == 4 and state.generation == FIRST.next()
         assert state.plans == (plan(1), plan(2), plan(3), newest)
-        assert state.evaluation == (3, 1002.0, 2.25, 512.0, 0.5)
+        assert state.evaluation == (3, 1002.0, 2.25, 512.0, 0.5, {"eval/kl": 0.125})
         assert state.events == (said,)
         assert recorder.meta("name") == "demo" and recorder.meta("absent") is None
 

@@ -1,45 +1,18 @@
 """Preference tuning draws TRL's curves: same weights, same pairs, 50 steps in float32, for each loss."""
 
-import json
-import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.chat_model import make_chat_model, questions, tokenizer, write_rows
-from tests.trainer.support.curves import SIZES, worst
+from tests.trainer.support.chat_model import tokenizer
+from tests.trainer.support.curves import G, worst
+from tests.trainer.support.preferences import LORA, NAMES, RATE, STEPS, Start, losses, reports, rows_in_order, told
 
 from trainctl.trainer.backends import torch_model
-from trainctl.trainer.data.permutation import samples_at
 
-STEPS, G, RATE = 50, 12, 2e-3
-LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 LOSSES = ("sigmoid", "ipo", "robust", "hinge")
-NAMES = (
-    "rewards/chosen",
-    "rewards/rejected",
-    "rewards/accuracies",
-    "rewards/margins",
-    "logps/chosen",
-    "logps/rejected",
-)
-Start = Callable[..., Any]
-
-
-def preferences(count: int) -> list[dict[str, str]]:
-    """The lines that follow a line of the standard library, preferred to the same with two of them exchanged or one
-    turned around."""
-    chance, pairs = random.Random(4), []
-    for row in questions(count, seed=4):
-        lines = row["completion"].split("\n")
-        broken = [*lines]
-        broken[chance.randrange(len(lines))] = lines[0][::-1]
-        if broken != lines:
-            pairs.append({"prompt": row["prompt"], "chosen": row["completion"], "rejected": "\n".join(broken)})
-    return pairs
 
 
 @pytest.fixture
@@ -47,26 +20,10 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
     """A rank that tunes preferences: `start("torch", loss="ipo")`."""
 
     def make(backend: str, loss: str = "sigmoid", **changes: Any) -> Any:
-        model = make_chat_model(tmp_path / "model")
-        path = write_rows(tmp_path / "pairs.jsonl", preferences(90))
         objective = {"kind": "dpo", "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
-        told = {
-            "model__path": str(model), "data": {"path": str(path), "kind": "rows", "sequence_length": 256},
-            "optimizer": {"learning_rate": RATE, "weight_decay": 0.1, "beta2": 0.999}, "adapter": LORA,
-            "objective": objective,
-        }  # fmt: skip
-        return new_rig(backend, **(told | changes))
+        return new_rig(backend, **told(tmp_path, objective, **changes))
 
     return make
-
-
-def reports(rig: Any, steps: int = STEPS, sizes: tuple[int, ...] = SIZES) -> list[Any]:
-    plans = (rig.plan(step, sizes[step % len(sizes)], learning_rate=RATE) for step in range(1, steps + 1))
-    return [rig.executor.train(plan, time.perf_counter()) for plan in plans]
-
-
-def losses(found: list[Any]) -> list[float]:
-    return [report.loss_sum / report.weight for report in found]
 
 
 @pytest.mark.parametrize("loss", [LOSSES[0], *(pytest.param(loss, marks=pytest.mark.oracle) for loss in LOSSES[1:])])
@@ -77,8 +34,6 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
     from peft import LoraConfig, get_peft_model
 
     rig = start("torch", loss)
-    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text("utf-8").splitlines()]
-    order = rig.dataset._training[samples_at(np.arange(STEPS * G), rig.dataset.samples, rig.config.run.seed)]
     config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     model: Any = get_peft_model(torch_model.read_model(Path(rig.config.model.path), "run.toml"), config)
     first = rig.backend.copy_of("weights")
@@ -92,7 +47,7 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
 
     theirs = Ordered(
         model=model, processing_class=tokenizer(),
-        train_dataset=datasets.Dataset.from_list([rows[index] for index in order]),
+        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path)),
         args=trl.DPOConfig(
             str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=STEPS, per_device_train_batch_size=4,
             gradient_accumulation_steps=G // 4, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1,

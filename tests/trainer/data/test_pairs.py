@@ -47,9 +47,14 @@ def test_what_is_no_pair_is_refused_by_its_place(fields: Any, where: str, says: 
         ({"data": {"kind": "samples"}}, "data.kind"),
         ({"data": {"packing": "best-fit"}}, "data.packing"),
         ({"data": {"growing": True, "held_out": 0.0}}, "data.growing"),
-        ({"adapter": {"kind": "full"}}, "adapter.kind"),
+        ({"adapter": {"kind": "full"}, "objective": {"reference": "adapter-off"}}, "objective.reference"),
+        ({"adapter": {"kind": "full"}, "model": {"init": "random"}}, "model.init"),
+        ({"objective": {"kind": "orpo", "reference": "cached"}}, "objective.reference"),
+        ({"objective": {"reference": "cached"}, "data": {"growing": True, "held_out": 0.0}}, "data.growing"),
         ({"objective": {"label_smoothing": 0.1}}, "objective.label_smoothing"),
         ({"objective": {"kind": "sft", "beta": 0.2}}, "objective.beta"),
+        ({"objective": {"kind": "orpo", "loss": "ipo"}}, "objective.loss"),
+        ({"objective": {"kind": "orpo"}, "data": {"packing": "best-fit"}}, "data.packing"),
     ],
 )
 def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, Any], field: str) -> None:
@@ -59,6 +64,8 @@ def test_what_preferences_cannot_do_is_refused_by_its_field(changes: dict[str, A
         "objective": {"kind": "dpo"},
     }  # fmt: skip
     run_file.parse(raw)
+    run_file.parse(raw | {"objective": {"kind": "orpo"}, "adapter": {"kind": "full"}})
+    run_file.parse(raw | {"adapter": {"kind": "full"}})
     with pytest.raises(InvalidInputError, match=field):
         run_file.parse({table: values | changes.get(table, {}) for table, values in raw.items()})
 

@@ -55,6 +55,18 @@ def test_shown_tokens_are_the_row_s_text_and_its_completion_counts(rows_file: Ru
     assert "".join(text for text, counted in sample.tokens if counted) == "x): ü<|im_end|>"
 
 
+def test_of_a_pair_both_answers_are_shown_and_counted(rows_file: RunFile) -> None:
+    pairs = [{"prompt": "2+2=", "chosen": "4", "rejected": "5, or so"}] * 9
+    config = rows_file(pairs, objective__kind="orpo", data__held_out=0.0)
+    found = preview(config, 1, "run.toml")
+    assert (found.unit, found.samples, found.packs) == ("pairs", 9, None)
+    (sample,) = found.shown
+    assert "".join(text for text, _ in sample.tokens) == "2+2=4<|im_end|>"
+    assert "".join(text for text, counted in sample.rejected if counted) == "5, or so<|im_end|>"
+    assert found.tokens == 9 * (len(sample.tokens) + len(sample.rejected) - 2)
+    assert found.padding == pytest.approx(1 - found.tokens / (9 * 2 * (len(sample.rejected) - 1)))
+
+
 @pytest.mark.parametrize("kind", ["text", "samples"])
 def test_each_kind_of_data_has_one(run_file: RunFile, assets: Path, kind: str) -> None:
     path = assets / ("text" if kind == "text" else "samples.jsonl")

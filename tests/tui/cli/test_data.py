@@ -9,7 +9,12 @@ import pytest
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
+from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.run_file import read
+from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets
+from trainctl.trainer.common.reference_cache import write_notes
+from trainctl.trainer.data.dataset import open_dataset
 from trainctl.tui.setup import data_check
 from trainctl.tui.setup.data_preview import sample_text, statistics_lines
 
@@ -113,6 +118,33 @@ def test_check_says_that_it_has_not_read_large_data(run_file: Path, monkeypatch:
     assert call_json("check", run_file)["data_read"] is False
 
 
+def test_check_says_whether_the_reference_is_cached(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
+    pairs = [{"prompt": "2+2?", "chosen": "4", "rejected": answer} for answer in ("5", "22")]
+    run_file.with_name("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), "utf-8")
+    dpo = ["--set", "objective.kind=dpo"]
+    kept, size = tmp_path / "state" / node_name() / "data", 4 * (2 + 2 + 2 + 3)
+    says = f"computed before step 1 and kept in {kept}"
+    assert f"reference: not cached: {says} (0.0 MB)" in call("check", run_file, *dpo).stdout
+    assert call_json("check", run_file, *dpo)["references"] == {
+        "": {"folder": str(kept), "size_bytes": size, "cached": False}
+    }
+    adapter_off = call_json("check", run_file, *dpo, "--set", "adapter.kind=lora")
+    assert adapter_off["references"] == {}
+
+    config = read(run_file, {"objective.kind": "dpo"})
+    dataset = open_dataset(config, tmp_path / "tokens", "run.toml")
+    folder = kept / dataset.reference_key(model_digests(tmp_path / "model").whole, "float32").name
+    folder.mkdir(parents=True)
+    (folder / "values.bin").write_bytes(bytes(size))
+    assert_one_line(call("check", run_file, *dpo), 2, "delete the folder to have")
+    write_notes(folder, dataset.reference_key(model_digests(tmp_path / "model").whole, "float32"))
+    assert f"reference: cached in {kept} (0.0 MB)" in call("check", run_file, *dpo).stdout
+    assert f"reference   cached in {kept}" in call("data", "preview", run_file, *dpo).stdout
+
+
 def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path) -> None:
     found = call_json("data", "bench", run_file, "--need", "5")
     assert found["source_bytes"] == run_file.with_name("rows.jsonl").stat().st_size and not found["processes"]
@@ -136,6 +168,8 @@ def test_colours_mark_what_counts() -> None:
     sample = ShownSample("x", (("a", False), ("b", True), ("c", False)))
     assert sample_text(sample, str, color=True) == "\x1b[2ma\x1b[32mb\x1b[0m\x1b[2mc\x1b[0m"
     assert sample_text(sample, str, color=False) == "a»b«c"
+    pair = ShownSample("x", (("a", False), ("b", True)), (("a", False), ("d", True)))
+    assert sample_text(pair, str, color=False) == "prompt:\na\nchosen:\n»b«\nrejected:\n»d«"
 
 
 def test_a_person_reads_shares_beside_counts() -> None:

@@ -116,6 +116,7 @@ def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once(
     assert (over.shares, over.problem) == ((16, 9, 39), "n0 can take at most 62 of 64")
     assert sp.type_key(over, "backspace").shares == three.shares
     assert "at least 1 sample" in sp.type_key(split, "0").problem
+    assert "at least 1 pair;" in sp.type_key(dataclasses.replace(split, unit="pairs"), "0").problem
     assert sp.type_key(sp.type_key(sp.type_key(split, "5"), "0"), "%").shares[0] == 32
     assert sp.type_key(split, "%") == split
     assert sp.type_key(one, "backspace") == split

@@ -191,3 +191,11 @@ def test_what_takes_no_time_is_its_line_alone_and_off_a_terminal_too(capsys: pyt
     assert shown.getvalue() == "demo: making model\n"
     with stages.stage("demo: making model"):
         assert capsys.readouterr().err == "demo: making model\n"
+
+
+@pytest.mark.parametrize("objective", ["pretrain", "sft", "dpo"])
+def test_each_objective_has_a_run_file_on_its_own_data(tmp_path: Path, objective: Any) -> None:
+    made = folder.run_config(tmp_path, {"a": "torch", "b": "mlx"}, 150, objective)
+    assert Path(made["data"]["path"]).name == {"pretrain": "data", "sft": "rows", "dpo": "pairs"}[objective]
+    assert made["adapter"]["kind"] == ("lora" if objective == "dpo" else "full")
+    assert made["batch"]["global"] == (8 if objective == "dpo" else folder.SAMPLES_PER_STEP)

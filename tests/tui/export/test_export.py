@@ -34,7 +34,7 @@ COUNTS = {"steps": KEPT, "ranks": KEPT * run_directory.NODES, "metrics": KEPT, "
 def test_csv_and_json_lines_hold_every_row(
     directory: Path, reader: RecordReader, what: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    counts = {**COUNTS, "samples": len(reader.samples()[0])}
+    counts = {**COUNTS, "samples": len(reader.samples()[0]), "evaluations": len(reader.evaluations())}
     count = counts.get(what, len(reader.events(limit=500)[0]))
     assert count
     assert main.main(["export", str(directory), "--what", what]) == 0

@@ -131,7 +131,7 @@ def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path
     first, second, file = Sheet(), Sheet(), MirrorProgressFile(tmp_path / "place.json")
     growing.commit(1, 5)
     growing.say("five", 5)
-    growing.recorder.evaluation(5, 1005.0, 2.25, 512.0, 0.5)
+    growing.recorder.evaluation(5, 1005.0, 2.25, 512.0, 0.5, {"eval/kl": 0.125})
     mirror = growing.mirror(first)
     mirror.catch_up(whole=True)
     file.save(mirror.place)
@@ -279,7 +279,7 @@ def test_perplexity_is_of_losses_per_token_only() -> None:
     view = run_view(1)
     assert of_evaluation(2.0, view) == {"eval/loss": 2.0, "eval/perplexity": pytest.approx(math.exp(2.0))}
     pairs = msgspec.structs.replace(view, loss_unit="nats per pair")
-    assert of_evaluation(2.0, pairs) == {"eval/loss": 2.0}
+    assert of_evaluation(2.0, pairs, {"eval/kl": 0.5}) == {"eval/loss": 2.0, "eval/kl": 0.5}
 
 
 TRAIN = {
@@ -300,7 +300,9 @@ NODES = {
 def table() -> str:
     """The names as a table in Markdown."""
     rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
-    rows += [f"| `eval/{name.removeprefix('eval_')}` | {m.METRICS[name].help} |" for name in EVALUATED]
+    rows += [
+        f"| `eval/{name.removeprefix('eval_').removeprefix('eval/')}` | {m.METRICS[name].help} |" for name in EVALUATED
+    ]
     rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
     return "\n".join(["| name | value per step |", "| --- | --- |", *rows, ""])
 

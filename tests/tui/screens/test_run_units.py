@@ -47,5 +47,6 @@ def test_titles_of_charts() -> None:
 def test_the_command_line() -> None:
     last = last_of(PAIRS)
     text = tables.status_text(msgspec.structs.replace(snapshot(PAIRS), last_step=last))
+    assert " per pair" in text and "sample" not in text
     assert "0.40 s a step  60 pairs/s" in text and "average 40 pairs/s" in text
     assert tables.step_line(last, PAIRS).endswith("60 pairs/s") and tables.step_line(last).endswith("7,620 tok/s")

@@ -190,6 +190,23 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(
         (inputs / "run.toml").unlink()
 
 
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_pairs_are_trained_as_preferences(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(80)]
+    (inputs / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    asked = [] if objective == "dpo" else ["--objective", objective]
+    call_json(*words(inputs), "--data", inputs / "pairs.jsonl", *asked)
+    made = tomllib.loads((inputs / "run.toml").read_text())
+    assert (made["objective"]["kind"], made["adapter"]["kind"]) == (objective, "lora")
+    assert made["optimizer"]["learning_rate"] == {"dpo": 2e-5, "orpo": 5e-5}[objective]
+    assert made["batch"]["global"] == 8, "an eighth of the pairs"
+    assert made["batch"]["micro_tokens"] % (2 * made["data"]["sequence_length"]) == 0
+    assert "1,000 steps of 8 pairs" in call("check", inputs / "run.toml").stdout
+
+
 def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
     for name in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):

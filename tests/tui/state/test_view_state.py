@@ -98,9 +98,11 @@ def test_a_run_that_starts_takes_the_screen_and_one_that_ended_does_not() -> Non
 def test_an_evaluation_in_the_run_view_becomes_a_point_once() -> None:
     state = opened()
     before = len(state.window("eval_loss"))
+    found = {"eval_loss": 2.0, "eval_step": 118, "eval_values": (("eval/kl", 0.25),)}
     for seq in (1, 2):
-        state = reducer.apply(state, msgspec.structs.replace(VIEW, eval_loss=2.0, eval_step=118, seq=seq), 5000.0)
+        state = reducer.apply(state, msgspec.structs.replace(VIEW, seq=seq, **found), 5000.0)
     assert len(state.window("eval_loss")) == before + 1
+    assert len(state.window("eval/kl")) == 1
 
 
 def test_silence_is_noticed_with_and_without_the_clients_word() -> None:

@@ -457,6 +457,7 @@ class Recorded:
         self.messages = list(messages)
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
+        self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
         self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
@@ -530,6 +531,9 @@ class Recorded:
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
     ) -> m.Samples:
         return m.Samples(rid="r", run=run, samples=self.known_samples, last_row=0, more=False)
+
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+        return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

@@ -43,7 +43,7 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
                     outcome=event.outcome,
                 )
             if played_step.held_out is not None:
-                recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5)
+                recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5, {"eval/kl": number / 1000})
                 recorder.sample(sample(recorder.path.parent.name, number, at))
         recorder.event(at, RunStateChanged("", "finished", step=STEPS), "good", "auto", step=STEPS)
         reading = m.HostReading(

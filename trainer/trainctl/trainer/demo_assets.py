@@ -2,8 +2,9 @@
 
 FOLDER/model is a Hugging Face directory (about 0.8 M parameters, for byte tokens), the same bits everywhere;
 FOLDER/data holds the Python standard library's source text, one file per top-level module or package; with
-`--objective sft`, FOLDER/rows holds the library's functions and what their docstrings say. Each appears under its name
-only when whole, and is left alone when it is there. One JSON line says what there is.
+`--objective sft`, FOLDER/rows holds the library's functions and what their docstrings say; with `--objective dpo`,
+FOLDER/pairs holds its functions as they are written, preferred to the same with a line broken. Each appears under its
+name only when whole, and is left alone when it is there. One JSON line says what there is.
 """
 
 import argparse
@@ -11,10 +12,11 @@ import ast
 import json
 import sys
 import sysconfig
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,8 @@ _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02
 _BOUND = _SPREAD * 3**0.5
 """Of a uniform distribution whose standard deviation is `_SPREAD`."""
+_MOST_PAIR_CHARACTERS = 180
+"""Of a function in a pair: most are then no longer than the demo's samples."""
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "ensurepip"}
 
 
@@ -98,8 +102,43 @@ def make_rows(folder: Path) -> int:
                     file.writelines(json.dumps(row) + "\n" for row in _documented(source))
 
     make_folder(folder, write)
-    with (folder / "functions.jsonl").open("rb") as rows:
-        return sum(1 for _ in rows)
+    return _lines(folder / "functions.jsonl")
+
+
+def make_pairs(folder: Path) -> int:
+    """Preferences at `folder`, if they aren't there yet: the head of each short function of the standard library, its
+    body, and the same body with a line written backwards. Returns their number."""
+
+    def write(work: Path) -> None:
+        with (work / "functions.jsonl").open("w", encoding="utf-8") as file:
+            for sources in _standard_library().values():
+                for source in sorted(sources):
+                    file.writelines(json.dumps(pair) + "\n" for pair in _preferences(source))
+
+    make_folder(folder, write)
+    return _lines(folder / "functions.jsonl")
+
+
+def _lines(file: Path) -> int:
+    with file.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _preferences(source: Path) -> Iterator[dict[str, str]]:
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.FunctionDef) and len(node.body) > 1:
+            head, *lines = ast.unparse(node).splitlines()[len(node.decorator_list) :]
+            body = "\n".join(lines)
+            if len(head) + len(body) <= _MOST_PAIR_CHARACTERS and (broken := _broken(lines)) != lines:
+                yield {"prompt": f"{head}\n", "chosen": body, "rejected": "\n".join(broken)}
+
+
+def _broken(lines: list[str]) -> list[str]:
+    """With one of the lines backwards behind its indentation; which one follows from the text."""
+    at = zlib.crc32("\n".join(lines).encode("utf-8", "surrogatepass")) % len(lines)
+    text = lines[at].lstrip()
+    indent = lines[at][: len(lines[at]) - len(text)]
+    return [*lines[:at], indent + text[::-1], *lines[at + 1 :]]
 
 
 def _documented(source: Path) -> Iterator[dict[str, str]]:
@@ -109,25 +148,30 @@ def _documented(source: Path) -> Iterator[dict[str, str]]:
             yield {"prompt": head, "completion": text.splitlines()[0]}
 
 
+_OF_OBJECTIVE: Final[dict[str, dict[str, Callable[[Path], int]]]] = {
+    "pretrain": {}, "sft": {"rows": make_rows}, "dpo": {"pairs": make_pairs},
+}  # fmt: skip
+"""What an objective needs beside model and text: folder, and what makes it."""
+
+
 def main() -> int:
     """Make them; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m trainctl.trainer.demo_assets", description="Create the demo's model and text."
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--objective", choices=("pretrain", "sft"), default="pretrain")
+    parser.add_argument("--objective", choices=_OF_OBJECTIVE, default="pretrain")
     given = parser.parse_args()
     folder: Path = given.folder.absolute()
     try:
         parameters = make_model(folder / "model")
         size = make_text(folder / "data")
-        rows = make_rows(folder / "rows") if given.objective == "sft" else None
+        own = {name: make(folder / name) for name, make in _OF_OBJECTIVE[given.objective].items()}
     except (OSError, TrainctlError) as error:
         print(f"demo assets: {first_line(error)}", file=sys.stderr)
         return 1
     made = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
-    made |= {"rows": rows} if rows is not None else {}
-    print(json.dumps(made))
+    print(json.dumps(made | own))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
@@ -14,6 +15,7 @@ from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
+from trainctl.protocol.machine.file_digests import FileDigests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
@@ -35,8 +37,10 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
 from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
+from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
 
@@ -49,20 +53,22 @@ class Trainer:
 
     def __init__(
         self, who: Identity, config: run_tables.RunFile, paths: RunPaths, backend: Backend, dataset: TrainingData,
-        progress: Progress, status: StatusWriter, control: Control, standby: Standby | None = None,
+        progress: Progress, status: StatusWriter, control: Control, model_files: FileDigests,
+        standby: Standby | None = None,
     ) -> None:  # fmt: skip
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
         self._progress, self._status, self._control = progress, status, control
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings.of(config, who.node)
         self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
-        self._model_files = file_digests.model_digests(Path(config.model.path))
+        self._model_files = model_files
         self._saver = Saver(
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
             self._model_files.whole,
         )  # fmt: skip
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
+        self._pair_texts = PairTexts(config, dataset)
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
@@ -201,7 +207,7 @@ class Trainer:
             case "train":
                 return self._executor.train(plan, started)
             case "evaluate":
-                return self._executor.evaluate(plan, started)
+                return self._evaluate(plan, started)
             case "checkpoint":
                 return self._checkpoint(plan, started)
             case "sync":
@@ -212,6 +218,16 @@ class Trainer:
                 return self._executor.probe(plan, started, self._family)
             case "sample":
                 return self._sample(plan, started)
+
+    def _evaluate(self, plan: m.StepPlan, started: float) -> m.EvaluationReport:
+        """A tokenizer that fails costs the texts of pairs, not the evaluation."""
+        report = self._executor.evaluate(plan, started)
+        try:
+            pairs = tuple(self._pair_texts.described(pair) for pair in report.pairs)
+        except SAMPLE_FAILURES as error:
+            log.warning("the texts of held-out pairs are missing: %s", first_line(error))
+            return report
+        return msgspec.structs.replace(report, pairs=pairs)
 
     def _sample(self, plan: m.StepPlan, started: float) -> m.SampleReport:
         """A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report says why."""
@@ -256,7 +272,14 @@ def load_trainer(
     control.detail = ""
     _warn_of_fit(config, where)
     backend = load(config, config.nodes.get(who.node, run_tables.NodeTable()), where)
-    return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
+    model_files = file_digests.model_digests(Path(config.model.path))
+    if wants_reference(config):
+        assert isinstance(dataset, Dataset), "pairs are whole files"
+        settings = ReferenceSettings.of(config, who.node, caches, model_files.whole)
+        company = Company(who.run, who.rank, control) if len(config.nodes) > 1 else None
+        prepare_reference(settings, dataset, backend, _computing_reference(status, control, progress), company)
+        control.detail = ""
+    return Trainer(who, config, paths, backend, dataset, progress, status, control, model_files, standby)
 
 
 def _warn_of_fit(config: run_tables.RunFile, where: str) -> None:
@@ -330,7 +353,28 @@ def _log_lost(dataset: Dataset, samples: str) -> None:
 
 
 def _tokenizing(status: StatusWriter, control: Control) -> Report:
-    """Shows how far the data are tokenized: to the agent, where it counts as progress, and at times in the log."""
+    """Shows how far the data are tokenized."""
+    return _shown(
+        status, control, lambda done, whole: f"tokenizing {done / max(1, whole):.0%} of {whole / 1e6:,.1f} MB"
+    )
+
+
+def _computing_reference(status: StatusWriter, control: Control, progress: Progress) -> Report:
+    """Shows how far the reference's log-probabilities are computed, and looks whether they are still wanted."""
+    look = _ended_by(progress, status, control)
+    show = _shown(
+        status, control, lambda done, whole: f"computing the reference, {done / max(1, whole):.0%} of {whole:,} pairs"
+    )
+
+    def report(done: int, whole: int) -> None:
+        look()
+        show(done, whole)
+
+    return report
+
+
+def _shown(status: StatusWriter, control: Control, text: Callable[[int, int], str]) -> Report:
+    """Shows progress: to the agent, where it counts as a sign of life, and at times in the log."""
     before, due = -1, time.monotonic() + LOG_SECONDS
 
     def report(done: int, whole: int) -> None:
@@ -339,7 +383,7 @@ def _tokenizing(status: StatusWriter, control: Control) -> Report:
             return
         before = done
         status.show("starting")
-        control.detail = f"tokenizing {done / max(1, whole):.0%} of {whole / 1e6:,.1f} MB"
+        control.detail = text(done, whole)
         if time.monotonic() >= due:
             due = time.monotonic() + LOG_SECONDS
             log.info("%s", control.detail)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
+from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, number, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
@@ -83,6 +83,19 @@ def _say(state: str, why: str, view: m.RankView) -> Said:
     known = (("share", view.share), ("micro-batch", view.micro_batch), ("pid", view.pid))
     facts = "".join(f", {name} {value}" for name, value in known if value is not None)
     return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
+
+
+def divergence(view: m.RunView, table: AlertsTable) -> list[Finding]:
+    """How far the newest evaluation has found the model from its reference; nothing in a run without one."""
+    nats = dict(view.eval_values).get(m.KL)
+    if nats is None:
+        return []
+
+    def say() -> Said:
+        settings = "a higher objective.beta or a lower learning rate keeps it closer"
+        return Said(f"KL {number(nats)} nats per token from the reference, above {number(table.kl_nats)}", (settings,))
+
+    return [Finding("kl", not nats <= table.kl_nats, nats < table.kl_clear_nats, say)]
 
 
 class StallWatch:

@@ -129,7 +129,8 @@ class Evaluator:
             if view.state in OUT_STATES:
                 self._paces.forget(rank)
                 self._own_losses.forget(rank)
-        self._judge([self._stalls.look(snapshot, now), *conditions.nodes(snapshot)], now)
+        found = (*conditions.nodes(snapshot), *conditions.divergence(snapshot.view, self._table))
+        self._judge([self._stalls.look(snapshot, now), *found], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None
             if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):

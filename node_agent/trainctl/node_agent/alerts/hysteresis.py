@@ -22,6 +22,7 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "skipped": (1, 0.0, 20),  # steps
     "loss-spike": (3, 0.0, 10),  # steps
     "own-loss": (20, 0.0, 20),  # steps of one rank
+    "kl": (1, 0.0, 1),  # looks
     "stall": (1, 0.0, 1),  # looks
     "throughput": (BLOCK_STEPS, 20.0, BLOCK_STEPS),  # steps of one rank
     "clock": (10, 10.0, 10),  # readings of one machine

@@ -105,6 +105,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _hosts(request, source)
         case m.SamplesRequest():
             return await _samples(request, source)
+        case m.PairsRequest():
+            return await _pairs(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -306,6 +308,12 @@ async def _samples(request: m.SamplesRequest, source: QuerySource) -> m.Samples:
         paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
     )  # fmt: skip
     return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
+
+
+async def _pairs(request: m.PairsRequest, source: QuerySource) -> m.Pairs:
+    paths = _paths(request.run, source)
+    found = await _from_record(paths, lambda reader: reader.held_out_pairs(request.limit))
+    return m.Pairs(rid=request.rid, run=paths.directory.name, evaluations=found)
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

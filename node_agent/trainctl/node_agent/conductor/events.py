@@ -152,6 +152,8 @@ class Evaluated:
     loss: float
     weight: float
     seconds: float
+    values: dict[str, float]  # metrics beside the loss, by name
+    pairs: tuple[m.EvaluatedPair, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

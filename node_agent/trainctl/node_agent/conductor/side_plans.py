@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import Measured
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import probes, rows
+from trainctl.node_agent.conductor import held_out, probes, rows
 from trainctl.node_agent.conductor.probes import Difference
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
@@ -70,12 +70,13 @@ def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None
 
 
 def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
-    """The loss over all held-out samples: the ranks' sums over their weights."""
-    weight = sum(report.weight for report in reports.values())
-    loss = sum(report.loss_sum for report in reports.values()) / weight if weight else float("nan")
+    """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights."""
+    loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
-    state.decide(d.Evaluated(plan.step, loss, weight, seconds))
-    state.persist(eval_loss=loss, eval_step=plan.step)  # not before it: killed between the two, it is done again
+    pairs = held_out.pairs([*reports.values()])
+    state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
+    # Not before it: killed between the two, it is done again.
+    state.persist(eval_loss=loss, eval_step=plan.step, eval_values=values)
     state.happen(e.Evaluated(loss, seconds), step=plan.step)
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=e.Evaluated(loss))

@@ -133,6 +133,8 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     )  # fmt: skip
     for metric in RUN_METRICS if last is not None else ():
         yield from _given("trainctl", run, (exported_name(metric.name), metric.of(last)))
+    for name, value in view.eval_values:
+        yield from _given("trainctl", run, (exported_name(name), value))
     for name, value in last.values.items() if last is not None else ():
         if name not in m.METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)

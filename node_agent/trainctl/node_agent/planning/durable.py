@@ -83,6 +83,7 @@ class Durable(msgspec.Struct, frozen=True):
     stop_writes_checkpoint: bool = True
     eval_loss: float | None = None
     eval_step: int | None = None
+    eval_values: dict[str, float] = {}  # metrics beside the loss, by name
     members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
     probed: tuple[int, ...] | None = None  # members whose model was compared; None: by a version without probes
     timed: bool = False  # the first shares have been measured

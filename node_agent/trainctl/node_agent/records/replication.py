@@ -129,7 +129,12 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
             yield m.KeptValue(key=key, value=value)
     for made in reader.evaluations():
         if made.step >= after_step:
-            yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
+            yield m.KeptEvaluation(
+                step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds,
+                values=dict(made.values),
+            )  # fmt: skip
+    for pairs in reader.held_out_pairs(m.MAX_COUNT, after_step):
+        yield m.KeptPairs(pairs=pairs)
     yield from _samples(reader, after_step)
 
 
@@ -210,7 +215,9 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
         case m.KeptValue(key=key, value=value):
             recorder.set_meta(key, value)
         case m.KeptEvaluation():
-            recorder.evaluation(item.step, item.at, item.loss, item.weight, item.seconds)
+            recorder.evaluation(item.step, item.at, item.loss, item.weight, item.seconds, item.values)
+        case m.KeptPairs(pairs=pairs):
+            recorder.pairs(pairs)
         case m.KeptSample(sample=sample):
             recorder.sample(sample)
         case m.KeptDrifts():

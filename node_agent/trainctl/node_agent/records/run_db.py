@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -186,10 +187,19 @@ class RunDb:
         self._last_event = max(self._last_event, event.id)
         self._write(writes.event(event))
 
-    def evaluation(self, step: int, at: float, loss: float, weight: float, seconds: float) -> None:
-        """Keep a loss on the held-out samples (nats per unit of weight), or if it is already kept change nothing."""
-        self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds)))
-        self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds))
+    def evaluation(
+        self, step: int, at: float, loss: float, weight: float, seconds: float,
+        values: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Keep a loss on the held-out samples (nats per unit of weight) with the metrics beside it, or if it is already
+        kept change nothing."""
+        self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
+        self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds, values=dict(values)))
+
+    def pairs(self, made: m.HeldOutPairs) -> None:
+        """Keep the held-out pairs of an evaluation, or if they are already kept change nothing."""
+        self._write(writes.pairs(made))
+        self.on_kept(m.KeptPairs(pairs=made))
 
     def sample(self, sample: m.Sample) -> None:
         """Keep an answer of the model, or if it is already kept change nothing."""

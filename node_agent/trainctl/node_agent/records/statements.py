@@ -167,9 +167,15 @@ def evaluation(made: Evaluation) -> Write:
     def write(connection: sqlite3.Connection) -> None:
         known = "SELECT 1 FROM evaluations WHERE step = ? AND at = ?"
         if connection.execute(known, (made.step, made.at)).fetchone() is None:
-            connection.execute(_insertion("evaluations", made), made)
+            connection.execute(_insertion("evaluations", made[:5]), made[:5])
+            rows = [(name, made.step, made.at, value) for name, value in made.values.items()]
+            connection.executemany("INSERT OR IGNORE INTO evaluation_values VALUES (?, ?, ?, ?)", rows)
 
     return write
+
+
+def pairs(made: m.HeldOutPairs) -> Write:
+    return _insert("held_out_pairs", (made.step, made.at, encode(m.KeptPairs(pairs=made))))
 
 
 def sample(made: m.Sample) -> Write:

@@ -59,6 +59,9 @@ class FollowedRank:
 
     async def obey(self, order: m.ToTrainer) -> bool:
         """Pass an order on, a plan once it is journaled; False if it is of a generation that has been left."""
+        if isinstance(order, m.ReferenceSlice):
+            await self.port.tell(order)  # a trainer that isn't there asks again
+            return True
         if not isinstance(order, m.Leave):
             if order.generation < self.generation:
                 return False

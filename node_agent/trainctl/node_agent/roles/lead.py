@@ -50,15 +50,24 @@ class _Alerts(Protocol):
     def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded: ...
 
 
+class _References(Protocol):
+    """What collects a reference's log-probabilities from the ranks that load, and hands them on."""
+
+    async def take(self, session: Session, ask: m.ReferenceAsk) -> None: ...
+    def ended(self, paths: RunPaths) -> None: ...
+    def close(self) -> None: ...
+
+
 class Lead:
     """Leads at most one run; `session` is that run while it is active."""
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer,
-        guests: GuestRuns,
+        guests: GuestRuns, references: _References,
     ) -> None:  # fmt: skip
         """`alerts` is given a run's end while its record can still be written, and other machines' readings."""
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
+        self._references = references
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
         self._peer_events = PeerEvents(context, self, alerts.read)
         self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
@@ -257,7 +266,10 @@ class Lead:
         """What a trainer of the run that is led said; `returned`: earlier messages to it may be lost."""
         if returned:
             await session.feed(d.RankReturned(answer.rank))
-        await session.feed(answer)
+        if isinstance(answer, m.ReferenceAsk):
+            await self._references.take(session, answer)
+        else:
+            await session.feed(answer)
 
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
@@ -308,6 +320,7 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
+        self._references.ended(session.paths)
         self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
@@ -340,6 +353,7 @@ class Lead:
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""
+        self._references.close()
         if self.session is not None:
             self.session.close()
 

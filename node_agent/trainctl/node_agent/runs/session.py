@@ -174,6 +174,12 @@ class Session:
         self._uncommitted.extend(late)
         self.recorder.add_parts(late)
 
+    def _keep_evaluation(self, made: d.Evaluated) -> None:
+        at = time.time()
+        self.recorder.evaluation(made.step, at, made.loss, made.weight, made.seconds, made.values)
+        if made.pairs:
+            self.recorder.pairs(m.HeldOutPairs(made.step, at, made.pairs))
+
     async def _carry_out(self, decision: d.Decision) -> None:
         match decision:
             case d.Issue(plan, durable, held):
@@ -197,8 +203,8 @@ class Session:
                 self._commit(step, first)
             case d.RankDone(part, step):
                 self._add_part(part, step)
-            case d.Evaluated(step, loss, weight, seconds):
-                self.recorder.evaluation(step, time.time(), loss, weight, seconds)
+            case d.Evaluated():
+                self._keep_evaluation(decision)
             case d.Sampled(sample):
                 self.recorder.sample(sample)
                 self._publisher.publish(sample)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.config.run_tables import DataKind
 
 PERCENTILES: Final = (50, 90, 95, 99, 100)
@@ -16,6 +17,7 @@ class ShownSample(msgspec.Struct, frozen=True):
 
     place: str  # FILE: line N
     tokens: tuple[tuple[str, bool], ...]  # text of each token, and whether it counts in the loss
+    rejected: tuple[tuple[str, bool], ...] = ()  # of a pair: the same for the rejected answer; `tokens`: the chosen one
 
 
 class TemplateUse(msgspec.Struct, frozen=True):
@@ -27,6 +29,14 @@ class TemplateUse(msgspec.Struct, frozen=True):
     ends: str  # what it writes after the answer
     changed: int  # conversations with a content that it leaves out or writes otherwise
     date: str = ""  # that it writes in place of today's
+
+
+class ReferenceState(msgspec.Struct, frozen=True):
+    """The reference's log-probabilities of the data, on one node."""
+
+    folder: str  # of the node's caches
+    size_bytes: int  # of the values, in the folder or once they are there
+    cached: bool  # whether they are there
 
 
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +60,8 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     held_out_path: str = ""
     repeated: int = 0  # held-out samples equal to one for training
     growing: bool = False  # more may be written to the file: these are the samples that it has now
+    unit: str = SAMPLES  # what samples are called
+    reference: ReferenceState | None = None  # None: they are not computed before the first step
     warning: str = ""  # what is missing at the end of texts and completions
     template: TemplateUse | None = None  # None: no conversations among the first rows
 
@@ -67,14 +79,17 @@ def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:
     return {f"p{percent}": int(value) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
-def padding(lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0) -> float:
+def padding(
+    lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0, used: NDArray[np.int64] | None = None
+) -> float:
     """The fraction of positions that are padding if samples of these lengths, in this order, are processed
     `micro_batch` at a time, each padded to the longest beside it. With `micro_tokens`, the first of a micro-batch,
-    which is its longest, says how many fit into it."""
+    which is its longest, says how many fit into it. `used`: the positions of each sample that are no padding even
+    alone; None: all of its length."""
     positions = done = 0
     while done < len(lengths):
         fit = max(1, micro_tokens // int(lengths[done])) if micro_tokens else micro_batch
         group = lengths[done : done + min(micro_batch, fit)]
         positions += int(group.max()) * len(group)
         done += len(group)
-    return 1 - int(lengths.sum()) / positions
+    return 1 - int((lengths if used is None else used).sum()) / positions

@@ -25,6 +25,7 @@ from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -99,7 +100,8 @@ def _nf4_bytes(shape: tuple[int, ...], double_quantization: bool) -> int:
 
 def _pass_tokens(config: RunFile, node: NodeTable) -> int:
     """The most of a micro-batch: its samples' at full length, or the limit of a pass, but one sample at least."""
-    length = config.data.sequence_length
+    sequences = objective_of(config.objective, config.data.kind).sequences
+    length = config.data.sequence_length * sequences
     limit = config.batch.micro_tokens if node.micro_tokens is None else node.micro_tokens
     tokens = (node.micro or config.batch.micro) * length
     return min(tokens, max(limit, length)) if limit else tokens

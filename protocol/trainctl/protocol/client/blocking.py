@@ -60,6 +60,7 @@ class BlockingClient:
     steps = _blocking(Client.steps)
     hosts = _blocking(Client.hosts)
     samples = _blocking(Client.samples)
+    pairs = _blocking(Client.pairs)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)

@@ -192,6 +192,10 @@ class Client(AttachedRuns):
         request = m.SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
         return await self.ask(request, m.Samples)
 
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+        """The held-out pairs of the newest evaluations, oldest first."""
+        return await self.ask(m.PairsRequest(rid=_rid(), run=run, limit=limit), m.Pairs)
+
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)

@@ -15,8 +15,8 @@ from msgspec import Meta
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
-    "nonfinite", "skipped", "loss-spike", "own-loss", "stall", "throughput", "clock", "memory", "disk", "node-silent",
-    "node-lost", "lead-silent",
+    "nonfinite", "skipped", "loss-spike", "own-loss", "kl", "stall", "throughput", "clock", "memory", "disk",
+    "node-silent", "node-lost", "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -37,6 +37,7 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "skipped": Kind("warning", "many steps are skipped because their gradients overflow"),
     "loss-spike": Kind("warning", "the loss is far above its trend"),
     "own-loss": Kind("warning", "a rank's own loss keeps differing from the other ranks' losses"),
+    "kl": Kind("warning", "the model has moved far from its reference"),
     "stall": Kind("error", "the run is running but commits no steps"),
     "throughput": Kind("warning", "a rank is slower than before with the same micro-batch"),
     "clock": Kind("warning", "a device under load runs at a lower clock rate than before"),
@@ -60,6 +61,8 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_spike_steps: Steps = 3  # steps in a row
     own_loss_deviations: Annotated[float, Meta(ge=1, le=1000)] = 1.5  # from the ranks' median, in its own scatter
     own_loss_percent: Percent = 5.0  # and from it by this much, over 50 steps; cleared below half of either
+    kl_nats: Annotated[float, Meta(gt=0, le=1000)] = 0.5  # per token, of the last evaluation
+    kl_clear_nats: Annotated[float, Meta(ge=0, le=1000)] = 0.4
     stall_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0  # without a commit, and
     stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
     throughput_drop_percent: Percent = 15.0  # of the last 20 steps' own rate under the best 20 before
@@ -84,9 +87,11 @@ class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def check_thresholds(table: AlertsTable, where: str) -> None:
     """Raises InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
-    rising = (("memory_clear_percent", "memory_percent"), ("throughput_clear_percent", "throughput_drop_percent"),
-              ("clock_clear_percent", "clock_drop_percent"), ("disk_free_gb", "disk_clear_gb"),
-              ("disk_free_percent", "disk_clear_percent"))  # fmt: skip
+    rising = (
+        ("kl_clear_nats", "kl_nats"), ("memory_clear_percent", "memory_percent"),
+        ("throughput_clear_percent", "throughput_drop_percent"), ("clock_clear_percent", "clock_drop_percent"),
+        ("disk_free_gb", "disk_clear_gb"), ("disk_free_percent", "disk_clear_percent"),
+    )  # fmt: skip
     for lower, upper in rising:
         low, high = getattr(table, lower), getattr(table, upper)
         if low > high:

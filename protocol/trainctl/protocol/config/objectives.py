@@ -5,8 +5,30 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-ObjectiveName = Literal["pretrain", "sft", "dpo"]
+from trainctl.protocol.config.validation_errors import REFUSED
+
+ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo"]
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
+Reference = Literal["auto", "adapter-off", "cached"]
+
+_SORTS: Final = (
+    "it sorts the log-ratios of a micro-batch's pairs, so the loss would change with the micro-batch and the shares"
+)
+_REFUSED_LOSSES: Final = {"aot": _SORTS, "aot_unpaired": _SORTS, "aot_pair": _SORTS}
+_REFUSED_OBJECTIVES: Final = {
+    "kto": "it compares each answer with the mean KL over its micro-batch, so the loss would change with the"
+    ' micro-batch and the shares; use "dpo" or "orpo"',
+    "bco": "it compares each answer with a running mean over the micro-batches, so the loss would change with the"
+    ' micro-batch and the shares; use "dpo" or "orpo"',
+}
+"""By TRL's names. Only a loss that is a sum over single samples is the same however the batch is cut."""
+
+
+PAIRS, SAMPLES = "pairs", "samples"
+ANSWER_TOKENS: Final = "answer_tokens"
+"""A weight that only evaluations have: the targets that count."""
+HELD_OUT: Final = "eval/"
+"""What the name of a metric begins with that is of the held-out samples."""
 
 
 class ObjectiveMetric(NamedTuple):
@@ -17,6 +39,10 @@ class ObjectiveMetric(NamedTuple):
     title: str
     help: str
 
+    @property
+    def unit(self) -> str:
+        return f"per {self.weight.replace('_', ' ').removesuffix('s')}"
+
 
 class Objective(NamedTuple):
     """What its loss is, and what that is divided by."""
@@ -26,47 +52,98 @@ class Objective(NamedTuple):
     needs_mask: bool = False  # whether only data of rows or samples say which targets count
     metrics: tuple[ObjectiveMetric, ...] = ()
     sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer
+    settings: tuple[str, ...] = ()  # fields of `[objective]` that act on it
+    held_out: tuple[ObjectiveMetric, ...] = ()  # those that only an evaluation measures, where the run can
 
     @property
     def weight_unit(self) -> str:
         return self.weights[0]
 
+    @property
+    def sample_unit(self) -> str:
+        """What samples are called: pairs, or samples."""
+        return PAIRS if self.sequences > 1 else SAMPLES
 
-_PREFERENCE_METRICS: Final = (
+    @property
+    def evaluated(self) -> tuple[ObjectiveMetric, ...]:
+        """What an evaluation measures beside the loss, by the names of a step's."""
+        return (*self.metrics, *self.held_out)
+
+
+_REWARDS: Final = (
     ObjectiveMetric(
-        "rewards/chosen", "pairs", "chosen reward", "beta times the log-ratio of chosen answers to the reference."
+        "rewards/chosen", "pairs", "chosen reward", "Reward of chosen answers. dpo: beta times the log-ratio to the"
+        " reference. orpo: beta times the log-probability per token.",
     ),
-    ObjectiveMetric(
-        "rewards/rejected", "pairs", "rejected reward", "beta times the log-ratio of rejected answers to the reference."
-    ),
+    ObjectiveMetric("rewards/rejected", "pairs", "rejected reward", "As rewards/chosen, of rejected answers."),
     ObjectiveMetric(
         "rewards/accuracies", "pairs", "reward accuracy", "Fraction of pairs whose chosen answer has the higher reward."
     ),
     ObjectiveMetric("rewards/margins", "pairs", "reward margin", "Chosen reward minus rejected reward."),
-    ObjectiveMetric("logps/chosen", "pairs", "chosen log-prob", "Log-probability of chosen answers, in nats."),
-    ObjectiveMetric("logps/rejected", "pairs", "rejected log-prob", "Log-probability of rejected answers, in nats."),
     ObjectiveMetric(
-        "logratio", "pairs", "log-ratio", "Mean over an answer's tokens of its log-ratio to the reference, in nats."
+        "logps/chosen", "pairs", "chosen log-prob",
+        "Log-probability of chosen answers in nats. dpo: of the whole answer. orpo: per token.",
+    ),
+    ObjectiveMetric("logps/rejected", "pairs", "rejected log-prob", "As logps/chosen, of rejected answers."),
+)  # fmt: skip
+_LOGRATIO: Final = ObjectiveMetric(
+    "logratio", "pairs", "log-ratio", "Mean over an answer's tokens of its log-ratio to the reference, in nats."
+)
+_ODDS: Final = (
+    ObjectiveMetric(
+        "nll_loss", "tokens", "NLL", "Negative log-likelihood per token of prompts with their chosen answers, in nats."
+    ),
+    ObjectiveMetric(
+        "log_odds_ratio", "pairs", "log-sigmoid odds", "log sigmoid of log_odds_chosen; orpo's loss has minus beta of"
+        " it.",
+    ),
+    ObjectiveMetric(
+        "log_odds_chosen", "pairs", "log odds ratio", "log(odds of the chosen answer / odds of the rejected one)."
+    ),
+)  # fmt: skip
+_VOCABULARY: Final = (
+    ObjectiveMetric("entropy", ANSWER_TOKENS, "entropy", "Mean entropy of the answers' tokens, in nats."),
+    ObjectiveMetric(
+        "mean_token_accuracy",
+        ANSWER_TOKENS,
+        "token accuracy",
+        "Fraction of the answers' tokens that are the likeliest.",
     ),
 )
-"""By TRL's names, but for `logratio`."""
+_KL: Final = ObjectiveMetric(
+    "kl",
+    ANSWER_TOKENS,
+    "KL",
+    "KL divergence from the reference at the answers' tokens, over the whole vocabulary, in nats per token.",
+)
+"""By TRL's names, but for `logratio` and `kl`."""
 
 OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "pretrain": Objective(("tokens",), "nats per token"),  # every target counts
     "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
-    "dpo": Objective(("pairs",), "per pair", needs_mask=True, metrics=_PREFERENCE_METRICS, sequences=2),
-}
+    "dpo": Objective(
+        ("pairs",), "per pair", needs_mask=True, metrics=(*_REWARDS, _LOGRATIO), sequences=2,
+        settings=("loss", "beta", "label_smoothing", "reference"), held_out=(*_VOCABULARY, _KL),
+    ),
+    "orpo": Objective(
+        ("pairs", "tokens"), "nats per token + per pair", needs_mask=True, metrics=(*_REWARDS, *_ODDS), sequences=2,
+        settings=("beta",), held_out=_VOCABULARY,
+    ),
+}  # fmt: skip
 
 
 class ObjectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[objective]` of a run file."""
 
-    kind: Literal["auto"] | ObjectiveName = "auto"  # auto: pretrain on text, sft on rows and samples
-    loss: PreferenceLoss = "sigmoid"  # of dpo
-    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1  # of dpo: higher keeps the model closer to the reference
+    kind: Annotated[Literal["auto"] | ObjectiveName, Meta(extra={REFUSED: _REFUSED_OBJECTIVES})] = (
+        "auto"  # auto: pretrain on text, sft on rows and samples
+    )
+    loss: Annotated[PreferenceLoss, Meta(extra={REFUSED: _REFUSED_LOSSES})] = "sigmoid"  # of dpo
+    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1  # of dpo: higher stays closer to the reference; of orpo: lambda
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = (
         0.0  # of loss = "robust": fraction of pairs labelled wrongly
     )
+    reference: Reference = "auto"  # of dpo: computed in each step with the adapter off, or once; auto: cached if full
 
 
 def objective_name(table: ObjectiveTable, data_kind: str) -> ObjectiveName:
@@ -81,5 +158,23 @@ def objective_of(table: ObjectiveTable, data_kind: str) -> Objective:
     return OBJECTIVES[objective_name(table, data_kind)]
 
 
-PREFERENCE_SETTINGS: Final = ("loss", "beta", "label_smoothing")
-"""Fields of the table that only preference objectives have."""
+def caches_reference(table: ObjectiveTable, *, has_adapter: bool) -> bool:
+    """Whether the reference's log-probabilities are computed once, before the first step, and kept."""
+    if table.kind == "auto" or "reference" not in OBJECTIVES[table.kind].settings:
+        return False
+    return table.reference == "cached" or (table.reference == "auto" and not has_adapter)
+
+
+def which_have(setting: str) -> str:
+    """The objectives that a field of the table acts on, for an error."""
+    return " or ".join(f'"{name}"' for name, row in OBJECTIVES.items() if setting in row.settings)
+
+
+def sample_unit(kind: str) -> str:
+    """What samples are called if `objective.kind` is this."""
+    return next((row.sample_unit for name, row in OBJECTIVES.items() if name == kind), SAMPLES)
+
+
+def sequences_of(kind: str) -> int:
+    """How many sequences a sample has if `objective.kind` is this."""
+    return next((row.sequences for name, row in OBJECTIVES.items() if name == kind), 1)

@@ -10,9 +10,17 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config import env_policy, families, hub_models, input_checks, quantization, toml_file
+from trainctl.protocol.config import (
+    env_policy,
+    families,
+    hub_models,
+    input_checks,
+    objective_checks,
+    quantization,
+    toml_file,
+)
 from trainctl.protocol.config.alert_rules import check_thresholds
-from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_of
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -243,7 +251,8 @@ def _check_sense(config: RunFile, where: str) -> None:
     with wrong.going_on():
         check_thresholds(config.alerts, where)
     for check in (
-        _check_lengths, _check_shares, _check_objective, _check_init, _check_base, _check_held_out, _check_growing,
+        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_held_out,
+        _check_growing,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -280,43 +289,6 @@ def _check_shares(config: RunFile, where: str) -> None:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, more than batch.global = {whole}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, but batch.global = {whole}")
-
-
-def _check_objective(config: RunFile, where: str) -> None:
-    objective, kind = config.objective, config.data.kind
-    if kind == "text" and objective_of(objective, kind).needs_mask:
-        problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
-        raise InvalidInputError(f"{where}: objective.kind", problem)
-    wrong = Collected()
-    if objective.kind == "dpo":
-        with wrong.going_on():
-            _check_preferences(config, where)
-    else:
-        with wrong.going_on():
-            for field in PREFERENCE_SETTINGS:
-                if getattr(objective, field) != getattr(ObjectiveTable(), field):
-                    problem = f'is a setting of objective.kind = "dpo"; this run has {objective.kind!r}'
-                    raise InvalidInputError(f"{where}: objective.{field}", problem)
-    wrong.raise_any()
-
-
-def _check_preferences(config: RunFile, where: str) -> None:
-    objective = config.objective
-    if config.data.kind != "rows":
-        raise InvalidInputError(
-            f"{where}: data.kind", '"dpo" needs rows with a chosen and a rejected answer: set "rows"'
-        )
-    if config.data.growing:
-        raise InvalidInputError(f"{where}: data.growing", '"dpo" needs whole files: set data.growing = false')
-    if config.data.packing != "none":
-        problem = '"dpo" compares the two answers of a pair, which are not packed: set data.packing = "none"'
-        raise InvalidInputError(f"{where}: data.packing", problem)
-    if config.adapter.kind == "full":
-        problem = '"dpo" needs a reference, which is the model without its adapters: set adapter.kind = "lora"'
-        raise InvalidInputError(f"{where}: adapter.kind", problem)
-    if objective.label_smoothing and objective.loss != "robust":
-        problem = f'acts only on objective.loss = "robust"; this run has {objective.loss!r}'
-        raise InvalidInputError(f"{where}: objective.label_smoothing", problem)
 
 
 def _check_init(config: RunFile, where: str) -> None:

@@ -12,6 +12,8 @@ _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "object": "a table",
     "array": "a list", "null": "nothing",
 }  # fmt: skip
+REFUSED = "refused"
+"""Key of a type's `msgspec.Meta.extra`: values that it doesn't have, each with the reason."""
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 
 
@@ -69,9 +71,28 @@ def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tupl
 def _of_choices(value: Any, kind: Any) -> str:
     """A value that is none of those there are, with these."""
     plain = _without_null(kind)
-    if get_origin(plain) is Literal:
-        return f"{value!r} is not one of {', '.join(map(str, get_args(plain)))}"
+    if isinstance(value, str) and (reason := _reasons(kind).get(value)):
+        return f"{value!r} is not supported: {reason}"
+    if choices := _choices(plain):
+        return f"{value!r} is not one of {', '.join(map(str, choices))}"
     return _or_a_list(plain) if isinstance(value, str) else ""
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Of a type that is a few values alone."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    each = [_choices(part) for part in parts]
+    return tuple(value for values in each for value in values) if all(each) else ()
+
+
+def _reasons(kind: Any) -> dict[str, str]:
+    """Of values that people may expect: why they are none, as the type's metadata has it."""
+    for part in (about for about in get_args(kind)[1:] if get_origin(kind) is Annotated):
+        if isinstance(part, msgspec.Meta) and part.extra:
+            return dict(part.extra.get(REFUSED, {}))
+    return {}
 
 
 def _or_a_list(kind: Any) -> str:

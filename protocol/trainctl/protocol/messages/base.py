@@ -27,6 +27,8 @@ PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"
 Engine = Literal["gloo", "ring"]
 WorkKind = Literal["log-probabilities", "answers"]
 WorkState = Literal["receiving", "running", "finished", "cancelled", "failed"]
+ReferenceName = Annotated[str, Meta(pattern=r"^reference-[0-9a-f]{32}\Z")]
+"""Name of the folder that keeps the values in each node's caches."""
 WorkId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{3,63}\Z")]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})

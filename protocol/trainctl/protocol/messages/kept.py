@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from trainctl.protocol.messages.base import CommandState, Count, Message, Name
-from trainctl.protocol.messages.telemetry import Event, RankStep, Sample, StepCommitted
+import msgspec
+
+from trainctl.protocol.messages.base import CommandState, Count, Message, Name, Values
+from trainctl.protocol.messages.telemetry import Event, HeldOutPairs, RankStep, Sample, StepCommitted
 from trainctl.protocol.messages.trainer import StepPlan
 
 
@@ -46,12 +48,19 @@ class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
     loss: float  # mean loss, in nats per unit of weight
     weight: float  # weight that divides the loss
     seconds: float
+    values: Values = msgspec.field(default_factory=dict)  # metrics beside the loss, by name
 
 
 class KeptSample(Message, tag="kept-sample", frozen=True):
     """One answer of the model."""
 
     sample: Sample  # the answer
+
+
+class KeptPairs(Message, tag="kept-pairs", frozen=True):
+    """Held-out pairs of one evaluation."""
+
+    pairs: HeldOutPairs  # pairs with their rewards
 
 
 class KeptDrifts(Message, tag="kept-drifts", frozen=True):
@@ -102,6 +111,7 @@ Kept = (
     | KeptValue
     | KeptEvaluation
     | KeptSample
+    | KeptPairs
     | KeptDrifts
     | KeptRetraction
     | KeptCommand

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from trainctl.protocol.config.objectives import OBJECTIVES
+from trainctl.protocol.config.objectives import HELD_OUT, OBJECTIVES
 from trainctl.protocol.messages.trainer import BUSY_PHASES, PHASES
 
 Scope = Literal["run", "rank", "host"]
@@ -243,19 +243,28 @@ _HOST = (
 """Metrics of a machine and its devices, read once a second: a step has the mean of the readings made during it."""
 
 _OBJECTIVE = tuple(
-    Metric(metric.name, f"per {metric.weight}", "run", metric.title, metric.help, "loss")
-    for objective in OBJECTIVES.values()
-    for metric in objective.metrics
+    Metric(metric.name, metric.unit, "run", metric.title, metric.help, "loss")
+    for metric in dict.fromkeys(metric for objective in OBJECTIVES.values() for metric in objective.metrics)
 )
-"""Metrics of the objectives, over the batches of all ranks."""
+"""Metrics of the objectives, over the batches of all ranks; several objectives may have the same one."""
 
-METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_OBJECTIVE, *_RANK, *_HOST)}
+_HELD_OUT = tuple(
+    Metric(f"{HELD_OUT}{metric.name}", metric.unit, "run", f"eval {metric.title}", f"Held out: {metric.help}", "loss")
+    for metric in dict.fromkeys(metric for objective in OBJECTIVES.values() for metric in objective.evaluated)
+)
+"""Metrics of the objectives, over the held-out samples: only evaluations have a value."""
+
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in (*_RUN, *_OBJECTIVE, *_HELD_OUT, *_RANK, *_HOST)}
 """Every metric of the table by name, in the order in which they are offered."""
 RANK_COLUMNS: Final = tuple(metric.name for metric in _RANK if metric.sql == f"r.{metric.name}" and not metric.field)
 """Metrics that go by name in a message and have a column in the record."""
 
 
-_OWN_TABLES: Final = frozenset({"eval_loss", "perplexity", "drift"})
+EVALUATED: Final = frozenset(metric.name for metric in _HELD_OUT)
+"""Metrics that only an evaluation has, beside its loss."""
+KL: Final = f"{HELD_OUT}kl"
+"""The one of them that an alert watches."""
+_OWN_TABLES: Final = frozenset({"eval_loss", "perplexity", "drift"}) | EVALUATED
 """Metrics that the record has a table for, with few rows."""
 
 

@@ -9,6 +9,7 @@ from trainctl.protocol.messages.base import CommandState, Count, Message, Name, 
 from trainctl.protocol.messages.telemetry import (
     Alerts,
     Event,
+    HeldOutPairs,
     HostReading,
     Live,
     RankStep,
@@ -163,6 +164,13 @@ class Samples(Reply, tag="samples", frozen=True):
     samples: tuple[Sample, ...]  # answers, oldest first
     last_row: Count  # last row of this page; use it as the next `after_row`
     more: bool
+
+
+class Pairs(Reply, tag="pairs", frozen=True):
+    """Held-out pairs with their rewards."""
+
+    run: str | None
+    evaluations: tuple[HeldOutPairs, ...]  # newest evaluation of each step, oldest first
 
 
 class LogPart(Reply, tag="log-part", frozen=True):
@@ -379,6 +387,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | LogPart | Viewers | Facts | Digests | Disk
-    | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | LogPart | Viewers | Facts | Digests
+    | Disk | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
 )  # fmt: skip

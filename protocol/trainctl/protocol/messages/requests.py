@@ -81,6 +81,13 @@ class SamplesRequest(Request, tag="samples-request", frozen=True, forbid_unknown
     newest: bool = False  # whether to return the last `limit` answers instead of the first
 
 
+class PairsRequest(Request, tag="pairs-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the held-out pairs of a run's newest evaluations."""
+
+    run: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=20)] = 20  # number of evaluations
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of a trainer's log file."""
 
@@ -273,7 +280,7 @@ WorkRequest = (
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest | AuditRequest
-    | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork
-    | WorkFileRequest | SliceRequest | Command
+    | SamplesRequest | PairsRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest
+    | AuditRequest | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork
+    | HostWork | WorkFileRequest | SliceRequest | Command
 )  # fmt: skip

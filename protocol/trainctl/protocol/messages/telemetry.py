@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
+from trainctl.protocol.config.objectives import PAIRS, SAMPLES
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.base import (
@@ -22,7 +23,7 @@ from trainctl.protocol.messages.base import (
 )
 from trainctl.protocol.messages.events import AnyEvent, Category, Notice, SharesChanged
 from trainctl.protocol.messages.metrics import METRICS, Metric, perplexity
-from trainctl.protocol.messages.trainer import Compute, Phases
+from trainctl.protocol.messages.trainer import Compute, EvaluatedPair, Phases
 from trainctl.protocol.messages.verbs import VERBS
 
 
@@ -90,6 +91,7 @@ class RunView(Message, tag="run-view", frozen=True):
     policies: tuple[PolicyView, ...] = ()  # policies; empty: unknown, for example on a follower
     weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"
+    eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
     boot: str = ""
     seq: Count = 0
 
@@ -97,6 +99,11 @@ class RunView(Message, tag="run-view", frozen=True):
     def rate_unit(self) -> str:
         """Of the run's rate: `tokens/s`."""
         return f"{self.weight_unit}/s"
+
+    @property
+    def sample_unit(self) -> str:
+        """What the samples of its batches are called."""
+        return PAIRS if self.weight_unit == PAIRS else SAMPLES
 
     @property
     def rate_metric(self) -> str:
@@ -268,6 +275,14 @@ class Sample(Message, tag="sample", frozen=True):
     by: str  # who asked: a user, or `auto` for the run file's schedule
     boot: str = ""
     seq: Count = 0
+
+
+class HeldOutPairs(msgspec.Struct, frozen=True):
+    """Some held-out pairs as an evaluation found them: the first ones and the ten with the lowest margins."""
+
+    step: Count  # last committed step
+    at: float  # time of the evaluation
+    pairs: tuple[EvaluatedPair, ...]  # in ascending order of their index
 
 
 class HostReading(Message, tag="host-reading", frozen=True):

@@ -1,12 +1,29 @@
 """Messages between an agent and a trainer: orders down, answers up."""
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.prompts import Prompt
-from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range, Values
+from trainctl.protocol.messages.base import (
+    Count,
+    Engine,
+    Generation,
+    Message,
+    Name,
+    PlanKind,
+    Range,
+    ReferenceName,
+    Values,
+)
+
+PAIRS_FOLLOWED: Final = 32
+"""Held-out pairs that every evaluation reports, the first ones."""
+WORST_PAIRS: Final = 10
+"""Those with the lowest margins that it reports too."""
 
 
 class RankWork(msgspec.Struct, frozen=True):
@@ -102,7 +119,24 @@ class WorkSlice(Message, tag="work-slice", frozen=True):
     rows: tuple[str, ...]  # rows as JSON objects
 
 
-ToTrainer = StepPlan | Offer | Form | Fence | Leave
+class ReferenceSlice(Message, tag="reference-slice", frozen=True):
+    """Answer to ReferenceAsk: units to compute, and a part of the values that all ranks have computed so far."""
+
+    run: Name
+    ask: Count  # number of the ask
+    reference: ReferenceName  # which values
+    known: bool = True  # whether the lead knows the sizes of the units; false: send them
+    slice: Count | None = None  # slice ID; None: nothing to compute now
+    first: Count = 0  # index of the slice's first unit
+    units: Count = 0  # units of the slice
+    offset: Count = 0  # index of the first value in `values`
+    values: bytes = b""  # natural logarithms: little-endian float32
+    answered: Count = 0  # units that have values so far
+    digest: str = ""  # SHA-256 digest of all values once they are complete
+    problem: str = ""  # reason why the lead can't keep the values; empty: none
+
+
+ToTrainer = StepPlan | Offer | Form | Fence | Leave | ReferenceSlice
 
 
 class Phases(msgspec.Struct, frozen=True):
@@ -264,6 +298,40 @@ class SampleReport(Report, tag="sample-report", kw_only=True, frozen=True):
     answers: tuple[Answer, ...] = ()  # in the order of the prompts
 
 
+class EvaluatedPair(msgspec.Struct, frozen=True):
+    """What the model makes of one held-out pair."""
+
+    index: Count  # the pair's place among the held-out pairs
+    chosen: float  # reward of the chosen answer
+    rejected: float  # reward of the rejected answer
+    prompt: str = ""  # end of the prompt, at most 160 bytes
+    chosen_text: str = ""  # beginning of the chosen answer, at most 240 bytes
+    rejected_text: str = ""  # beginning of the rejected answer, at most 240 bytes
+
+    @property
+    def margin(self) -> float:
+        """The chosen answer's reward less the rejected one's."""
+        return self.chosen - self.rejected
+
+
+def followed_pairs(pairs: Iterable[EvaluatedPair]) -> tuple[EvaluatedPair, ...]:
+    """The first PAIRS_FOLLOWED of a run's held-out pairs and the WORST_PAIRS with the lowest margins, NaN among them,
+    by index. The same over parts first and then over what they kept."""
+    found = sorted(pairs, key=lambda pair: pair.index)
+    worst = sorted(found, key=lambda pair: -math.inf if math.isnan(pair.margin) else pair.margin)[:WORST_PAIRS]
+    wanted = {pair.index for pair in worst}
+    return tuple(pair for pair in found if pair.index < PAIRS_FOLLOWED or pair.index in wanted)
+
+
+class EvaluationReport(Report, tag="evaluation-report", kw_only=True, frozen=True):
+    """Report of an `evaluate` plan: the sums over the rank's held-out samples, and what divides them."""
+
+    losses: Values = msgspec.field(default_factory=dict)  # loss in nats, by the name of the weight that divides it
+    weights: Values = msgspec.field(default_factory=dict)  # by name
+    sums: Values = msgspec.field(default_factory=dict)  # of the objective's metrics, by their names in a step
+    pairs: tuple[EvaluatedPair, ...] = ()  # of its held-out pairs: the first ones and the worst ones
+
+
 class Fenced(Message, tag="fenced", frozen=True):
     """Answer to Fence: the rank no longer commits or adds anything under an older generation."""
 
@@ -322,14 +390,37 @@ class WorkAsk(Message, tag="work-ask", frozen=True):
     results: tuple[bytes, ...] = ()  # one JSON object per row of that slice, in order
 
 
+class ReferenceAsk(Message, tag="reference-ask", frozen=True):
+    """A rank that loads asks for the reference's log-probabilities, and for a part of the work of computing them.
+
+    A unit is one sample or several consecutive ones. The rank repeats an ask until its answer arrives.
+    """
+
+    run: Name
+    rank: Count
+    ask: Count  # number of the ask; a repeated ask has the same number, the next one a higher number
+    reference: ReferenceName  # which values: the name of their folder in each node's caches
+    wants: bool  # whether the rank can compute a slice now
+    offset: Count  # number of values that the rank has; it wants the following ones
+    counts: bytes = b""  # number of values of each unit: little-endian uint32; empty: not asked for
+    tokens: bytes = b""  # number of tokens of each unit: little-endian uint32
+    digest: str = ""  # SHA-256 digest of all values if the rank has them from an earlier run
+    slice: Count | None = None  # ID of the slice that the rank has computed; None: none
+    first: Count = 0  # index of that slice's first unit
+    units: Count = 0  # units of that slice
+    values: tuple[bytes, ...] = ()  # values of that slice: little-endian float32, in parts of at most 60 KiB
+
+
 FromTrainer = (
     Ready
     | Alive
     | Sealed
+    | ReferenceAsk
     | Soon
     | Report
     | Probed
     | SampleReport
+    | EvaluationReport
     | Fenced
     | Offered
     | Formed

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from trainctl.protocol.messages import EVALUATED
 from trainctl.protocol.record.rollups import (
     AXIS_METRICS,
     DRIFT_METRIC,
@@ -176,6 +177,9 @@ def _steps_query(metric: str) -> str:
     if metric == EVALUATION_METRIC:
         newest = f"SELECT step, loss, max(at) FROM evaluations WHERE step {between} GROUP BY step"  # noqa: S608
         return f"SELECT step, loss AS value FROM ({newest})"  # noqa: S608
+    if metric in EVALUATED:
+        newest = f"SELECT step, value, max(at) FROM evaluation_values WHERE metric = :metric AND step {between}"  # noqa: S608
+        return f"SELECT step, value FROM ({newest} GROUP BY step)"  # noqa: S608
     if metric in STEP_EXPRESSIONS:
         expression = STEP_EXPRESSIONS[metric]
         return f"SELECT step, {expression} AS value FROM steps WHERE NOT retracted AND step {between}"  # noqa: S608

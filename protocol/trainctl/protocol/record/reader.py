@@ -36,6 +36,7 @@ from trainctl.protocol.record.rollups import (
     EVALUATION_METRIC,
     LIVE_RANK_STEPS,
     NAMED_VALUES,
+    OF_EVALUATIONS,
     RUN_RANK,
     WITHOUT_ROLLUPS,
     Evaluation,
@@ -189,7 +190,7 @@ class RecordReader:
     @functools.cached_property
     def _by_name(self) -> bool:
         """Whether the record has metrics by name; one of schema 1 has none."""
-        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'metric_names'"))
+        return self._has("metric_names")
 
     def series_ranks(self, metric: str) -> tuple[int | None, ...]:
         """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""
@@ -251,7 +252,7 @@ class RecordReader:
     def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[m.Sample, ...], int, bool]:
         """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
         more. They are the first ones, or with `newest` the last ones."""
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'samples'"):
+        if not self._has("samples"):
             return (), after, False
         order = "DESC" if newest else "ASC"
         found = self._rows(
@@ -262,10 +263,37 @@ class RecordReader:
         read = (_stored(body, m.Sample) for _, body in kept)
         return tuple(one for one in read if one is not None), kept[-1][0] if kept else after, len(found) > limit
 
+    def held_out_pairs(self, limit: int, after_step: int = 0) -> tuple[m.HeldOutPairs, ...]:
+        """Of the newest `limit` steps from a step on with an evaluation of pairs, the newest of each, ascending."""
+        if not self._has("held_out_pairs"):
+            return ()
+        rows = self._rows(
+            "SELECT body, max(at) FROM held_out_pairs WHERE step >= ? GROUP BY step ORDER BY step DESC LIMIT ?",
+            (after_step, limit),
+        )
+        read = (_stored(body, m.KeptPairs) for body, _ in reversed(rows))
+        return tuple(one.pairs for one in read if one is not None)
+
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""
         rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")
-        return tuple(Evaluation(step, at, _number(loss), weight, seconds) for step, at, loss, weight, seconds in rows)
+        of = self._evaluation_values()
+        return tuple(
+            Evaluation(step, at, _number(loss), weight, seconds, of.get((step, at), {}))
+            for step, at, loss, weight, seconds in rows
+        )
+
+    def _evaluation_values(self) -> dict[tuple[int, float], dict[str, float]]:
+        """Metrics beside the loss by step and time; none of a record that lacks their table."""
+        found: dict[tuple[int, float], dict[str, float]] = {}
+        if self._has("evaluation_values"):
+            for metric, step, at, value in self._rows("SELECT metric, step, at, value FROM evaluation_values"):
+                found.setdefault((step, at), {})[metric] = _number(value)
+        return found
+
+    def _has(self, table: str) -> bool:
+        """Whether the record was made by a program that has this table."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)))
 
     def series(
         self, metric: str, rank: int | None = None, first_step: int = 0, last_step: int | None = None,
@@ -277,9 +305,12 @@ class RecordReader:
         if metric == "perplexity":
             return _perplexities(self.series(EVALUATION_METRIC, rank, first_step, last_step, columns))
         oldest, newest = self._ends()
-        first = max(first_step, 0 if metric == EVALUATION_METRIC else oldest)  # that can come before the first step
+        first = max(first_step, 0 if metric in OF_EVALUATIONS else oldest)
         last = newest if last_step is None else min(last_step, newest)
-        if last < first or (m.is_by_name(metric) and not self._by_name):
+        lacks = (m.is_by_name(metric) and not self._by_name) or (
+            metric in m.EVALUATED and not self._has("evaluation_values")
+        )
+        if last < first or lacks:
             return m.Series(metric, rank, 1, (), (), (), (), ())
         by_name, of = m.is_by_name(metric), RUN_RANK if rank is None else rank
         raw_most = RAW_STEPS_PER_COLUMN if not by_name else RAW_VALUES_PER_COLUMN * (first >= self.values_from())

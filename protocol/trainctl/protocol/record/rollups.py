@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from trainctl.protocol.messages import METRICS
+from trainctl.protocol.messages import EVALUATED, METRICS
 from trainctl.protocol.record.packed_values import unpack
 from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM
 
@@ -37,7 +37,9 @@ EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
 AXIS_METRICS: Final = frozenset({"tokens_total", "committed_at"})
 """Columns of `steps` that only grow: a bucket's ends are sought in the table, so every record has them."""
-WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_METRICS
+OF_EVALUATIONS: Final = frozenset({EVALUATION_METRIC}) | EVALUATED
+"""Metrics that an evaluation has; one can come before the first step."""
+WITHOUT_ROLLUPS: Final = frozenset({DRIFT_METRIC}) | OF_EVALUATIONS | AXIS_METRICS
 """Beside those, metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
 FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
@@ -68,6 +70,7 @@ class Evaluation(NamedTuple):
     loss: float  # nats per unit of weight; NaN if it was
     weight: float  # what the loss was divided by
     seconds: float
+    values: Mapping[str, float] = {}  # metrics beside the loss, by name
 
 
 def _add_rollups(values: str) -> str:

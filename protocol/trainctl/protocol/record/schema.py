@@ -70,6 +70,15 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS evaluations (
   step INTEGER NOT NULL, at REAL NOT NULL, loss REAL, weight REAL NOT NULL, seconds REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS evaluation_values (
+  metric TEXT NOT NULL, step INTEGER NOT NULL, at REAL NOT NULL, value REAL,
+  PRIMARY KEY (metric, step, at)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS held_out_pairs (
+  step INTEGER NOT NULL, at REAL NOT NULL,
+  body BLOB NOT NULL,                      -- the KeptPairs as sent
+  PRIMARY KEY (step, at)
+);
 CREATE TABLE IF NOT EXISTS samples (       -- the model's answers to prompts
   at REAL NOT NULL, number INTEGER NOT NULL, step INTEGER NOT NULL,
   body BLOB NOT NULL,                      -- the Sample as sent

@@ -30,7 +30,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
+from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
@@ -43,6 +43,11 @@ _SURE_NORM = 1e18
 _SMALL = 2.0**-100
 """Factor that makes the square of every finite float32 finite, and doesn't turn those with a norm of `_SURE_NORM` to
 zero."""
+VOCABULARY_FLOATS: Final = 1 << 24
+"""Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
+NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
+SUREST: Final = -1e-7
+"""Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +198,18 @@ class Backend(ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Sums:
-        """The objective's sums over `batch`, without dropout and without a gradient. Raises DeviceMemoryError."""
+        """The objective's sums over `batch`, those of evaluations among its metrics, without dropout and without a
+        gradient; the rewards are a NumPy array. Raises DeviceMemoryError."""
 
     @abstractmethod
     def token_log_probabilities(self, batch: Batch) -> Array:
         """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
         DeviceMemoryError."""
+
+    @abstractmethod
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        """As `token_log_probabilities`, by the base model: with the adapter off. Without an adapter, it is the model
+        itself as long as nothing has been trained."""
 
     def generate(
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
@@ -317,16 +328,24 @@ class Backend(ABC):
         raise DeviceMemoryError(text)
 
 
+class Functions(NamedTuple):
+    """Those of an array library that objectives need, and that are no methods of its arrays."""
+
+    log_sigmoid: Callable[[Any], Any]
+    log_odds: Callable[[Any], Any]
+
+
 class BatchOutputs(Outputs):
     """The outputs of a backend's model: logits only if they are asked for, and then for the losses too."""
 
     def __init__(
-        self, logits: Callable[[], Any], losses: Callable[[Any, str], Any], counted: Callable[[], Any],
-        reference: Callable[[], Any], log_sigmoid: Callable[[Any], Any],
+        self, logits: Callable[[], Any], losses: Callable[..., Any], counted: Callable[[], Any],
+        reference: Callable[[], Any], vocabulary: Callable[[], Iterator[Vocabulary]], functions: "Functions",
     ) -> None:  # fmt: skip
-        """`losses` are made from logits, or without, reduced by "none" or "sum"."""
+        """`losses` are made from logits, or without, reduced by "none" or "sum"; `every`: those of all targets."""
+        self._vocabulary = vocabulary
         self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
-        self._reference, self._log_sigmoid = reference, log_sigmoid
+        self._reference, self._functions = reference, functions
 
     @property
     def logits(self) -> Any:
@@ -341,14 +360,23 @@ class BatchOutputs(Outputs):
     def token_losses(self) -> Any:
         return self._losses(self._found, "none")
 
+    def every_loss(self) -> Any:
+        return self._losses(self._found, "none", every=True)
+
     def loss_sum(self) -> Any:
         return self._losses(self._found, "sum")
 
     def reference_losses(self) -> Any:
         return self._reference()
 
+    def vocabulary(self) -> Iterator[Vocabulary]:
+        return self._vocabulary()
+
     def log_sigmoid(self, x: Any) -> Any:
-        return self._log_sigmoid(x)
+        return self._functions.log_sigmoid(x)
+
+    def log_odds(self, x: Any) -> Any:
+        return self._functions.log_odds(x)
 
 
 def check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -40,31 +40,35 @@ class TorchChunks:
         self._chunking = chunking
         self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._body = self._whole.base_model
-        self._is_possible = self._body is not self._whole
-        _check(self._is_possible, chunking, where)
+        self.is_possible = self._body is not self._whole  # whether the head can be told from the body
+        _check(self.is_possible, chunking, where)
 
     def chunk_tokens(self, tokens: int) -> int | None:
         """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
-        return self._chunking.chunk_tokens(tokens) if self._is_possible else None
+        return self._chunking.chunk_tokens(tokens) if self.is_possible else None
+
+    def hidden(self, inputs: Any, **documents: Any) -> Any:
+        """[B L, H]: the last hidden states."""
+        return self._body(input_ids=inputs, use_cache=False, **documents).last_hidden_state.flatten(0, 1)
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int, **documents: Any) -> Any:
         """[B L] in float32: the negative log-probability of each target, 0 for those that are `ignored`."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        hidden = self._body(input_ids=inputs, use_cache=False, **documents).last_hidden_state.flatten(0, 1)
+        hidden = self.hidden(inputs, **documents)
         loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=ignored, reduction="none")
 
         def chunk_losses(part: Any, expected: Any) -> Any:
-            return loss(self._logits(part).float(), expected)
+            return loss(self.logits(part).float(), expected)
 
         chunks = zip(hidden.split(chunk_tokens), targets.flatten().split(chunk_tokens), strict=True)
         return torch.cat(
             [checkpoint(chunk_losses, *pair, use_reentrant=False, preserve_rng_state=False) for pair in chunks]
         )
 
-    def _logits(self, hidden: Any) -> Any:
-        """Of the library's own forward pass, its body replaced by one that gives `hidden`."""
+    def logits(self, hidden: Any) -> Any:
+        """[N, V] of hidden states [N, H], by the library's own forward pass with a body that gives `hidden`."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         self._body.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden[None])
@@ -82,14 +86,23 @@ class MlxChunks:
         self._chunking = chunking
         self._whole = model
         self._body: Any = getattr(model, "model", None)
-        _check(self._body is not None, chunking, where)
+        self.is_possible = self._body is not None  # whether the head can be told from the body
+        _check(self.is_possible, chunking, where)
         if self._body is not None:
             kind: Any = type(self._body)
             self._body.__class__ = _bypassed(kind)
 
     def chunk_tokens(self, tokens: int) -> int | None:
         """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
-        return self._chunking.chunk_tokens(tokens) if self._body is not None else None
+        return self._chunking.chunk_tokens(tokens) if self.is_possible else None
+
+    def hidden(self, inputs: Any, caches: Any = None) -> Any:
+        """[B L, H]: the last hidden states."""
+        return self._body(inputs, cache=caches).flatten(0, 1)
+
+    def logits(self, hidden: Any) -> Any:
+        """[N, V] of hidden states [N, H]."""
+        return self._whole(hidden[None])[0]
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, caches: Any = None) -> Any:
         """[B L] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
@@ -104,7 +117,7 @@ class MlxChunks:
 
         def chunk_losses(span: slice, part: Any, *head: Any) -> Any:
             self._whole.update(tree_unflatten([(name, array) for (name, _), array in zip(pairs, head, strict=True)]))
-            logits = self._whole(part[None])[0].astype(mx.float32)
+            logits = self.logits(part).astype(mx.float32)
             return nn.losses.cross_entropy(logits, expected[span], reduction="none")
 
         @mx.custom_function
@@ -126,7 +139,7 @@ class MlxChunks:
                 sums = [total + new for total, new in zip(sums, more, strict=True)]
             return (mx.concatenate(made), *sums) if pairs else mx.concatenate(made)
 
-        return losses(self._body(inputs, cache=caches).flatten(0, 1), *(array for _, array in pairs))
+        return losses(self.hidden(inputs, caches), *(array for _, array in pairs))
 
     def _head_parameters(self) -> Any:
         """What the head trains: all outside the body, or the tied embeddings."""

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,11 +30,15 @@ from trainctl.trainer.backends import mlx_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    NO_REFERENCE,
+    SUREST,
+    VOCABULARY_FLOATS,
     Array,
     Backend,
     BackendName,
     BatchOutputs,
     Decoding,
+    Functions,
     Memory,
     Part,
     Parts,
@@ -43,7 +48,7 @@ from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.objectives.objective import Sums, Vocabulary
 
 Arrays = dict[str, Any]
 
@@ -158,13 +163,22 @@ class MlxBackend(Backend):
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating():
-            found = self.parts.objective.sums(self._outputs(batch)).numbers()
+            outputs = self._outputs(batch)
+            sums = self.parts.objective.sums(outputs)
+            mx.eval(sums.numbers())
+            more = self.parts.objective.held_out_sums(outputs)
+            found = [*sums.numbers(), *more.values()]
             mx.eval(found)
-            return self.parts.objective.named([float(number.item()) for number in found])
+            rewards = None if sums.rewards is None else np.array(sums.rewards)
+            return self.parts.objective.evaluated([float(number.item()) for number in found], [*more], rewards)
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating():
             return -np.array(self._losses(batch, None, "none"))
+
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        with self._without_adapter():
+            return self.token_log_probabilities(batch)
 
     def _row_norms(self) -> Iterator[Array]:
         held = dict(flat(self._model.trainable_parameters()))
@@ -261,21 +275,60 @@ class MlxBackend(Backend):
     def _outputs(self, batch: Batch) -> BatchOutputs:
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
-            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch), _log_sigmoid,
+            lambda: mx.array(batch.counted), functools.partial(self._reference_losses, batch),
+            functools.partial(self._vocabulary, batch), _FUNCTIONS,
         )  # fmt: skip
 
     def _reference_losses(self, batch: Batch) -> Any:
-        """[B, L], with the adapter off."""
-        assert self.parts.adapter is not None
-        with mlx_lora.disabled(self._model, self.parts.adapter):
+        """[B, L], as computed before or with the adapter off."""
+        if batch.reference is not None:
+            return -mx.array(batch.reference)
+        assert self.parts.adapter is not None, NO_REFERENCE
+        with self._without_adapter():
             return mx.stop_gradient(self._losses(batch, None, "none"))
+
+    def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
+        """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
+        rows = np.flatnonzero(batch.counted)
+        counted, targets = mx.array(rows), mx.array(batch.targets.ravel()[rows])
+        own, head = self._before_head(batch, counted)
+        other, adapter = None, self.parts.adapter
+        if adapter is not None:
+            with mlx_lora.disabled(self._model, adapter):
+                other, _ = self._before_head(batch, counted)
+        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits, reference = head(own[part]).astype(mx.float32), None
+            if adapter is not None and other is not None:
+                with mlx_lora.disabled(self._model, adapter):
+                    reference = head(other[part]).astype(mx.float32)
+            mx.eval(logits, reference)
+            yield Vocabulary(logits, reference, targets[part])
+
+    def _before_head(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """The last hidden states of some of the batch's targets and what makes logits of them; of a model whose head
+        can't be told from its body, the logits."""
+        inputs, caches = mx.array(batch.inputs), self._caches(batch)
+        if self.chunks is not None and self.chunks.is_possible:
+            hidden = self.chunks.hidden(inputs, caches)[rows]
+            mx.eval(hidden)  # while the adapter is as it is
+            return hidden, self.chunks.logits
+        logits = self._model(inputs, cache=caches).flatten(0, 1)[rows]
+        mx.eval(logits)
+        return logits, lambda found: found
+
+    def _without_adapter(self) -> AbstractContextManager[object]:
+        adapter = self.parts.adapter
+        return nullcontext() if adapter is None else mlx_lora.disabled(self._model, adapter)
 
     def _logits(self, batch: Batch) -> Any:
         return self._model(mx.array(batch.inputs), cache=self._caches(batch)).astype(mx.float32)
 
-    def _losses(self, batch: Batch, logits: Any, reduction: Literal["none", "sum"]) -> Any:
-        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
-        targets, counted = mx.array(batch.targets), mx.array(batch.counted)
+    def _losses(self, batch: Batch, logits: Any, reduction: Literal["none", "sum"], *, every: bool = False) -> Any:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
+        of `every` one."""
+        targets, counted = mx.array(batch.targets), mx.array(batch.every_target if every else batch.counted)
         if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.size)):
             inputs, caches = mx.array(batch.inputs), self._caches(batch)
             losses = self.chunks.token_losses(inputs, targets, size, caches).reshape(targets.shape) * counted
@@ -321,6 +374,14 @@ def _log_sigmoid(x: Any) -> Any:
     return -mx.logaddexp(mx.array(0.0), -x)
 
 
+def _log_odds(x: Any) -> Any:
+    x = mx.minimum(x, SUREST)
+    return x - mx.log(-mx.expm1(x))
+
+
 def _turned(array: Any, place: Place) -> Any:
     """Between the model's layout and the stored one."""
     return array.T if place.transposed else array
+
+
+_FUNCTIONS = Functions(_log_sigmoid, _log_odds)

@@ -8,7 +8,7 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ from trainctl.trainer.backends import torch_generation, torch_masks
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
+    NO_REFERENCE,
+    SUREST,
+    VOCABULARY_FLOATS,
     Array,
     Backend,
     BackendName,
     BatchOutputs,
     Decoding,
+    Functions,
     Memory,
     Part,
     Parts,
@@ -37,7 +41,7 @@ from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.data.batch import Batch, Tokens
-from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.objectives.objective import Sums, Vocabulary
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = -100
@@ -192,13 +196,21 @@ class TorchBackend(Backend):
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating(), torch.inference_mode():
-            found = self.parts.objective.sums(self._outputs(batch)).numbers()
-            return self.parts.objective.named(torch.stack([number.float() for number in found]).tolist())
+            outputs = self._outputs(batch)
+            sums = self.parts.objective.sums(outputs)
+            more = self.parts.objective.held_out_sums(outputs)
+            found = torch.stack([number.float() for number in (*sums.numbers(), *more.values())]).tolist()
+            rewards = None if sums.rewards is None else sums.rewards.cpu().numpy()
+            return self.parts.objective.evaluated(found, [*more], rewards)
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating(), torch.inference_mode():
             losses: Array = self._losses(batch, None, "none").cpu().numpy()
             return -losses
+
+    def reference_log_probabilities(self, batch: Batch) -> Array:
+        with self._without_adapter():
+            return self.token_log_probabilities(batch)
 
     @torch.no_grad()
     def _row_norms(self) -> Iterator[Array]:
@@ -275,15 +287,51 @@ class TorchBackend(Backend):
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self._losses, batch),
             lambda: torch.from_numpy(batch.counted).to(self._device),
-            functools.partial(self._reference_losses, batch), torch.nn.functional.logsigmoid,
+            functools.partial(self._reference_losses, batch), functools.partial(self._vocabulary, batch), _FUNCTIONS,
         )  # fmt: skip
 
     @torch.no_grad()
     def _reference_losses(self, batch: Batch) -> torch.Tensor:
-        """[B, L], with the adapter off."""
-        assert self.parts.adapter is not None
-        with self._model.disable_adapter():
+        """[B, L], as computed before or with the adapter off."""
+        if batch.reference is not None:
+            return -torch.from_numpy(batch.reference).to(self._device)
+        assert self.parts.adapter is not None, NO_REFERENCE
+        with self._without_adapter():
             return self._losses(batch, None, "none")
+
+    @torch.no_grad()
+    def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
+        """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
+        counted = torch.from_numpy(np.flatnonzero(batch.counted)).to(self._device)
+        targets = self._integers(batch.targets).flatten()[counted]
+        own, head = self._before_head(batch, counted)
+        other = None
+        if self.parts.adapter is not None:
+            with self._model.disable_adapter():
+                other, _ = self._before_head(batch, counted)
+        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(counted), size):
+            part = slice(start, start + size)
+            logits, reference = head(own[part]).float(), None
+            if other is not None:
+                with self._model.disable_adapter():
+                    reference = head(other[part]).float()
+            yield Vocabulary(logits, reference, targets[part])
+
+    def _before_head(
+        self, batch: Batch, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """The last hidden states of some of the batch's targets and what makes logits of them; of a model whose head
+        can't be told from its body, the logits."""
+        with self._documents(batch) as documents:
+            inputs = self._integers(batch.inputs)
+            if self.chunks is not None and self.chunks.is_possible:
+                return self.chunks.hidden(inputs, **documents)[rows], self.chunks.logits
+            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+        return logits.flatten(0, 1)[rows], lambda found: found
+
+    def _without_adapter(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.parts.adapter is None else self._model.disable_adapter()
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:
@@ -291,9 +339,13 @@ class TorchBackend(Backend):
             logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
         return logits.float()
 
-    def _losses(self, batch: Batch, logits: torch.Tensor | None, reduction: str) -> torch.Tensor:
-        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""
-        targets = self._integers(np.where(batch.counted > 0, batch.targets, _IGNORED))
+    def _losses(
+        self, batch: Batch, logits: torch.Tensor | None, reduction: str, *, every: bool = False
+    ) -> torch.Tensor:
+        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
+        of `every` one."""
+        wanted = batch.every_target if every else batch.counted
+        targets = self._integers(np.where(wanted > 0, batch.targets, _IGNORED))
         if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.numel())):
             with self._documents(batch) as documents:
                 inputs = self._integers(batch.inputs)
@@ -399,3 +451,11 @@ def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         used.add(storage.data_ptr())
         owned.append(tensor if alone else tensor.clone(memory_format=torch.contiguous_format))
     return owned
+
+
+def _log_odds(x: torch.Tensor) -> torch.Tensor:
+    x = x.clamp(max=SUREST)
+    return x - torch.log(-torch.expm1(x))
+
+
+_FUNCTIONS = Functions(torch.nn.functional.logsigmoid, _log_odds)

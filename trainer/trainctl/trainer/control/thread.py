@@ -9,7 +9,7 @@ repeats the newest reports anyway.
 import threading
 import time
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -50,6 +50,7 @@ class Control:
         self.detail = ""  # how far the phase has come
         self._sealed: m.Sealed | None = None  # of a growing file
         self._outbox = Outbox()
+        self._reference_slices: SimpleQueue[m.ReferenceSlice] = SimpleQueue()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
         self._pending_fence: m.Fence | None = None
@@ -83,6 +84,13 @@ class Control:
     def send(self, message: m.FromTrainer) -> None:
         """Pass a message on from the main thread; never a wait."""
         self._outbox.put(message)
+
+    def receive(self, seconds: float) -> m.ReferenceSlice | None:
+        """The next answer to a ReferenceAsk, if one comes within this time."""
+        try:
+            return self._reference_slices.get(timeout=seconds)
+        except Empty:
+            return None
 
     def seal(self, sealed: m.Sealed) -> None:
         """Tell the agent how far a growing file is sealed, now and with every heartbeat; from any thread."""
@@ -187,6 +195,8 @@ class Control:
                 self.leave(order.reason or "asked to leave")
             case m.StepPlan():
                 self.orders.put(order)
+            case m.ReferenceSlice():
+                self._reference_slices.put(order)
 
     def _form(self, order: m.Form) -> None:
         if self._pending_fence and self._pending_fence.generation <= order.generation:

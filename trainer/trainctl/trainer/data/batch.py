@@ -22,6 +22,9 @@ class Batch:
     weight: float  # counted targets
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
     keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
+    reference: NDArray[np.float32] | None = (
+        None  # [B, L], log-probabilities by the reference; None: not computed before
+    )
     sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
 
     def __len__(self) -> int:
@@ -32,6 +35,11 @@ class Batch:
     def tokens(self) -> int:
         """Tokens to process: with those that have no loss, without padding."""
         return int(self.lengths.sum())
+
+    @property
+    def every_target(self) -> NDArray[np.float32]:
+        """[B, L], 1 for all targets, counted or not; 0 in padding."""
+        return (np.arange(self.targets.shape[1]) < self.lengths[:, None]).astype(np.float32)
 
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
         """Some of the samples, padded as they are."""

@@ -30,6 +30,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.file_digests import listed
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey, Values
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
 from trainctl.trainer.data.chunks import row_chunks
@@ -57,6 +58,7 @@ class Dataset:
         has so many `sequences`. Raises InvalidInputError, blaming `where`, if nothing is left to train on and it may
         not be empty."""
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
+        self._reference: AlignedValues | None = None
         self.sequences = sequences
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
@@ -170,13 +172,49 @@ class Dataset:
             targets += len(tokens) - 1
         return collate(samples)
 
+    # ------------------------------------------------------------ the reference's log-probabilities
+
+    @property
+    def usable(self) -> int:
+        """Samples for training and evaluation together, numbered from 0 on their own."""
+        return len(self._usable)
+
+    def reference_key(self, model: str, compute: str) -> ReferenceKey:
+        """What their reference log-probabilities depend on; `model` is the digest of the base model's files, `compute`
+        as `compute_of` says."""
+        how = [self._cache.digest, self._length, hashlib.sha256(self._usable.tobytes()).hexdigest()]
+        return ReferenceKey(hashlib.sha256(json.dumps(how).encode()).hexdigest(), model, compute, self.counted)
+
+    def usable_batch(self, numbers: Indices) -> Batch:
+        """Usable samples as one micro-batch."""
+        return self._batch(self._usable[numbers])
+
+    def usable_targets(self) -> tuple[Indices, Indices]:
+        """Of each usable sample: the targets of a micro-batch of it alone, with padding; and how many targets count."""
+        counts = self._sequence_counts[self._entries(self._usable)].reshape(-1, self.sequences).sum(axis=1)
+        return self._targets_of(self._usable), counts
+
+    def attach_reference(self, values: Values) -> None:
+        """Have each micro-batch carry its part of [counted] log-probabilities, those of all usable samples."""
+        self._reference = AlignedValues(values, self._sequence_counts)
+
+    @functools.cached_property
+    def _sequence_counts(self) -> Indices:
+        """The counted targets of each sequence in the token cache, 0 where its sample isn't used."""
+        counts = np.zeros(len(self._cache.offsets) - 1 if self._cache.offsets is not None else 0, np.int64)
+        entries = self._entries(self._usable)
+        counts[entries] = _targets(self._cache, self._length)[1][entries].astype(np.int64)
+        return counts
+
+    # ------------------------------------------------------------ statistics and single samples
+
     @property
     def lengths(self) -> Indices:
-        """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
+        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
-            return np.full(len(self._usable), self._length + 1, np.int64)
+            return np.full((len(self._usable), 1), self._length + 1, np.int64)
         each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
-        return each.reshape(-1, self.sequences).max(axis=1)  # type: ignore[no-any-return]
+        return each.reshape(-1, self.sequences)
 
     @property
     def duplicates(self) -> int:
@@ -247,7 +285,8 @@ class Dataset:
         batch = gathered(
             self._cache.tokens, self._cache.counted, self._cache.offsets[entries], self._targets_of_entries(entries)
         )
-        return dataclasses.replace(batch, sequences=self.sequences)
+        reference = self._reference.of(entries, batch.counted) if self._reference is not None else None
+        return dataclasses.replace(batch, sequences=self.sequences, reference=reference)
 
     def _packed(self, packs: Packs, indices: Indices) -> Batch:
         assert self._cache.offsets is not None and self._cache.counted is not None

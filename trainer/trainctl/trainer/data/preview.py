@@ -16,15 +16,20 @@ import numpy as np
 
 from trainctl.protocol.batch.data_statistics import (
     DataStatistics,
+    ReferenceState,
     ShownSample,
     TemplateUse,
     padding,
     percentiles,
     without_end,
 )
-from trainctl.protocol.config import run_file, run_tables
+from trainctl.protocol.config import names, run_file, run_tables
+from trainctl.protocol.config.objectives import caches_reference, objective_of
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.reference_cache import compute_of, read_values
 from trainctl.trainer.data.best_fit import best_fit
 from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
 from trainctl.trainer.data.chat_spans import template_use
@@ -39,34 +44,41 @@ _TEMPLATE_ROWS = 200
 """Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""
 
 
-def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None) -> DataStatistics:
-    """Of the data of a run file, with the first `shown` samples. Raises InvalidInputError as `open_dataset`."""
+def preview(
+    config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None, kept: Path | None = None
+) -> DataStatistics:  # fmt: skip
+    """Of the data of a run file, with the first `shown` samples; what is made is made in `caches`, and `kept` is the
+    folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
-        whole = dataset.lengths
-        used = np.minimum(whole, config.data.sequence_length + 1) - 1  # targets
-        training, batch = used[dataset.training], config.batch
-        order = samples_at(np.arange(len(training)), len(training), config.run.seed)
+        whole, batch = dataset.lengths, config.batch
+        targets = np.minimum(whole, config.data.sequence_length + 1) - 1
+        training = targets[dataset.training]
+        used = training[samples_at(np.arange(len(training)), len(training), config.run.seed)]
+        widths = used.max(axis=1) * dataset.sequences
+        order = _by_length(widths, batch.global_)
         tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
         return DataStatistics(
-            samples=len(whole), held_out=dataset.held_out, tokens=int(used.sum()), counted=dataset.counted,
-            lengths=percentiles(whole), sequence_length=config.data.sequence_length, truncated=dataset.truncated,
-            skipped=dataset.left_out, duplicates=dataset.duplicates, micro_batch=batch.micro,
-            held_out_path=config.data.held_out_path, repeated=dataset.repeated,
-            growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
-            padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
+            samples=len(whole), held_out=dataset.held_out, tokens=int(targets.sum()), counted=dataset.counted,
+            lengths=percentiles(whole.max(axis=1)), sequence_length=config.data.sequence_length,
+            truncated=dataset.truncated, skipped=dataset.left_out, duplicates=dataset.duplicates,
+            micro_batch=batch.micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
+            unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
+            warning="" if dataset.has_end else without_end(config.data.kind),
+            padding=padding(widths[order], batch.micro, batch.micro_tokens, used[order].sum(axis=1)),
             packing=config.data.packing, **_packing(config, training),
             template=_template(config, dataset.sequences, where),
+            reference=_reference(config, dataset, kept),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
 
 
 def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
-    """What best-fit makes of samples with so many `targets`; nothing of text."""
-    if config.data.kind == "text":
+    """What best-fit makes of samples with so many `targets`, [N, sequences]; nothing of text and pairs."""
+    if config.data.kind == "text" or targets.shape[1] > 1:
         return {}
     length = config.data.sequence_length
-    packs = len(best_fit(targets, length, config.run.seed))
+    packs = len(best_fit(targets[:, 0], length, config.run.seed))
     return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
 
 
@@ -89,19 +101,33 @@ def _template(config: run_tables.RunFile, sequences: int, where: str) -> Templat
     return template_use([(row.messages, tokenizer.render(row)) for row in talks], date)
 
 
+def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None) -> ReferenceState | None:
+    """The model's files are read only if there are values that may be theirs."""
+    if caches is None or not caches_reference(config.objective, has_adapter=config.adapter.kind != "full"):
+        return None
+    parts = (dataset, *([dataset.evaluation] if dataset.evaluation is not None else []))
+    may_be_there = caches.is_dir() and any(caches.glob("reference-*"))
+    model = model_digests(Path(config.model.path)).whole if may_be_there else ""
+    keys = [part.reference_key(model, compute_of(config.model)) for part in parts]
+    cached = may_be_there and all((caches / key.name).is_dir() for key in keys)
+    for key in keys if cached else ():
+        read_values(caches / key.name, key)
+    return ReferenceState(str(caches), sum(key.size_bytes for key in keys), cached)
+
+
 def _by_length(lengths: Indices, global_batch: int) -> Indices:
-    """As one rank processes them: the longest of each global batch first."""
-    batches = np.split(lengths, range(global_batch, len(lengths), global_batch))
-    return np.concatenate([-np.sort(-batch) for batch in batches])
+    """The order in which one rank processes samples of these lengths: the longest of each global batch first."""
+    starts = range(0, len(lengths), global_batch)
+    return np.concatenate([at + np.argsort(-lengths[at : at + global_batch], kind="stable") for at in starts])
 
 
 def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:
     assert tokenizer is not None
-    pieces: list[tuple[str, bool]] = []
-    for tokens, counted in dataset.sample(number):
-        flags = [False, *counted.tolist()]  # the first token is no one's target
-        pieces += [("\n", False)] * bool(pieces) + [*tokenizer.pieces(tokens.tolist(), flags)]
-    return ShownSample(place_of(config, dataset.index(number)), tuple(pieces))
+    pieces = [
+        tuple(tokenizer.pieces(tokens.tolist(), [False, *counted.tolist()]))  # the first token is no one's target
+        for tokens, counted in dataset.sample(number)
+    ]
+    return ShownSample(place_of(config, dataset.index(number)), *pieces)
 
 
 def main() -> int:
@@ -117,7 +143,9 @@ def main() -> int:
         config = run_file.on_this_machine(run_file.read(given.run_file, overrides), given.node)
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
-        found = preview(config, given.samples, str(given.run_file), caches if caches.is_dir() else caches.parent)
+        where = str(given.run_file)
+        kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
+        found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)
     except (TrainctlError, OSError) as error:
         print(first_line(error), file=sys.stderr)
         return 2

@@ -18,6 +18,8 @@ from typing import Any, Final
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums
+from trainctl.trainer.objectives.rewards import chosen, rejected, reward_sums
+from trainctl.trainer.objectives.vocabulary import vocabulary_sums
 
 
 class Dpo(Objective):
@@ -33,21 +35,22 @@ class Dpo(Objective):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"pairs": float(len(batch))}
 
+    def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
+        return vocabulary_sums(outputs)
+
     def sums(self, outputs: Outputs) -> Sums:
-        beta = self._table.beta
-        own = outputs.token_losses()
+        reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held
+        beta, own = self._table.beta, outputs.token_losses()
         answers = -own.sum(-1)
-        ratios = (outputs.reference_losses() - own).sum(-1)
+        ratios = (reference - own).sum(-1)
         per_token = ratios / outputs.counted.sum(-1)
-        gap = _chosen(ratios) - _rejected(ratios)
-        is_better = (gap > 0) * 1.0
+        gap = chosen(ratios) - rejected(ratios)
         metrics = {
-            "rewards/chosen": beta * _chosen(ratios).sum(), "rewards/rejected": beta * _rejected(ratios).sum(),
-            "rewards/accuracies": is_better.sum(), "rewards/margins": beta * gap.sum(),
-            "logps/chosen": _chosen(answers).sum(), "logps/rejected": _rejected(answers).sum(),
+            **reward_sums(beta * ratios),
+            "logps/chosen": chosen(answers).sum(), "logps/rejected": rejected(answers).sum(),
             "logratio": 0.5 * per_token.sum(),
         }  # fmt: skip
-        return Sums({"pairs": self._losses(outputs, gap, per_token).sum()}, metrics)
+        return Sums({"pairs": self._losses(outputs, gap, per_token).sum()}, metrics, beta * ratios)
 
     def _losses(self, outputs: Outputs, gap: Any, per_token: Any) -> Any:
         """One for each pair."""
@@ -62,15 +65,7 @@ class Dpo(Objective):
                 left = 1 - beta * gap
                 return left * (left > 0)
             case "ipo":
-                return (_chosen(per_token) - _rejected(per_token) - 1 / (2 * beta)) ** 2
-
-
-def _chosen(rows: Any) -> Any:
-    return rows[0::2]
-
-
-def _rejected(rows: Any) -> Any:
-    return rows[1::2]
+                return (chosen(per_token) - rejected(per_token) - 1 / (2 * beta)) ** 2
 
 
 OBJECTIVE: Final = Dpo(ObjectiveTable())

@@ -5,9 +5,9 @@ is cut. A loss may have several terms, each divided by a weight of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, ObjectiveTable
 from trainctl.trainer.data.batch import Batch
@@ -33,6 +33,10 @@ class Outputs(ABC):
         """[B, L] nats, 0 where a target doesn't count."""
 
     @abstractmethod
+    def every_loss(self) -> Any:
+        """[B, L] nats, as `token_losses`, of all targets, counted or not; 0 in padding."""
+
+    @abstractmethod
     def loss_sum(self) -> Any:
         """The sum of `token_losses`."""
 
@@ -42,8 +46,24 @@ class Outputs(ABC):
         gradient."""
 
     @abstractmethod
+    def vocabulary(self) -> "Iterator[Vocabulary]":
+        """All counted targets, some at a time, so that their logits are held only in part."""
+
+    @abstractmethod
     def log_sigmoid(self, x: Any) -> Any:
         """log(1 / (1 + exp(-x))), element by element."""
+
+    @abstractmethod
+    def log_odds(self, x: Any) -> Any:
+        """log(p / (1 - p)) of p = exp(x), element by element; x below 0."""
+
+
+class Vocabulary(NamedTuple):
+    """N targets with what the model says of every token."""
+
+    logits: Any  # [N, V], float32
+    reference: Any  # [N, V], of the reference model; None: the backend has none
+    targets: Any  # [N], integers
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,7 @@ class Sums:
 
     losses: Mapping[str, Any]
     metrics: Mapping[str, Any]
+    rewards: Any = None  # [B], of each answer of the pairs; None: the objective has no pairs
 
     def numbers(self) -> list[Any]:
         return [*self.losses.values(), *self.metrics.values()]
@@ -73,9 +94,20 @@ class Objective(ABC):
     def sums(self, outputs: Outputs) -> Sums:
         """Those of one batch, differentiable, in the order of the objective's row."""
 
+    def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
+        """Those that only an evaluation has, by the names of the row's `held_out`; what the model can't tell is
+        missing."""
+        return {}
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """What the batch adds to each weight."""
         return dict.fromkeys(self.row.weights, batch.weight)
+
+    def evaluated(self, numbers: list[float], more: Sequence[str], rewards: Any) -> Sums:
+        """`Sums.numbers` and the sums of `more` with their names again."""
+        count = len(numbers) - len(more)
+        found = self.named(numbers[:count])
+        return Sums(found.losses, {**found.metrics, **dict(zip(more, numbers[count:], strict=True))}, rewards)
 
     def named(self, numbers: list[float]) -> Sums:
         """`Sums.numbers` with their names again."""

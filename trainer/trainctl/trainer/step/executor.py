@@ -17,7 +17,7 @@ import numpy as np
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import ProtocolError
-from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
+from trainctl.protocol.messages import EvaluationReport, FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Array, Backend
@@ -28,6 +28,7 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.step.held_out_sums import HeldOutSums
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
 from trainctl.trainer.step.progress import HalfBatch, Progress
@@ -134,24 +135,25 @@ class Executor:
         self._progress.check(plan.generation)
         self._status.show("data", plan.step)
 
-    def evaluate(self, plan: StepPlan, started: float) -> Report:
+    def evaluate(self, plan: StepPlan, started: float) -> EvaluationReport:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
         watch = self._begin_plan(started)
         work = self._work(plan)
-        sums = PlanSums()
+        sums, found = PlanSums(), HeldOutSums(self._objective)
 
         def measure(indices: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
             self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
-            found, weights = self._backend.evaluate(batch), self._objective.weights(batch)
-            sums.loss_sum += next(iter(found.losses.values()))
-            sums.weight += next(iter(weights.values()))
-            sums.samples += len(batch)
+            found.add(indices, batch, self._backend.evaluate(batch))
 
         with watch.phase("evaluate"):
             self._micro_batches.each(plan, work, sums, measure, self._dataset.held_out_targets)
-        return self._report(plan, sums, watch, sums.weight)
+        sums.loss_sum, sums.weight, sums.samples = found.loss_sum, found.weight, found.samples
+        report = msgspec.structs.asdict(self._report(plan, sums, watch, sums.weight))
+        return EvaluationReport(
+            **report, losses=found.losses, weights=found.weights, sums=found.metrics, pairs=found.pairs
+        )
 
     def measure(self, plan: StepPlan, started: float) -> Report:
         """How fast forward and backward go over training samples; where there is more than one micro-batch, the first

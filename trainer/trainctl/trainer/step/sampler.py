@@ -46,7 +46,7 @@ class Sampler:
         begun = time.perf_counter()
         made = self._answerer.answer(prompt, how, alive)
         seconds = time.perf_counter() - begun
-        shown, text = _cut(_shown(prompt), PROMPT_BYTES), _cut(made.text, ANSWER_BYTES)
+        shown, text = cut(_shown(prompt), PROMPT_BYTES), cut(made.text, ANSWER_BYTES)
         return Answer(shown, text, made.tokens, made.ended, seconds)
 
     @functools.cached_property
@@ -60,7 +60,7 @@ def _shown(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1].content
 
 
-def _cut(text: str, size: int) -> str:
+def cut(text: str, size: int) -> str:
     """At most so many bytes of UTF-8."""
     encoded = text.encode("utf-8", "replace")
     return encoded[:size].decode("utf-8", "ignore") if len(encoded) > size else encoded.decode()

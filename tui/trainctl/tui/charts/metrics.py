@@ -46,7 +46,7 @@ _STYLES: Final[dict[m.MetricStyle, Style]] = {
     "celsius": Style(lambda value: f.figure(value, "{:.0f}°C"), least_span=5.0),
     "megahertz": Style(lambda value: f.figure(value, "{:.2f} GHz"), 1e-3, 0.05),
 }
-_POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"})
+_POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"}) | m.EVALUATED
 """Metrics with a value at few steps."""
 _SPIKED: Final = frozenset({"step_seconds", "rank_step_seconds", "busy_seconds"})
 """Metrics of which a value above four times the median runs out at the top."""

@@ -29,12 +29,15 @@ def init(
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
     ] = None,
     objective: Annotated[
-        Literal["pretrain", "sft"] | None,
-        typer.Option(help="Learn every token (pretrain) or the answers (sft) [sft unless the data is text]."),
+        Literal["pretrain", "sft", "dpo", "orpo"] | None,
+        typer.Option(
+            help="Learn every token (pretrain), the answers (sft), or to prefer answers, near a reference (dpo) or"
+            " without one (orpo) [text: pretrain; rows: sft; pairs: dpo]."
+        ),
     ] = None,
     adapter: Annotated[
         Literal["full", "lora", "rslora"] | None,
-        typer.Option(help="Train all weights (full) or adapters (lora, rslora) [lora for sft]."),
+        typer.Option(help="Train all weights (full) or adapters (lora, rslora) [lora unless pretrain]."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Run name [taken from the model folder].")] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps to train [1000].")] = None,

@@ -154,8 +154,10 @@ def demo(
         typer.Option(help="Library to train with; auto uses both if both are installed."),
     ] = "auto",
     objective: Annotated[
-        Literal["pretrain", "sft"],
-        typer.Option(help="Train on text (pretrain), or on prompts with completions (sft)."),
+        Literal["pretrain", "sft", "dpo"],
+        typer.Option(
+            help="Train on text (pretrain), on prompts with completions (sft), or on preferences between answers (dpo)."
+        ),
     ] = "pretrain",
     headless: Annotated[
         bool,

@@ -20,7 +20,7 @@ app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
 ModelForm = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Dtype = Literal["float32", "bfloat16"]
-What = Literal["steps", "ranks", "metrics", "samples", "events", "hosts"]
+What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
 

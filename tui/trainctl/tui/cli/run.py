@@ -10,6 +10,7 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
@@ -141,6 +142,7 @@ def check(
     is started. On a terminal, it offers to download a model that isn't in the Hugging Face cache.
 
     It prints how many parameters are trained, the gradients that each step sums, and an estimate of each node's memory.
+    For dpo with reference = "cached", it prints whether the reference's log-probabilities are there, and their size.
     """
     found = targets.cluster_file(cluster)
     overrides = arguments.pairs(set_ or [], "--set")
@@ -149,29 +151,36 @@ def check(
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
-    wrong, report, unread = Collected(), None, ""
+    wrong, report, data = Collected(), None, data_check.DataRead()
     with wrong.going_on():
         report = memory_report.report_of(parsed, nodes, str(file))
     with wrong.going_on():
-        unread = data_check.read(parsed, file, here, overrides)
+        data = data_check.read(parsed, file, here, overrides)
     wrong.raise_any()
     if json:
-        output.emit_ok(config=config, nodes=nodes, unseen=unseen, data_read=not unread, model=report and report.plain)
+        references = msgspec.to_builtins(dict(data.references))
+        output.emit_ok(
+            config=config, nodes=nodes, unseen=unseen, data_read=not data.unread, model=report and report.plain,
+            references=references,
+        )  # fmt: skip
         return 0
     if any(not field.endswith(".cache_path") for field in unseen):
         output.tell(f"to copy model and data to the nodes that lack them, run trainctl cluster sync {file}")
     for field, path in unseen.items():
         output.tell(f"{field}: {path} isn't on this machine; that node's agent checks for it when the run starts")
-    if unread:
-        output.tell(unread)
+    if data.unread:
+        output.tell(data.unread)
     if runfile.grows(parsed):
         output.tell(f"{config['data']['path']} still grows: what is written to it later is checked during the run")
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(
-        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
+        f"{file}: no problems found; {config['run']['steps']:,} steps of {config['batch']['global']:,}"
+        f" {sample_unit(parsed.objective.kind)}{ranks}"
     )
     for line in memory_report.report_lines(report) if report is not None else ():
         output.say(line)
+    for node, reference in data.references.items():
+        output.say(f"reference{f' on {node}' if node else ''}: {data_preview.reference_text(reference)}")
     return 0
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.tui.commands.shares import Seat, fastest, former, seats_of
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
@@ -23,6 +24,7 @@ class Split:
     before_typing: tuple[int, ...] = ()
     problem: str = ""  # why what is typed can't be
     moves: tuple[tuple[int, int], ...] = ()  # (other node, samples from it) since the node was chosen, for going back
+    unit: str = SAMPLES  # what the samples of the batch are called
     former: tuple[int, ...] = ()  # the shares before the last rebalance, where they are known
 
     @property
@@ -46,7 +48,8 @@ def opened(state: ViewState, rank: int | None = None) -> Split:
     seats = seats_of(state)
     ranks = [view.rank for view in live_ranks(state.run)]
     shares = tuple(seat.share for seat in seats)
-    return Split(seats, shares, ranks.index(rank) if rank in ranks else 0, former=former(state, seats))
+    unit = state.run.sample_unit if state.run is not None else SAMPLES
+    return Split(seats, shares, ranks.index(rank) if rank in ranks else 0, former=former(state, seats), unit=unit)
 
 
 def choose(split: Split, by: int) -> Split:
@@ -87,9 +90,10 @@ def type_key(split: Split, key: str) -> Split:
     wanted = round(split.total * int(text[:-1]) / 100) if text.endswith("%") else int(text)
     most = split.total - (len(split.seats) - 1)
     if wanted < 1:
-        return replace(made, problem="each node needs at least 1 sample; use drain to take a node out")
+        least = f"each node needs at least 1 {split.unit.removesuffix('s')}"
+        return replace(made, problem=f"{least}; use drain to take a node out")
     if len(split.seats) == 1 and wanted < most:
-        return replace(made, problem=f"the only node takes all {most} samples")
+        return replace(made, problem=f"the only node takes all {most} {split.unit}")
     if wanted > most:
         return replace(made, problem=f"{split.seats[split.chosen].node} can take at most {most} of {split.total}")
     return replace(made, shares=_around(before, split.chosen, wanted))

@@ -11,14 +11,14 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Final, Literal, Self
 
 import platformdirs
 import tomli_w
 
 from trainctl.protocol.config import run_file
 
-Objective = Literal["pretrain", "sft"]
+Objective = Literal["pretrain", "sft", "dpo"]
 PREFIX = "demo-"
 BYTES_PER_SAMPLE = 128
 SAMPLES_PER_STEP = 24
@@ -30,6 +30,17 @@ MIN_AGE_SECONDS = 120.0
 AGENT_PORTS = range(10_000, 20_000, 2)
 """Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 on macOS): none of those can
 take a port before the agent binds it."""
+
+
+_DATA: Final[dict[Objective, str]] = {"pretrain": "data", "sft": "rows", "dpo": "pairs"}
+_PREFERENCES: Final[dict[str, dict[str, Any]]] = {
+    "data": {"sequence_length": 192, "held_out": 0.01},
+    "batch": {"global": 8, "micro": 4},  # pairs
+    "optimizer": {"learning_rate": 2e-3},
+    "adapter": {"kind": "lora", "rank": 8, "alpha": 16.0},
+    "objective": {"kind": "dpo"},
+}
+"""Settings of a demo of preferences that differ from the others'."""
 
 
 def default_folder() -> Path:
@@ -137,13 +148,13 @@ def run_config(
     Several share this machine: a thread each.
     """
     table: dict[str, Any] = {"threads": 1} if len(nodes) > 1 else {}
-    raw = {
+    raw: dict[str, Any] = {
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
         "model": {"path": str(assets / "model")},
         "data": {
-            "path": str(assets / ("rows" if objective == "sft" else "data")), "tokenizer": "bytes",
-            "kind": "rows" if objective == "sft" else "text", "sequence_length": BYTES_PER_SAMPLE, "held_out": 0.001,
-            "overlong": "drop",
+            "path": str(assets / _DATA[objective]), "tokenizer": "bytes",
+            "kind": "text" if objective == "pretrain" else "rows", "sequence_length": BYTES_PER_SAMPLE,
+            "held_out": 0.001, "overlong": "drop",
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {
@@ -152,6 +163,8 @@ def run_config(
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }  # fmt: skip
+    for name, changes in _PREFERENCES.items() if objective == "dpo" else ():
+        raw[name] = raw.get(name, {}) | changes
     return run_file.to_dict(run_file.parse(raw, "demo"))
 
 

@@ -81,7 +81,7 @@ def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:
     now, then = (group_seconds(split.seats, shares) for shares in (plan, split.shares))
     text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured a step"
     if split.changed and now and then:
-        text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% samples/s"
+        text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% {split.unit}/s"
     total = f"{sum(split.shares)} of {split.total}"
     head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
     return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)

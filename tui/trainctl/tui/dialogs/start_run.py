@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.targets import is_local, run_file
@@ -38,5 +39,6 @@ class StartDialog(CommandDialog):
         config: dict[str, Any] = order.args["config"]
         run, batch = config.get("run", {}), config.get("batch", {})
         nodes = ", ".join(config.get("nodes", {})) or "every node of the cluster"
-        told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} samples on {nodes}"
+        unit = sample_unit(config.get("objective", {}).get("kind", ""))
+        told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} {unit} on {nodes}"
         return Piece(clean(told), "strong")

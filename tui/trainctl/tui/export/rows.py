@@ -9,12 +9,13 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.tui.export.single_steps import Value, questions, values
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
-What = Literal["steps", "ranks", "metrics", "samples", "events", "hosts"]
+What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE, HOSTS_PAGE = 500, 100
 
@@ -38,6 +39,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{_column(metric): float for metric in m.METRICS.values() if metric.scope == "rank"},
     },
     "metrics": {"step": int, "rank": int, "metric": str, "value": float},
+    "evaluations": {
+        "step": int, "at": float, "loss": float, "weight": float, "seconds": float,
+        **{name: float for name in m.METRICS if name in m.EVALUATED},
+    },
     "samples": {
         "step": int, "at": float, "number": int, "prompt": str, "answer": str, "tokens": int, "ended": bool,
         "seconds": float, "loss": float, "eval_loss": float, "max_tokens": int, "temperature": float, "top_p": float,
@@ -60,6 +65,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 is an object in JSON lines, and the text of one in other formats."""
 
 _RUN_VALUES = tuple(name for name in COLUMNS["steps"] if name in m.METRICS and m.is_by_name(name))
+_OF_EVALUATION = tuple(name for name in m.METRICS if name in m.EVALUATED)
 _OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
 _OF_MACHINE_BY_NAME = tuple(name for name, metric in m.METRICS.items() if metric.scope == "host" and not metric.field)
 _RANK_METRICS = {metric.name: _column(metric) for metric in m.METRICS.values() if metric.scope == "rank"}
@@ -78,6 +84,8 @@ def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
             while more:
                 answers, after, more = reader.samples(after)
                 yield [_sample(one) for one in answers]
+        elif what == "evaluations":
+            yield [_evaluation(made) for made in reader.evaluations()]
         elif what == "metrics":
             pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step,))
             for page in filter(None, pages):
@@ -107,7 +115,7 @@ def _paged(
 
 async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
     """The same through an agent; of ranks' parts and metrics what its history has, which leaves out values that are not
-    finite. Raises what the client does."""
+    finite, and of evaluations neither time nor weight. Raises what the client does."""
     if what == "metrics":
         async for rows in _own_of(client, run):
             yield rows
@@ -133,6 +141,8 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
         more = steps.more and bool(steps.steps)
         if what == "steps":
             yield [_step(step) for step in steps.steps]
+        elif what == "evaluations" and steps.run is not None:
+            yield await _evaluations_of(client, steps.run, [*([] if after else [0]), *(s.step for s in steps.steps)])
         elif steps.steps and steps.run is not None:
             yield await _parts_of(client, steps.run, [step.step for step in steps.steps])
         after = steps.steps[-1].step if steps.steps else after
@@ -161,6 +171,17 @@ async def _values_of(client: "Client", run: str, names: Sequence[str], steps: Se
         history = await client.history(run, question.names, asked[0], asked[-1], question.columns)
         found += values(history, asked)
     return found
+
+
+async def _evaluations_of(client: "Client", run: str, steps: Sequence[int]) -> list[Row]:
+    """Their losses and metrics: an agent's history has no more."""
+    found: dict[int, dict[str, float]] = {}
+    for step, _, name, value in await _values_of(client, run, ("eval_loss", *_OF_EVALUATION), steps):
+        found.setdefault(step, {})[name] = value
+    return [
+        (step, None, values.get("eval_loss"), None, None, *map(values.get, _OF_EVALUATION))
+        for step, values in sorted(found.items())
+    ]
 
 
 async def _parts_of(client: "Client", run: str, steps: Sequence[int]) -> list[Row]:
@@ -198,6 +219,10 @@ def _event(event: m.Event) -> Row:
     generation = str(event.generation) if event.generation is not None else None
     special = {"generation": generation, "data": msgspec.to_builtins(event.data)}
     return tuple(special[name] if name in special else getattr(event, name) for name in COLUMNS["events"])
+
+
+def _evaluation(made: Evaluation) -> Row:
+    return (made.step, made.at, made.loss, made.weight, made.seconds, *map(made.values.get, _OF_EVALUATION))
 
 
 def _sample(sample: m.Sample) -> Row:

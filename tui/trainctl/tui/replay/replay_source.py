@@ -18,7 +18,7 @@ from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
+from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
 from trainctl.tui.replay.playhead import Playhead
 
 BOOT = "replay"
@@ -107,7 +107,8 @@ class ReplaySource:
         made += events
         made += [one for one in self._samples_known if self._sampled_to < one.at <= self._shown_to]
         self._sampled_to = self._shown_to
-        if any(event.kind != "evaluation" for event in events) or self._evaluated(step.step)[0] == step.step:
+        evaluated = self._evaluation_by(step.step)
+        if any(event.kind != "evaluation" for event in events) or (evaluated and evaluated.step == step.step):
             made.append(self._view_at(step))
         self._event = max([self._event, *(event.id for event in events)])
         return [self._numbered(message) for message in made]
@@ -156,20 +157,21 @@ class ReplaySource:
         """The run's last view with what a step's own rows say in place of what came later."""
         over = step.step >= self.head.last
         parts = {part.rank: part for part in self._reader.rank_steps(step.step)}
-        evaluated = self._evaluated(step.step)
+        made = self._evaluation_by(step.step)
         return msgspec.structs.replace(
             self._view, state=self._view.state if over else "running", reason=self._view.reason if over else "",
             step=step.step, generation=step.generation, plan_version=step.plan_version, cursor=step.cursor,
-            global_batch=step.global_batch, learning_rate=step.learning_rate, eval_step=evaluated[0],
-            eval_loss=evaluated[1], boot=BOOT, seq=self._seq,
+            global_batch=step.global_batch, learning_rate=step.learning_rate, eval_step=made and made.step,
+            eval_loss=made and made.loss, eval_values=tuple(made.values.items()) if made else (),
+            boot=BOOT, seq=self._seq,
             ranks=self._view.ranks if over else tuple(
                 _rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks
             ),
         )  # fmt: skip
 
-    def _evaluated(self, step: int) -> tuple[int | None, float | None]:
-        found = [evaluation for evaluation in self._reader.evaluations() if evaluation.step <= step]
-        return (found[-1].step, found[-1].loss) if found else (None, None)
+    def _evaluation_by(self, step: int) -> Evaluation | None:
+        """The newest up to a step."""
+        return next((made for made in reversed(self._reader.evaluations()) if made.step <= step), None)
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
@@ -213,6 +215,11 @@ class ReplaySource:
         """The newest of those up to the place."""
         found = tuple(one for one in self._samples_known if one.at <= self._shown_to)
         return m.Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
+
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+        """Of the newest evaluations up to the place."""
+        found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
+        return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
 
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536

@@ -227,7 +227,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     parts = [
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
-        line(Piece("samples ", "label"), f.count(run.samples)),
+        line(Piece(f"{run.sample_unit} ", "label"), f.count(run.samples)),
         line(Piece(cpu, "label"), f.figure(host.cpu_percent if host else None, "{:.0f}%")),
         line(Piece("load ", "label"), f.figure(host.load_1min if host else None, "{:.1f}")),
         line(Piece("ram ", "label"), _ram(host)),

@@ -1,6 +1,7 @@
 """How fast a run is, as pieces of one line: for wide heads, Runs and `trainctl status`."""
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.objectives import PAIRS, SAMPLES
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
@@ -8,11 +9,12 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, line
 def pieces(rates: m.RunRates) -> list[Line]:
     """The most important first."""
     average, unit = f.compact(rates.average_per_second), clean(rates.unit)
+    samples = PAIRS if rates.unit == f"{PAIRS}/s" else SAMPLES
     return [
         line(Piece("average ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
         line(_few(rates.steps_per_second), Piece(" steps/s", "label")),
-        line(_few(rates.samples_per_second), Piece(" samples/s", "label")),
-        line(f.seconds(rates.seconds_per_sample), Piece(" per sample", "label")),
+        line(_few(rates.samples_per_second), Piece(f" {samples}/s", "label")),
+        line(f.seconds(rates.seconds_per_sample), Piece(f" per {samples.removesuffix('s')}", "label")),
         line(f.duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),
         line(f.figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
     ]

@@ -1,14 +1,16 @@
-"""What the model answers to prompts, over the steps."""
+"""What the model answers to prompts, over the steps; of a run on pairs, what it makes of those held out."""
 
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.objectives import PAIRS
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import samples_view
+from trainctl.tui.screens import pairs_view, samples_view
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.pairs_view import ChosenPair, PairTable
 from trainctl.tui.screens.samples_view import AnswerTable, Chosen
 from trainctl.tui.text.styled_line import Line, rule
 
@@ -16,7 +18,8 @@ SAMPLES_PAGE = 100
 
 
 class SamplesScreen(BaseScreen):
-    """The answers to one prompt side by side; prompt and step are chosen with the arrow keys."""
+    """The answers to one prompt side by side, or held-out pairs with their margins; prompt or pair, and step, are
+    chosen with the arrow keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "prompt(1)", "next prompt", show=False),
@@ -27,12 +30,27 @@ class SamplesScreen(BaseScreen):
         Binding("end", "step(1000000)", "newest", show=False),
         Binding("pagedown", "scroll_answer(1)", "scroll down", show=False),
         Binding("pageup", "scroll_answer(-1)", "scroll up", show=False),
+        Binding("m", "switch", "answers, or held-out pairs", show=False),
     ]
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self._recorded: tuple[m.Sample, ...] = ()
         self._chosen = Chosen()
+        self._pairs: tuple[m.HeldOutPairs, ...] = ()
+        self._chosen_pair = ChosenPair()
+        self._of_evaluation: tuple[str, int | None] | None = None  # run and step that pairs were loaded for
+        self._wants_answers = False
+
+    @property
+    def shows_pairs(self) -> bool:
+        """Whether the run is on pairs, and the answers to prompts aren't wanted."""
+        run = self.owner.shown.run
+        return run is not None and run.sample_unit == PAIRS and not self._wants_answers
+
+    @property
+    def pairs(self) -> PairTable:
+        return PairTable.of(self._pairs, self._chosen_pair)
 
     @property
     def answers(self) -> AnswerTable:
@@ -54,17 +72,38 @@ class SamplesScreen(BaseScreen):
             return
         try:
             self._recorded = (await client.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
+            if run.sample_unit == PAIRS:
+                self._of_evaluation = (run.run, run.eval_step)
+                self._pairs = (await client.pairs(run.run)).evaluations
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()
 
+    def paint(self) -> None:
+        """Another evaluation has other figures."""
+        super().paint()
+        run = self.owner.shown.run
+        if self.shows_pairs and run is not None and self._of_evaluation not in (None, (run.run, run.eval_step)):
+            self._of_evaluation = (run.run, run.eval_step)
+            self.arrived()
+
     def lines(self, columns: int, rows: int) -> list[Line]:
+        if self.shows_pairs:
+            pairs, glyphs = self.pairs, self.owner.glyphs
+            head = rule(columns, glyphs.horizontal, (0, pairs_view.title(pairs, glyphs), "title"))
+            return [self.head(columns), head, *pairs_view.body(pairs, columns, rows - 2, glyphs)]
         answers, glyphs = self.answers, self.owner.glyphs
         title = samples_view.title(answers, glyphs)
         body = samples_view.body(answers, columns, rows - 2, glyphs)
         return [self.head(columns), rule(columns, glyphs.horizontal, (0, title, "title")), *body]
 
     def values(self) -> clipboard.Values:
+        if self.shows_pairs:
+            rows = self.pairs.rows
+            pair = rows[self.pairs.row] if rows else None
+            texts = (("the prompt", pair.prompt), ("the chosen answer", pair.chosen_text),
+                     ("the rejected answer", pair.rejected_text)) if pair is not None else ()  # fmt: skip
+            return (*texts, *super().values())
         sample = self.answers.sample
         found = (("the answer", sample.answer), ("the prompt", sample.prompt)) if sample is not None else ()
         return (*found, *super().values())
@@ -73,20 +112,40 @@ class SamplesScreen(BaseScreen):
         self._chosen = chosen
         self.paint()
 
+    def _choose_pair(self, chosen: ChosenPair) -> None:
+        self._chosen_pair = chosen
+        self.paint()
+
+    def action_switch(self) -> None:
+        self._wants_answers = not self._wants_answers
+        self.paint()
+
     def action_prompt(self, by: int) -> None:
+        if self.shows_pairs:
+            self._choose_pair(self.pairs.to_row(self.pairs.row + by))
+            return
         answers = self.answers
         self._choose(answers.to_prompt(answers.prompt_index + by))
 
     def action_step(self, by: int) -> None:
+        if self.shows_pairs:
+            self._choose_pair(self.pairs.to_place(self.pairs.place + by))
+            return
         answers = self.answers
         self._choose(answers.to_step(answers.step_index + by))
 
     def action_choose_prompt(self, index: int) -> None:
-        """A click on a prompt."""
+        """A click on a prompt or a pair."""
+        if self.shows_pairs:
+            self._choose_pair(self.pairs.to_row(index))
+            return
         self._choose(self.answers.to_prompt(index))
 
     def action_choose_step(self, index: int) -> None:
-        """A click on an answer."""
+        """A click on an answer or an evaluation."""
+        if self.shows_pairs:
+            self._choose_pair(self.pairs.to_place(index))
+            return
         self._choose(self.answers.to_step(index))
 
     def action_scroll_answer(self, pages: int) -> None:

@@ -1,10 +1,11 @@
 """A run's data for a person to read: statistics, and samples with the tokens that count in the loss."""
 
+import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, TemplateUse
+from trainctl.protocol.batch.data_statistics import DataStatistics, ReferenceState, ShownSample, TemplateUse
 from trainctl.tui.setup.trainer_process import answer_of
 
 _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -20,28 +21,39 @@ def read(file: Path, node: str, samples: int, overrides: Mapping[str, str]) -> D
 def statistics_lines(found: DataStatistics) -> list[str]:
     """One fact per line."""
     on = found.packing != "none"
-    repeated = f"{found.repeated:,} held-out samples" if found.repeated else ""
+    unit = found.unit
+    repeated = f"{found.repeated:,} held-out {unit}" if found.repeated else ""
     whole = ", ".join(f"{'longest' if name == 'p100' else name} {value:,}" for name, value in found.lengths.items())
     return [
         _samples_line(found),
         f"tokens      {found.tokens:,}; {found.counted:,} count in the loss ({found.counted / found.tokens:.1%})",
         f"lengths     {whole} tokens; sequence_length {found.sequence_length:,}",
-        f"truncated   {found.truncated:,} samples ({found.truncated / found.samples:.1%})",
-        f"not used    {found.skipped:,} more samples",
-        f"duplicates  {found.duplicates:,} samples{f'; {repeated} are also used for training' if repeated else ''}",
+        f"truncated   {found.truncated:,} {unit} ({found.truncated / found.samples:.1%})",
+        f"not used    {found.skipped:,} more {unit}",
+        f"duplicates  {found.duplicates:,} {unit}{f'; {repeated} are also used for training' if repeated else ''}",
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
         *_template_lines(found.template),
+        *([f"reference   {reference_text(found.reference)}"] if found.reference is not None else ()),
         *([f"warning     {found.warning}"] if found.warning else ()),
     ]
 
 
 def _samples_line(found: DataStatistics) -> str:
+    name = f"{found.unit:<12}"
     if found.held_out_path:
-        return f"samples     {found.samples:,}, and {found.held_out:,} held out in {found.held_out_path}"
+        return f"{name}{found.samples:,}, and {found.held_out:,} held out in {found.held_out_path}"
     if found.growing:
-        return f"samples     {found.samples:,} so far; the file still grows"
-    return f"samples     {found.samples:,}, of which {found.held_out:,} are held out"
+        return f"{name}{found.samples:,} so far; the file still grows"
+    return f"{name}{found.samples:,}, of which {found.held_out:,} are held out"
+
+
+def reference_text(found: ReferenceState) -> str:
+    """Whether the reference's log-probabilities are there, and their size."""
+    size = f"{found.size_bytes / 1e6:,.1f} MB"
+    if found.cached:
+        return f"cached in {found.folder} ({size}): no forward pass of it before step 1"
+    return f"not cached: computed before step 1 and kept in {found.folder} ({size})"
 
 
 def _packing_lines(found: DataStatistics) -> list[str]:
@@ -64,10 +76,24 @@ def _template_lines(used: TemplateUse | None) -> list[str]:
 
 
 def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:
-    """The sample's text, each token made `clean`. What counts is green, or without colours between » and «."""
+    """The sample's text, each token made `clean`. What counts is green, or without colours between » and «. Of a pair
+    the prompt, and each answer."""
+    if not sample.rejected:
+        return _text(sample.tokens, clean, color=color)
+    prompts = [
+        tuple(itertools.takewhile(lambda piece: not piece[1], half)) for half in (sample.tokens, sample.rejected)
+    ]
+    chosen = sample.tokens[len(prompts[0]) :]
+    same = prompts[0] == prompts[1]  # else the tokens where prompt and answer meet are others
+    rejected = sample.rejected[len(prompts[1]) :] if same else sample.rejected
+    parts = {"prompt": prompts[0], "chosen": chosen, "rejected": rejected}
+    return "\n".join(f"{name}:\n{_text(tokens, clean, color=color)}" for name, tokens in parts.items())
+
+
+def _text(tokens: Sequence[tuple[str, bool]], clean: Callable[[str], str], *, color: bool) -> str:
     begin, end = (_COUNTED, _PLAIN + _CONTEXT) if color else ("»", "«")
     text, before = _CONTEXT if color else "", False
-    for piece, counted in sample.tokens:
+    for piece, counted in tokens:
         text += (begin if counted else end) if counted != before else ""
         text += clean(piece)
         before = counted

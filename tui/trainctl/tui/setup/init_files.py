@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from trainctl.protocol.config import addresses, run_file
+from trainctl.protocol.config.objectives import sequences_of
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import installing
 from trainctl.tui.setup import init_values as values
@@ -63,7 +64,8 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     interface is needed only off loopback."""
     interface = _interface_name(answers.address, machine)
     length = min(answers.sequence_length, model.positions or answers.sequence_length)
-    whole = answers.batch or values.global_batch(answers.mean_tokens or length, answers.samples)
+    mean = answers.mean_tokens or length * sequences_of(answers.objective)
+    whole = answers.batch or values.global_batch(mean, answers.samples)
     rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random)
     every = values.every(answers.steps)
     tables: dict[str, Any] = {
@@ -94,7 +96,8 @@ def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: Thi
     fits = values.micro_batch(config, model.facts, machine.backend, machine.device_bytes or machine.memory_bytes)
     if answers.kind == "text":
         return {"micro": fits}
-    return {"micro": min(2 * fits, config.batch.global_), "micro_tokens": fits * config.data.sequence_length}
+    longest = config.data.sequence_length * sequences_of(answers.objective)
+    return {"micro": min(2 * fits, config.batch.global_), "micro_tokens": fits * longest}
 
 
 def cluster_text(tables: Mapping[str, Any]) -> str:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from trainctl.protocol.config import families, names, run_file
+from trainctl.protocol.config.input_checks import PAIR_FIELDS
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_files
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
@@ -90,12 +91,26 @@ def data_kind(path: Path) -> DataKind:
     if path.suffix not in (".jsonl", ".ndjson", ".json"):
         return "text"
     try:
-        with path.open("rb") as file:
-            first = next((line for line in file if line.strip()), b"{}")
-        found = json.loads(first)
+        found = _first_object(path)
     except (OSError, ValueError) as error:
         raise InvalidInputError("--data", f"{path}: line 1 is not a JSON object: {error}") from None
     return "samples" if isinstance(found, dict) and "tokens" in found else "rows"
+
+
+def has_pairs(path: Path) -> bool:
+    """Whether the first row of JSON-lines data has a chosen and a rejected answer; Parquet is not looked at."""
+    file = next((file for file in run_file.data_files(path, "rows") if file.suffix != ".parquet"), None)
+    try:
+        found = _first_object(file) if file is not None else None
+    except (OSError, ValueError):
+        return False  # what is wrong with it is found when all of it is read
+    return isinstance(found, dict) and all(found.get(name) is not None for name in PAIR_FIELDS)
+
+
+def _first_object(path: Path) -> Any:
+    """The first line that isn't empty. Raises OSError, or ValueError for one that isn't JSON."""
+    with path.open("rb") as file:
+        return json.loads(next((line for line in file if line.strip()), b"{}"))
 
 
 def machine() -> ThisMachine:

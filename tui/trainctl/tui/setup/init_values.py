@@ -1,19 +1,21 @@
 """Values of a first run file that follow from the model, the data and the device."""
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
-Objective = Literal["pretrain", "sft"]
+Objective = Literal["pretrain", "sft", "dpo", "orpo"]
 AdapterKind = Literal["full", "lora", "rslora"]
 
 RANDOM_RATE, CONTINUED_RATE, SFT_RATE, LORA_RATE = 3e-4, 1e-4, 2e-5, 2e-4
 """Learning rates to begin with: a small model from random weights; a trained model on more text, whose rate had come
 down at the end; all weights on answers; adapters, which take ten times as much (Schulman and Thinking Machines Lab
 2025)."""
+PREFERENCE_RATES: Final[dict[Objective, tuple[float, float]]] = {"dpo": (5e-7, 2e-5), "orpo": (5e-6, 5e-5)}
+"""The same on pairs, of all weights and of adapters. dpo leaves its reference quickly; orpo learns answers too."""
 STEP_TOKENS = 16_384
 """Of a step: steps of less are noisy, and of more rarely learn more in the time on a small machine."""
 LEAST_SAMPLES = 4
@@ -29,6 +31,8 @@ _MICROS = (64, 32, 16, 8, 4, 2)
 
 def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool) -> float:
     """Of AdamW at its peak."""
+    if objective in PREFERENCE_RATES:
+        return PREFERENCE_RATES[objective][adapter != "full"]
     if adapter != "full":
         return LORA_RATE
     if objective == "sft":

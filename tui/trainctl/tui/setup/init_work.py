@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
+from trainctl.protocol.config.objectives import sample_unit, sequences_of
 from trainctl.protocol.config.run_file import is_glob
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError
@@ -22,8 +23,9 @@ from trainctl.tui.setup.init_values import AdapterKind, Objective
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
 T = TypeVar("T")
+PREFERENCES: tuple[Objective, ...] = ("dpo", "orpo")
 ADAPTERS: tuple[AdapterKind, ...] = ("full", "lora", "rslora")
-OBJECTIVES: tuple[Objective, ...] = ("pretrain", "sft")
+OBJECTIVES: tuple[Objective, ...] = ("pretrain", "sft", "dpo", "orpo")
 LENGTH_STEP = 64
 """Tokens to whose multiple a sequence length is rounded up."""
 MOST_TOKENS = 32_768
@@ -86,7 +88,7 @@ def _measured(answers: Answers, model: Model, machine: ThisMachine) -> Answers:
         whole = {"data.overlong": "drop", "data.sequence_length": str(model.positions or MOST_TOKENS)}
         found = data_preview.read(draft, machine.node, 0, whole)
     length = -(-found.lengths["p95"] // LENGTH_STEP) * LENGTH_STEP
-    mean = min(length, found.tokens / max(1, found.samples))
+    mean = min(length * sequences_of(answers.objective), found.tokens / max(1, found.samples))
     return answers._replace(sequence_length=length, mean_tokens=mean, samples=found.samples)
 
 
@@ -103,14 +105,15 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
     data = _existing(_path(given.data, "--data", question, ask), "--data")
     kind = init_probe.data_kind(data)
-    objective = _objective(given.objective, kind, ask)
+    objective = _objective(given.objective, kind, init_probe.has_pairs(data) if kind == "rows" else False, ask)
     question = "Train all weights (full) or adapters (lora, rslora)"
     whole = found.is_random or (objective == "pretrain" and not found.quantized_bytes)
     usual = "full" if whole else "lora"
     adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _choice("--adapter", ADAPTERS))
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
-    question = f"Samples per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
+    unit = sample_unit(objective).capitalize()
+    question = f"{unit} per step across all nodes, or auto for about {init_values.STEP_TOKENS:,} tokens"
     batch = given.batch if given.batch is not None else _asked(None, question, "auto", ask, _batch)
     address, usual = given.address, f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
     if len(machine.agents) == 1:
@@ -122,12 +125,15 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
 
 
-def _objective(given: Objective | None, kind: DataKind, ask: Ask | None) -> Objective:
+def _objective(given: Objective | None, kind: DataKind, has_pairs: bool, ask: Ask | None) -> Objective:
     """Asked only where the data have answers."""
     if kind == "text":
-        if given == "sft":
-            raise InvalidInputError("--objective", "sft needs rows with answers; the data is text")
+        if given not in (None, "pretrain"):
+            raise InvalidInputError("--objective", f"{given} needs rows with answers; the data is text")
         return "pretrain"
+    if has_pairs:
+        question = "Learn to prefer chosen answers, near a reference (dpo) or without one (orpo)"
+        return _asked(given, question, "dpo", ask, _choice("--objective", PREFERENCES))
     question = "Learn the answers (sft) or every token (pretrain)"
     return _asked(given, question, "sft", ask, _choice("--objective", OBJECTIVES))
 

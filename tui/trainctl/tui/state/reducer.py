@@ -220,7 +220,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
         if known is None or bucket not in known.first:
-            found = {"eval_loss": view.eval_loss, "perplexity": view.perplexity}
+            found = {"eval_loss": view.eval_loss, "perplexity": view.perplexity, **dict(view.eval_values)}
             values: dict[SeriesKey, float] = {(name, None): one for name, one in found.items() if one is not None}
             return _record(state, view.eval_step, values)
     return state

@@ -40,6 +40,8 @@ class Source(Protocol):
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
     ) -> m.Samples: ...
 
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs: ...
+
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
@@ -150,6 +152,9 @@ class ClusterSource:
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
     ) -> m.Samples:
         return await self._client.samples(run, after_row, limit, newest)
+
+    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
+        return await self._client.pairs(run, limit)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         """From the node's own agent; where that can't be reached from here, through the one that conducts."""

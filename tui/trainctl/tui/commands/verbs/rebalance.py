@@ -48,7 +48,8 @@ def _undo(event: m.Event, run: m.RunView) -> Order:
         who = ", ".join(sorted(gone or come))
         raise NoInverse(f"{who} {'is not in the group now' if gone else 'had no share then'}: rebalance again instead")
     if sum(before.values()) != run.global_batch:
-        raise NoInverse(f"they were shares of {sum(before.values())} samples, but the batch now has {run.global_batch}")
+        was = f"{sum(before.values())} {run.sample_unit}"
+        raise NoInverse(f"they were shares of {was}, but the batch now has {run.global_batch}")
     if before == now:
         raise NoInverse("the shares are already restored")
     return Order("rebalance", {"shares": before})

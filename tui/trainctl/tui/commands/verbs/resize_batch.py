@@ -35,10 +35,10 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     if out is None:
         return no_node(order, run)
     if not views:
-        return f"{clean(out.node)} ({out.state}) takes no samples"
+        return f"{clean(out.node)} ({out.state}) takes no {run.sample_unit}"
     micro = int(order.args["micro"])
     over = next((view for view in views if view.share is not None and micro > view.share), None)
-    return f"{micro} is more than {clean(over.node)}'s share of {over.share} samples" if over else ""
+    return f"{micro} is more than {clean(over.node)}'s share of {over.share} {run.sample_unit}" if over else ""
 
 
 def _changes_nothing(order: Order, run: m.RunView) -> bool:

@@ -2,6 +2,7 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.messages.events import GlobalBatchChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
@@ -14,13 +15,14 @@ from trainctl.tui.text.glyphs import Glyphs
 
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    value = FormField("value", "samples per step", str(state.run.global_batch or "") if state.run else "")
+    unit = state.run.sample_unit if state.run else SAMPLES
+    value = FormField("value", f"{unit} per step", str(state.run.global_batch or "") if state.run else "")
     return value, FormField("schedule", "schedule", "set", ("set", "scale"))
 
 
 def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
     value, ranks = int(order.args["value"]), len(live_ranks(run))
-    return f"{value} samples are too few for {ranks} ranks; each needs at least one" if value < ranks else ""
+    return f"{value} {run.sample_unit} are too few for {ranks} ranks; each needs at least one" if value < ranks else ""
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 
 EVALUATION_LOSS, EVALUATION_PERPLEXITY = "eval/loss", "eval/perplexity"
-EVALUATED = ("eval_loss", "perplexity")
+EVALUATED = ("eval_loss", "perplexity", *(name for name in m.METRICS if name in m.EVALUATED))
 """Metrics that a step has no value of, but an evaluation."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -73,9 +74,12 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
     return Point(step.step, step.generation, step.committed_at, values)
 
 
-def of_evaluation(loss: float, view: m.RunView | None) -> dict[str, float]:
-    """A held-out loss, and its perplexity where that is defined, by full name. `view`: of the run."""
-    found = {EVALUATION_LOSS: loss}
+def of_evaluation(
+    loss: float, view: m.RunView | None, values: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, float]:
+    """A held-out loss, its perplexity where that is defined, and the metrics beside it, by full name. `view`: of the
+    run."""
+    found = {EVALUATION_LOSS: loss, **values}
     perplexity = m.perplexity(loss, view.loss_unit) if view is not None else m.perplexity(loss)
     return found if perplexity is None else {**found, EVALUATION_PERPLEXITY: perplexity}
 

@@ -16,6 +16,8 @@ from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
 from trainctl.tui.export.single_steps import MOST_COLUMNS, questions, values
 
 PAGE = 500
+_MOST_METRICS = 16
+"""That one request may ask for."""
 
 
 class Evaluated(NamedTuple):
@@ -23,6 +25,7 @@ class Evaluated(NamedTuple):
 
     loss: float
     at: float | None
+    values: Mapping[str, float]  # metrics beside the loss, by name
 
 
 class DirectorySource:
@@ -64,7 +67,7 @@ class DirectorySource:
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         found = self._reader.evaluations()
-        return {one.step: Evaluated(one.loss, one.at) for one in found if first <= one.step <= last}
+        return {one.step: Evaluated(one.loss, one.at, one.values) for one in found if first <= one.step <= last}
 
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
         return self._reader.events(after_id, limit)[0]
@@ -123,14 +126,17 @@ class AgentSource:
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         """Where buckets are larger than a step, what is in each is asked for by itself."""
         columns = min(last - first + 1, MOST_COLUMNS)
-        (series,) = self._client.history(self.run, ("eval_loss",), first, last, columns).series
-        found: dict[int, Evaluated] = {}
-        for step, loss in zip(series.steps, series.last, strict=True):
-            if series.bucket_steps == 1:
-                found[step] = Evaluated(loss, None)
-            else:
-                found |= self.evaluations(max(first, step), min(last, step + series.bucket_steps - 1))
-        return found
+        names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MOST_METRICS]
+        losses, *others = self._client.history(self.run, names, first, last, columns).series
+        if losses.bucket_steps > 1:
+            parts = (self.evaluations(max(first, at), min(last, at + losses.bucket_steps - 1)) for at in losses.steps)
+            return {step: one for part in parts for step, one in part.items()}
+        values: dict[int, dict[str, float]] = {}
+        for series in others:
+            for step, value in zip(series.steps, series.last, strict=True):
+                values.setdefault(step, {})[series.metric] = value
+        steps = zip(losses.steps, losses.last, strict=True)
+        return {step: Evaluated(loss, None, values.get(step, {})) for step, loss in steps}
 
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
         return self._client.events(self.run, after_id, min(limit, PAGE)).events

@@ -108,10 +108,10 @@ class Mirror:
 
     def _evaluations(self, after: int) -> None:
         found = self._source.evaluations(after, self.place.step)
-        for step, (loss, at) in sorted(found.items()):
+        for step, (loss, at, values) in sorted(found.items(), key=lambda item: item[0]):
             if not self.place.has_evaluation(step, loss):
                 at = self._clock() if at is None else at
-                self._target.evaluation(step, of_evaluation(loss, self._view), at, self.place.rows)
+                self._target.evaluation(step, of_evaluation(loss, self._view, values), at, self.place.rows)
                 self.place = self.place.evaluated(step, loss)
 
     def _samples(self) -> None:

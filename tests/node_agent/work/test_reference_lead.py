@@ -1,0 +1,123 @@
+"""The lead answers ranks that load: from its own caches, or from what ranks compute, over its own restarts."""
+
+import asyncio
+import hashlib
+import json
+import struct
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainctl.node_agent.work.reference_lead import PART_VALUES, SILENT_SECONDS, ReferenceLead
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.wire import codec
+
+NAME = f"reference-{'0f' * 16}"
+COUNTS = struct.pack("<3I", 2, 1, 3)
+
+
+class Port:
+    def __init__(self) -> None:
+        self.told: list[m.ReferenceSlice] = []
+
+    async def tell(self, order: m.ReferenceSlice) -> bool:
+        self.told.append(order)
+        return True
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    """A run of two ranks, both heard a moment ago."""
+    config = run_file.parse({
+        "run": {"name": "p", "steps": 3}, "model": {"path": "/m"}, "data": {"path": "/pairs.jsonl", "kind": "rows"},
+        "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-5}, "objective": {"kind": "dpo"},
+    })  # fmt: skip
+    ranks = {rank: SimpleNamespace(ended=False, heard=time.monotonic()) for rank in (0, 1)}
+    paths = RunPaths(tmp_path / "alpha" / "runs" / "r")
+    conductor = SimpleNamespace(config=config, ranks=ranks)
+    return SimpleNamespace(run="r", paths=paths, conductor=conductor, ports={0: Port(), 1: Port()})
+
+
+async def asked(lead: ReferenceLead, session: Any, rank: int = 0, **fields: Any) -> m.ReferenceSlice:
+    told = {"ask": 1, "wants": True, "offset": 0} | fields
+    await lead.take(session, m.ReferenceAsk(run="r", rank=rank, reference=NAME, **told))
+    answer: m.ReferenceSlice = session.ports[rank].told[-1]
+    return answer
+
+
+def test_what_ranks_compute_is_handed_on_over_a_restart(session: Any) -> None:
+    async def scenario() -> None:
+        lead = ReferenceLead("alpha")
+        assert not (await asked(lead, session)).known
+        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+        assert (first.slice, first.first, first.units) == (0, 0, 3)
+        assert (await asked(lead, session, rank=1)).slice is None
+        lead.close()
+        again, values = ReferenceLead("alpha"), struct.pack("<6f", *range(6))
+        done = {"slice": 0, "first": 0, "units": 3, "values": (values[:20], values[20:])}
+        answer = await asked(again, session, **done)
+        assert (answer.values, answer.answered) == (values, 3)
+        while not answer.digest:
+            await asyncio.sleep(0)
+            answer = await asked(again, session, rank=1, offset=4)
+        assert (answer.offset, answer.values) == (4, values[16:])
+        assert answer.digest == hashlib.sha256(values).hexdigest()
+        again.ended(session.paths)
+        assert not (session.paths.directory / "references").exists()
+
+    asyncio.run(scenario())
+
+
+def test_what_this_node_has_in_its_caches_is_handed_on(session: Any) -> None:
+    values, folder = bytes(range(256)) * 256, session.paths.node_data / NAME
+    folder.mkdir(parents=True)
+    (folder / "values.bin").write_bytes(values)
+    digest = hashlib.sha256(values).hexdigest()
+    (folder / "reference.json").write_text(json.dumps({"key": [], "digest": digest}))
+
+    async def scenario() -> None:
+        lead, found = ReferenceLead("alpha"), b""
+        while len(found) < len(values):
+            answer = await asked(lead, session, offset=len(found) // 4)
+            assert (answer.digest, answer.slice, len(answer.values) <= PART_VALUES * 4) == (digest, None, True)
+            relay = m.PeerRelay(link="f" * 16, seq=2**40, rank=1, order=answer)
+            assert len(codec.encode(relay)) < codec.CONTROL_FRAME_BYTES
+            found += answer.values
+        assert found == values
+        assert not (await asked(lead, session, digest=digest, offset=len(values) // 4)).values
+
+    asyncio.run(scenario())
+
+
+def test_the_slice_of_a_rank_that_ended_or_is_silent_is_dealt_again(session: Any) -> None:
+    async def scenario() -> None:
+        lead = ReferenceLead("alpha")
+        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+        session.conductor.ranks[0].heard -= SILENT_SECONDS + 1
+        assert (await asked(lead, session, rank=1)).slice == first.slice
+        session.conductor.ranks[0].heard = time.monotonic()
+        session.conductor.ranks[1].ended = True
+        assert (await asked(lead, session, rank=0)).slice == first.slice
+        lead.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_kept_is_said(session: Any) -> None:
+    async def scenario() -> None:
+        lead = ReferenceLead("alpha")
+        first = await asked(lead, session, counts=COUNTS, tokens=COUNTS)
+        done = {"slice": first.slice, "first": 0, "units": 3, "values": (b"\0" * 20,)}
+        assert "sent 20 bytes for 6 values" in (await asked(lead, session, **done)).problem
+        lead.close()
+        other = ReferenceLead("alpha")
+        (session.paths.directory / "references" / NAME / "slices.db").write_bytes(b"no database")
+        assert (await asked(other, session)).problem.startswith("alpha can't keep the reference's log-probabilities")
+        other.close()
+
+    asyncio.run(scenario())
