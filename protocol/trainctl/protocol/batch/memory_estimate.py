@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
-from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -53,8 +53,9 @@ def set_dtype(model: Any, dtype: Any) -> None:
     """Compute in `dtype`. Embeddings of the floating-point formats too, which mlx-lm always unpacks to bfloat16: models
     that scale them would round the product."""
     model.set_dtype(dtype)
+    layers: Any = nn
     for module in model.modules():
-        if type(module) is nn.QuantizedEmbedding:
+        if type(module) is layers.QuantizedEmbedding:
             module.__class__ = _embedding_in(dtype)
 
 
