@@ -1,6 +1,7 @@
 """Quantized bases: torch unpacks MLX's bits to MLX's values, and both backends train one curve on them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.quantization import DEFAULTS, Quantization, whole_shapes
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.backends.torch_quantized import Packed, QuantizedEmbedding, QuantizedLinear, packed, unpack, whole
@@ -48,14 +50,18 @@ def test_what_torch_unpacks_is_mlx_s_bit_for_bit(
 ) -> None:
     weight, expected = quantized(how, dtype=dtype)
     assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
-    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized._BLOCK_VALUES", 1000)  # rows in parts
+    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized._BLOCK_VALUES", {"cpu": 1000})  # rows in parts
     assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
     some = torch.tensor([[3, 1], [47, 3]])
     assert np.array_equal(unpack(weight.rows(some), torch.float32).numpy(), expected[some.numpy()])
 
 
+@pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(how: Quantization) -> None:
+def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(
+    how: Quantization, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized.UNPACKED_VALUES", 48 * 256 // parts)
     weight, expected = quantized(how)
     bias = torch.nn.Parameter(torch.randn(48))
     layer, plain = QuantizedLinear(weight, bias), torch.nn.Linear(256, 48)
@@ -127,6 +133,29 @@ def test_both_backends_train_one_curve_on_the_same_bits(
         losses[backend] = curve(loaded)
     assert losses["torch"][0] - losses["torch"][-1] > 0.01
     assert losses["torch"] == pytest.approx(losses["mlx"], rel=2e-6)
+
+
+def test_embeddings_of_floating_point_formats_are_computed_in_the_run_s_type(
+    run_file: Callable[..., Any], copies: Callable[..., Path]
+) -> None:
+    """MLX unpacks them to bfloat16; a model that scales them would round the product."""
+    node = {"backend": "mlx", "device": "cpu"}
+    config = run_file(model__path=str(copies("nvfp4")), adapter=LORA, nodes__here=node)
+    loaded: Any = load(config, config.nodes["here"], "run.toml")
+    assert loaded._model.model.embed_tokens(mx.array([[1, 2]])).dtype == mx.float32
+
+
+def test_a_copy_states_rope_where_both_libraries_look_for_it(model: Path, tmp_path: Path) -> None:
+    """transformers 5 writes `rope_parameters` alone, which mlx-lm doesn't read."""
+    shutil.copytree(model, tmp_path / "model")
+    stated = json.loads((model / "config.json").read_text("utf-8"))
+    new = {key: value for key, value in stated.items() if not key.startswith("rope")}
+    new |= {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(new), "utf-8")
+    assert not rope_config.mlx_reads(tmp_path / "model")
+    copy = quantized_copy(tmp_path / "model", "mlx-4bit")
+    assert rope_config.mlx_reads(copy)
+    assert json.loads((copy / "config.json").read_text("utf-8"))["rope_theta"] == 500_000.0
 
 
 def test_tied_embeddings_are_the_head_too(run_file: Callable[..., Any], tmp_path: Path, model: Path) -> None:

@@ -1,6 +1,7 @@
 """`trainctl init`: what it writes passes `check`, fits model and machine, and never takes the place of a file."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -257,6 +258,27 @@ def test_a_model_without_weights_is_trained_from_scratch(inputs: Path, monkeypat
     run = tomllib.loads((inputs / "run.toml").read_text())
     assert (run["model"]["init"], run["optimizer"]["learning_rate"]) == ("random", 3e-4)
     assert (run["evaluate"]["every_steps"], run["checkpoint"]["every_steps"]) == (2, 2)
+    assert call("check", inputs / "run.toml").returncode == 0
+
+
+def test_a_quantized_model_is_trained_with_adapters_also_on_text(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parameters are counted by their shapes, and need the memory of what is packed."""
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    parts = {"weight": ("U32", [64, 8], 4), "scales": ("BF16", [64, 1], 2), "biases": ("BF16", [64, 1], 2)}
+    header, end = {}, 0
+    for name, (dtype, shape, size) in parts.items():
+        begin, end = end, end + size * math.prod(shape)
+        header[f"model.layers.0.mlp.up_proj.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    (inputs / "My Model" / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(end))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
+    quantized = {"quantization": {"bits": 4, "group_size": 64}, "model_type": "llama", **sizes}
+    (inputs / "My Model" / "config.json").write_text(json.dumps(quantized))
+    found = init_probe.model(inputs / "My Model")
+    assert (found.parameters, found.quantized_bytes) == (64 * 64, 64 * 64 // 2 + 2 * 4 * 64)
+    call_json(*words(inputs), "--steps", "12")
+    run = tomllib.loads((inputs / "run.toml").read_text())
+    assert (run["objective"]["kind"], run["adapter"]["kind"]) == ("pretrain", "lora")
     assert call("check", inputs / "run.toml").returncode == 0
 
 

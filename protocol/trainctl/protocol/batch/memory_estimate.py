@@ -3,7 +3,8 @@
 With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
 
     weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits. Packed
-                 ones as they are stored; on torch also the largest of them unpacked, as it is when it is used
+                 ones as they are stored; on torch also the largest of them unpacked, as it is when it is used,
+                 but of MLX's formats at most 2^25 values
     optimizer    8 t: two moments
     gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
@@ -24,6 +25,7 @@ from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -86,6 +88,7 @@ def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
         packed = {name: _nf4_bytes(facts.shapes[name], config.model.double_quantization) for name in layers}
     whole = sum(math.prod(shape) for name, shape in facts.shapes.items() if name not in packed)
     unpacked = max((math.prod(facts.shapes[name]) for name in packed), default=0)
+    unpacked = unpacked if config.model.base == "nf4" else min(unpacked, UNPACKED_VALUES)
     return width * whole + sum(packed.values()) + (width * unpacked if backend == "torch" else 0)
 
 

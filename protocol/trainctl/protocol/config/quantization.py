@@ -18,6 +18,8 @@ QUANTIZATION_KEYS = ("quantization", "quantization_config")
 _WORD_BITS = 32
 QUANTIZED_PARTS: Final = ("weight", "scales", "biases")
 """What a packed layer stores; the affine formats alone have biases."""
+UNPACKED_VALUES: Final = 1 << 25
+"""Most values of a layer that a torch rank holds unpacked at once."""
 
 
 class Quantization(NamedTuple):

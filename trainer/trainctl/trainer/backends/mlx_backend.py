@@ -46,7 +46,7 @@ from trainctl.trainer.backends.base import (
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
-from trainctl.trainer.backends.mlx_model import flat, read_model
+from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
 
@@ -66,7 +66,7 @@ class MlxBackend(Backend):
         self._dtype = dtype
         self._host = HostMemory(parts.limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
         if adapter is not None:
-            model.set_dtype(dtype)
+            set_dtype(model, dtype)
         self._places = _places(model, adapter)
         held = dict(flat(model.trainable_parameters()))
         held_in = dtype if adapter is None and parts.optimizer is None else mx.float32

@@ -1,5 +1,6 @@
 """Models of mlx-lm, from a Hugging Face directory."""
 
+import functools
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from trainctl.trainer.common.errors import first_line
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten
 
 _NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
@@ -47,6 +49,25 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
                 f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",
             )
     return model
+
+
+def set_dtype(model: Any, dtype: Any) -> None:
+    """Compute in `dtype`. Embeddings of the floating-point formats too, which mlx-lm always unpacks to bfloat16: models
+    that scale them would round the product."""
+    model.set_dtype(dtype)
+    layers: Any = nn
+    for module in model.modules():
+        if type(module) is layers.QuantizedEmbedding:
+            module.__class__ = _embedding_in(dtype)
+
+
+@functools.cache
+def _embedding_in(dtype: Any) -> Any:
+    class Embedding(nn.QuantizedEmbedding):  # type: ignore[misc, name-defined]
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x).astype(dtype)
+
+    return Embedding
 
 
 def flat(tree: Any) -> list[tuple[str, Any]]:

@@ -10,16 +10,19 @@ makes equals `mx.dequantize` in float32 bit for bit:
 E2M1 and E4M3 are the floating-point types of the OCP Microscaling Formats (MX) specification 1.0.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from trainctl.protocol.config.quantization import Quantization, layer_parts, quantization_of
+from trainctl.protocol.config.quantization import UNPACKED_VALUES, Quantization, layer_parts, quantization_of
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_BLOCK_VALUES = 1 << 18
-"""Values that are unpacked at once: their integers take twice the memory of the result."""
+_BLOCK_VALUES = {"cpu": 1 << 18}
+"""Values that are unpacked at once, by the kind of device: on a CPU, those that its caches hold."""
+_MOST_BLOCK_VALUES = 1 << 24
+"""Those on other devices, where each block costs a few launches."""
 
 
 class Packed(NamedTuple):
@@ -54,24 +57,40 @@ def unpack(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
     biases = None if weight.biases is None else weight.biases.flatten(0, -2)
     flat = Packed(weight.how, weight.words.flatten(0, -2), weight.scales.flatten(0, -2), biases)
     out = torch.empty((len(flat.words), weight.width), dtype=dtype, device=weight.words.device)
-    step = max(1, _BLOCK_VALUES // weight.width)
-    for start in range(0, len(out), step):
-        out[start : start + step] = _unpacked(flat.rows(slice(start, start + step)))
+    for rows in _blocks(flat, _BLOCK_VALUES.get(out.device.type, _MOST_BLOCK_VALUES)):
+        out[rows] = _unpacked(flat.rows(rows))
     return out.view(*leading, weight.width)
+
+
+def _blocks(weight: Packed, values: int) -> Iterator[slice]:
+    """Its rows in parts of at most so many values."""
+    step = max(1, values // weight.width)
+    return (slice(start, start + step) for start in range(0, len(weight.words), step))
 
 
 def _unpacked(weight: Packed) -> torch.Tensor:
     """[rows, in] in float32."""
-    mode, bits, group = weight.how
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=weight.words.device)
-    values = (weight.words[..., None] >> shifts) & ((1 << bits) - 1)
-    groups = values.view(*weight.scales.shape, group)
+    values = _values(weight).view(*weight.scales.shape, weight.how.group_size)
     if weight.biases is not None:
-        found = groups.float().mul_(weight.scales[..., None]).add_(weight.biases[..., None])
+        values.mul_(weight.scales[..., None]).add_(weight.biases[..., None])
     else:
-        table = torch.tensor(_E2M1, device=weight.words.device)
-        found = table[groups].mul_(_scales(mode, weight.scales)[..., None])
-    return found.view(len(weight.words), weight.width)
+        values.mul_(_scales(weight.how.mode, weight.scales)[..., None])
+    return values.view(len(weight.words), weight.width)
+
+
+def _values(weight: Packed) -> torch.Tensor:
+    """[rows, in] in float32: q or E2M1(q). The bytes of a word are in ascending order, as on all machines that torch
+    supports."""
+    stored = weight.words.view(torch.uint8)
+    if weight.biases is None:
+        pairs = torch.tensor([(low, high) for high in _E2M1 for low in _E2M1], device=stored.device)
+        return torch.nn.functional.embedding(stored.int(), pairs)
+    if weight.how.bits == 8:
+        return stored.float()
+    found = torch.empty((*stored.shape, 2), device=stored.device)
+    found[..., 0] = stored & 15
+    found[..., 1] = stored >> 4
+    return found
 
 
 def _scales(mode: str, stored: torch.Tensor) -> torch.Tensor:
@@ -81,17 +100,25 @@ def _scales(mode: str, stored: torch.Tensor) -> torch.Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T with a frozen W that is unpacked for it, and once more for the gradient of x."""
+    """x W^T with a frozen W that is unpacked for it, and once more for the gradient of x; a large one in parts."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Packed) -> torch.Tensor:
         ctx.weight = weight
-        return torch.nn.functional.linear(x, unpack(weight, x.dtype))
+        blocks = [*_blocks(weight, UNPACKED_VALUES)]
+        if len(blocks) == 1:
+            return torch.nn.functional.linear(x, unpack(weight, x.dtype))
+        made = x.new_empty((*x.shape[:-1], len(weight.words)))
+        for rows in blocks:
+            made[..., rows] = torch.nn.functional.linear(x, unpack(weight.rows(rows), x.dtype))
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gradient,) = gradients
-        return gradient @ unpack(ctx.weight, gradient.dtype), None
+        (gradient,), weight = gradients, ctx.weight
+        blocks = _blocks(weight, UNPACKED_VALUES)
+        parts = (gradient[..., rows] @ unpack(weight.rows(rows), gradient.dtype) for rows in blocks)
+        return functools.reduce(torch.Tensor.add_, parts), None
 
 
 class QuantizedLinear(torch.nn.Linear):

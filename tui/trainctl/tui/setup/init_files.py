@@ -118,7 +118,8 @@ def remarks(model: Model, machine: ThisMachine, adapter: AdapterKind = "full") -
     found = []
     if not machine.backends:
         found.append(f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}")
-    need = model.parameters * (STATE_BYTES if adapter == "full" else FROZEN_BYTES)
+    frozen = model.quantized_bytes or model.parameters * FROZEN_BYTES
+    need = model.parameters * STATE_BYTES if adapter == "full" else frozen
     if need > machine.memory_bytes:
         found.append(
             f"about {model.parameters / 1e9:.3g} B parameters need {need / 1e9:,.0f} GB for training, without "

@@ -66,11 +66,16 @@ class Model(NamedTuple):
     """A Hugging Face folder."""
 
     path: Path
-    parameters: int  # by the size of its weights
+    parameters: int  # by the size of its weights, of a quantized model by their shapes
     positions: int | None  # longest sequence, where its configuration tells
     has_tokenizer: bool
     facts: ModelFacts | None = None  # its sizes, where its configuration tells
     is_random: bool = False  # without weights: to be trained from scratch
+
+    @property
+    def quantized_bytes(self) -> int:
+        """Of its packed weights; 0: they are whole."""
+        return sum(self.facts.quantized.values()) if self.facts is not None else 0
 
 
 def data_kind(path: Path) -> DataKind:
@@ -167,7 +172,9 @@ def model(path: Path) -> Model:
     size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
     positions = told.get("max_position_embeddings")
     stored = sum(file.stat().st_size for file in weights) // size
-    parameters = stored if weights or facts is None else sum(map(math.prod, facts.shapes.values()))
+    parameters = stored
+    if facts is not None and (facts.quantized or not weights):
+        parameters = sum(map(math.prod, facts.shapes.values()))
     return Model(
         path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
         (path / "tokenizer.json").is_file(), facts, not weights,

@@ -101,13 +101,14 @@ def _own_key(address: str) -> str | None:
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
     model = _model(given.model, ask)
-    is_random = init_probe.model(model_folder(str(model))).is_random  # before more is asked
+    found = init_probe.model(model_folder(str(model)))  # before more is asked
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
     data = _existing(_path(given.data, "--data", question, ask), "--data")
     kind = init_probe.data_kind(data)
     objective = _objective(given.objective, kind, init_probe.has_pairs(data) if kind == "rows" else False, ask)
     question = "Train all weights (full) or adapters (lora, rslora)"
-    usual = "full" if is_random or objective == "pretrain" else "lora"
+    whole = found.is_random or (objective == "pretrain" and not found.quantized_bytes)
+    usual = "full" if whole else "lora"
     adapter: AdapterKind = _asked(given.adapter, question, usual, ask, _choice("--adapter", ADAPTERS))
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
