@@ -193,9 +193,10 @@ def test_what_takes_no_time_is_its_line_alone_and_off_a_terminal_too(capsys: pyt
         assert capsys.readouterr().err == "demo: making model\n"
 
 
-@pytest.mark.parametrize("objective", ["pretrain", "sft", "dpo"])
+@pytest.mark.parametrize("objective", ["pretrain", "sft", "dpo", "qlora"])
 def test_each_objective_has_a_run_file_on_its_own_data(tmp_path: Path, objective: Any) -> None:
     made = folder.run_config(tmp_path, {"a": "torch", "b": "mlx"}, 150, objective)
-    assert Path(made["data"]["path"]).name == {"pretrain": "data", "sft": "rows", "dpo": "pairs"}[objective]
-    assert made["adapter"]["kind"] == ("lora" if objective == "dpo" else "full")
+    assert Path(made["data"]["path"]).name == {"pretrain": "data", "dpo": "pairs"}.get(objective, "rows")
+    assert made["adapter"]["kind"] == ("lora" if objective in ("dpo", "qlora") else "full")
+    assert made["model"]["base"] == ("mlx-4bit" if objective == "qlora" else "stored")
     assert made["batch"]["global"] == (8 if objective == "dpo" else folder.SAMPLES_PER_STEP)

@@ -3,8 +3,9 @@
 FOLDER/model is a Hugging Face directory (about 0.8 M parameters, for byte tokens), the same bits everywhere;
 FOLDER/data holds the Python standard library's source text, one file per top-level module or package; with
 `--objective sft`, FOLDER/rows holds the library's functions and what their docstrings say; with `--objective dpo`,
-FOLDER/pairs holds its functions as they are written, preferred to the same with a line broken. Each appears under its
-name only when whole, and is left alone when it is there. One JSON line says what there is.
+FOLDER/pairs holds its functions as they are written, preferred to the same with a line broken; with
+`--objective qlora`, FOLDER/quantized is a model of 4 bits, and there are rows. Each appears under its name only when
+whole, and is left alone when it is there. One JSON line says what there is.
 """
 
 import argparse
@@ -148,8 +149,21 @@ def _documented(source: Path) -> Iterator[dict[str, str]]:
             yield {"prompt": head, "completion": text.splitlines()[0]}
 
 
+def make_quantized(folder: Path) -> int:
+    """A model of 4 bits, if it isn't there yet; returns its bytes. Its feed-forward layers are wider than the other
+    model's, for the group size to divide them. Raises InvalidInputError without mlx-lm."""
+    from trainctl.trainer.exports.quantize_model import quantize  # loads MLX
+
+    whole = folder.with_name("whole")
+    if not folder.is_dir():
+        make_model(whole, llama_config(intermediate=384))
+        quantize(str(whole), "mlx-4bit", None, folder)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
 _OF_OBJECTIVE: Final[dict[str, dict[str, Callable[[Path], int]]]] = {
     "pretrain": {}, "sft": {"rows": make_rows}, "dpo": {"pairs": make_pairs},
+    "qlora": {"rows": make_rows, "quantized": make_quantized},
 }  # fmt: skip
 """What an objective needs beside model and text: folder, and what makes it."""
 

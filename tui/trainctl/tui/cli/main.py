@@ -154,9 +154,10 @@ def demo(
         typer.Option(help="Library to train with; auto uses both if both are installed."),
     ] = "auto",
     objective: Annotated[
-        Literal["pretrain", "sft", "dpo"],
+        Literal["pretrain", "sft", "dpo", "qlora"],
         typer.Option(
-            help="Train on text (pretrain), on prompts with completions (sft), or on preferences between answers (dpo)."
+            help="Train on text (pretrain), on prompts with completions (sft), the same with adapters on a 4-bit model "
+            "(qlora), or on preferences between answers (dpo)."
         ),
     ] = "pretrain",
     headless: Annotated[

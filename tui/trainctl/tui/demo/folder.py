@@ -18,7 +18,7 @@ import tomli_w
 
 from trainctl.protocol.config import run_file
 
-Objective = Literal["pretrain", "sft", "dpo"]
+Objective = Literal["pretrain", "sft", "dpo", "qlora"]
 PREFIX = "demo-"
 BYTES_PER_SAMPLE = 128
 SAMPLES_PER_STEP = 24
@@ -32,15 +32,19 @@ AGENT_PORTS = range(10_000, 20_000, 2)
 take a port before the agent binds it."""
 
 
-_DATA: Final[dict[Objective, str]] = {"pretrain": "data", "sft": "rows", "dpo": "pairs"}
-_PREFERENCES: Final[dict[str, dict[str, Any]]] = {
-    "data": {"sequence_length": 192, "held_out": 0.01},
-    "batch": {"global": 8, "micro": 4},  # pairs
-    "optimizer": {"learning_rate": 2e-3},
-    "adapter": {"kind": "lora", "rank": 8, "alpha": 16.0},
-    "objective": {"kind": "dpo"},
+_DATA: Final[dict[Objective, str]] = {"pretrain": "data", "sft": "rows", "dpo": "pairs", "qlora": "rows"}
+_ADAPTER: Final = {"kind": "lora", "rank": 8, "alpha": 16.0}
+_CHANGES: Final[dict[Objective, dict[str, dict[str, Any]]]] = {
+    "dpo": {
+        "data": {"sequence_length": 192, "held_out": 0.01},
+        "batch": {"global": 8, "micro": 4},  # pairs
+        "optimizer": {"learning_rate": 2e-3},
+        "adapter": _ADAPTER,
+        "objective": {"kind": "dpo"},
+    },
+    "qlora": {"model": {"base": "mlx-4bit"}, "adapter": _ADAPTER},
 }
-"""Settings of a demo of preferences that differ from the others'."""
+"""Settings that differ from the others'."""
 
 
 def default_folder() -> Path:
@@ -150,7 +154,7 @@ def run_config(
     table: dict[str, Any] = {"threads": 1} if len(nodes) > 1 else {}
     raw: dict[str, Any] = {
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
-        "model": {"path": str(assets / "model")},
+        "model": {"path": str(assets / ("quantized" if objective == "qlora" else "model"))},
         "data": {
             "path": str(assets / _DATA[objective]), "tokenizer": "bytes",
             "kind": "text" if objective == "pretrain" else "rows", "sequence_length": BYTES_PER_SAMPLE,
@@ -163,7 +167,7 @@ def run_config(
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }  # fmt: skip
-    for name, changes in _PREFERENCES.items() if objective == "dpo" else ():
+    for name, changes in _CHANGES.get(objective, {}).items():
         raw[name] = raw.get(name, {}) | changes
     return run_file.to_dict(run_file.parse(raw, "demo"))
 
