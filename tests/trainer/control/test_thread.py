@@ -11,6 +11,7 @@ from tests.trainer.support.line import DEADLINE_SECONDS, WHO, Line
 from tests.waiting import until
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
@@ -103,7 +104,10 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
     rig = new_rig("torch")
     status = StatusWriter(tmp_path / "rank-9.status", os.getpid())
     rig.progress.last_seq = 0
-    trainer = Trainer(WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.progress, status, line.control)
+    files = model_digests(Path(rig.config.model.path))
+    trainer = Trainer(
+        WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.progress, status, line.control, files
+    )  # fmt: skip
     for order in (Joined(FIRST, Counting()), rig.plan(1, 4), m.Leave(run="r", reason="the test is over")):
         line.control.orders.put(order)
     trainer.serve()

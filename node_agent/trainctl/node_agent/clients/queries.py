@@ -21,8 +21,9 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.record.reader import DAMAGED, RecordReader
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
+from trainctl.protocol.record.schema import DAMAGED
 from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")

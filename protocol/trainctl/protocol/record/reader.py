@@ -42,7 +42,7 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM, open_for_reading
+from trainctl.protocol.record.schema import DAMAGED, ROLLUP_LEVELS, VALUES_FROM, open_for_reading
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -67,10 +67,6 @@ _RANKS = """
     )
     SELECT rank FROM found WHERE rank IS NOT NULL
 """  # a seek per rank, where DISTINCT would read every row
-
-
-DAMAGED = "restore the record from a copy, or move the run directory elsewhere"
-"""What to do about a record that cannot be read."""
 
 
 class Totals(NamedTuple):

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from trainctl.protocol.errors import InvalidInputError
 
+DAMAGED = "restore the record from a copy, or move the run directory elsewhere"
+"""What to do about a record that cannot be read."""
 SCHEMA_VERSION: Final = 2
 """Version of what is written. In 2 an event has its data, metrics go by name, and what a guest did not say is NULL (but
 for NOT_GIVEN); what 1 wrote stays as it is."""
@@ -229,5 +231,5 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
                 )
             yield connection
         except sqlite3.DatabaseError as error:
-            raise InvalidInputError(str(path), f"not a usable record: {error}") from None
+            raise InvalidInputError(str(path), f"not a usable record: {error}; {DAMAGED}") from None
         unless_usable.pop_all()
