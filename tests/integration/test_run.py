@@ -134,7 +134,8 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
     until(lambda: client.snapshot(0).run.state == "starting", 20, "its going back")
     stop = client.send("stop", {"checkpoint": False})
     assert stop.state == "applied", stop
-    assert wait_for_end(client).state == "stopped"
+    view = wait_for_end(client)
+    assert (view.state, view.step) == ("stopped", stop.step)
     until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
 
 

@@ -147,7 +147,7 @@ class JournaledAgent:
         def refuse(*_: Any) -> Any:
             raise InvalidInputError("run", "there is no other run here")
 
-        return Handlers(refuse, lambda run: False, refuse, refuse, refuse)
+        return Handlers(refuse, lambda run: None, refuse, refuse, refuse)
 
     # ------------------------------------------------------------ what happens
 

@@ -338,14 +338,14 @@ class Lead:
         elif self.is_starting:
             self._role.turn(transitions.finish(self._role.now))
 
-    def _stop_waiting(self, run: str | None) -> bool:
-        """Have the run that waits to be resumed end instead; False if there is none, or not that one."""
+    def _stop_waiting(self, run: str | None) -> int | None:
+        """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
+        one."""
         now = self._role.now
         if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
-            return False
+            return None
         self._role.turn(transitions.let_go(now))
-        self._recovery.stop(now.run)
-        return True
+        return self._recovery.stop(now.run)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
         await self._begin(self.launch.old(run, None, without=without))

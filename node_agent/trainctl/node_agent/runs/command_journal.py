@@ -33,8 +33,9 @@ class Handlers(NamedTuple):
     """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
 
     start_run: Callable[[m.Command, verbs.StartRun], Awaitable[str]]
-    stop_waiting: Callable[[str | None], bool]
-    """Stops a run that waits to go back to its checkpoint; False if there is none, or not that one."""
+    stop_waiting: Callable[[str | None], int | None]
+    """Stops a run that waits to go back to its checkpoint. Returns its last step; None if there is none, or not that
+    one."""
     promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
     """Makes this node lead the run that it follows."""
     note_ended: Callable[[JournaledCommand], d.CommandEnded]
@@ -131,9 +132,12 @@ class CommandJournal:
 
     async def _conduct(self, command: m.Command, args: verbs.AnyArgs) -> None:
         session = self.session
-        if session is None and isinstance(args, verbs.Stop) and self._handlers.stop_waiting(command.run):
-            await self.end(d.CommandEnded(command.id, "applied", made=e.RunStateChanged("going back", "stopped")))
-            return
+        if session is None and isinstance(args, verbs.Stop):
+            step = self._handlers.stop_waiting(command.run)
+            if step is not None:
+                made = e.RunStateChanged("going back", "stopped")
+                await self.end(d.CommandEnded(command.id, "applied", step, made=made))
+                return
         other = session is None or command.run not in (None, session.run)
         if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
             await self.end(self._handlers.note_ended(row))

@@ -70,10 +70,11 @@ class Recovery:
         """Something else begins, or another node leads it."""
         self._backoff.forget()
 
-    def stop(self, run: str) -> None:
-        """Have the run that waits end instead."""
+    def stop(self, run: str) -> int:
+        """Have the run that waits end instead. Returns its last step."""
         self._backoff.forget()
         self._end(run, "stopped", self.reason)
+        return self._shown.step if self._shown is not None else 0
 
     async def take_up(self, run: str, superseded: str) -> float | None:
         """Take up the run that was due. Gives when it is due again if it can't be taken up yet; None if it was, or has
