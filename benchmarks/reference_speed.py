@@ -11,16 +11,14 @@ import json
 import random
 import shutil
 import sqlite3
-import statistics
 import sys
-import tempfile
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from lib.sides import SEQUENCE, Cluster, end_on_sigterm, run_config, until
-from score_speed import BAR, CORES, LOAD_SECONDS, MICRO_BATCH, SETTLE_SECONDS, loop_rates
+from lib.sides import SEQUENCE, Cluster, run_config, until
+from score_speed import CORES, LOAD_SECONDS, MICRO_BATCH, SETTLE_SECONDS, loop_rates, run
 from unequal import Quota
 
 from trainctl.protocol import messages as m
@@ -33,25 +31,7 @@ ROWS = 2
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="about how long a measurement takes")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    end_on_sigterm()
-    with ExitStack() as stack:
-        try:
-            quotas = {node: Quota(cores, node) for node, cores in CORES.items()}
-        except OSError as error:
-            print(f"no cgroup can be made here: {error}", file=sys.stderr)
-            return 2
-        for quota in quotas.values():
-            stack.callback(quota.remove)
-        rows = measure(Path(stack.enter_context(tempfile.TemporaryDirectory())), options, quotas)
-    for row in rows:
-        print(", ".join(f"{name} {value:,.3f}" for name, value in row.items()))
-    ratio = statistics.median(row["ratio"] for row in rows)
-    print(json.dumps({"bar": BAR, "median_ratio": round(ratio, 4)}))
-    return 0 if ratio >= BAR else 1
+    return run(__doc__.splitlines()[0], measure, ("ratio",))
 
 
 def measure(folder: Path, options: argparse.Namespace, quotas: dict[str, Quota]) -> list[dict[str, float]]:

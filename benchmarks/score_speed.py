@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -44,8 +45,17 @@ VICTIM = "middle"
 """Node whose worker is killed."""
 
 
+Measure = Callable[[Path, argparse.Namespace, dict[str, Quota]], list[dict[str, float]]]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    return run(__doc__.splitlines()[0], measure, ("ratio", "ratio_with_kill"))
+
+
+def run(description: str, measured: Measure, ratios: Sequence[str]) -> int:
+    """Read the options, have the rounds measured under quotas, and print them with the medians of `ratios`. Returns the
+    exit status."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=30.0, help="about how long a measurement takes")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -58,12 +68,12 @@ def main() -> int:
             return 2
         for quota in quotas.values():
             stack.callback(quota.remove)
-        rows = measure(Path(stack.enter_context(tempfile.TemporaryDirectory())), options, quotas)
-    ratios = {name: statistics.median(row[name] for row in rows) for name in ("ratio", "ratio_with_kill")}
+        rows = measured(Path(stack.enter_context(tempfile.TemporaryDirectory())), options, quotas)
     for row in rows:
         print(", ".join(f"{name} {value:,.3f}" for name, value in row.items()))
-    print(json.dumps({"bar": BAR, **{f"median_{name}": round(value, 4) for name, value in ratios.items()}}))
-    return 0 if min(ratios.values()) >= BAR else 1
+    medians = {name: statistics.median(row[name] for row in rows) for name in ratios}
+    print(json.dumps({"bar": BAR, **{f"median_{name}": round(value, 4) for name, value in medians.items()}}))
+    return 0 if min(medians.values()) >= BAR else 1
 
 
 def measure(folder: Path, options: argparse.Namespace, quotas: dict[str, Quota]) -> list[dict[str, float]]:

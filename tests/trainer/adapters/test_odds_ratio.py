@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G, worst
-from tests.trainer.support.preferences import NAMES, RATE, STEPS, Start, losses, reports, rows_in_order, told
+from tests.trainer.support.preferences import (
+    NAMES,
+    RATE,
+    STEPS,
+    Start,
+    assert_as_logged,
+    losses,
+    reports,
+    rows_in_order,
+    told,
+)
 
 from trainctl.trainer.backends import torch_model
 from trainctl.trainer.objectives.objective import Sums
@@ -62,13 +72,7 @@ def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str) -> None:
         ),
     )  # fmt: skip
     theirs.train()
-    logged = [entry for entry in theirs.state.log_history if "rewards/margins" in entry]
-    found = reports(rig)
-    assert len(logged) == STEPS
-    assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
-    for name in ALL_NAMES:
-        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
-        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
+    assert_as_logged(reports(rig), theirs, ALL_NAMES)
 
 
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4, "alpha": 16.0}, FULL])

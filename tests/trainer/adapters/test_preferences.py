@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G, worst
-from tests.trainer.support.preferences import LORA, NAMES, RATE, STEPS, Start, losses, reports, rows_in_order, told
+from tests.trainer.support.preferences import (
+    LORA,
+    NAMES,
+    RATE,
+    STEPS,
+    Start,
+    assert_as_logged,
+    losses,
+    reports,
+    rows_in_order,
+    told,
+)
 
 from trainctl.trainer.backends import torch_model
 
@@ -57,13 +68,7 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
         ),
     )  # fmt: skip
     theirs.train()
-    logged = [entry for entry in theirs.state.log_history if "rewards/margins" in entry]
-    found = reports(rig)
-    assert len(logged) == STEPS
-    assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
-    for name in NAMES:
-        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
-        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name
+    assert_as_logged(reports(rig), theirs, NAMES)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])

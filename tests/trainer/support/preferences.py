@@ -3,13 +3,13 @@
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
-from tests.trainer.support.curves import SIZES, G
+from tests.trainer.support.curves import SIZES, G, worst
 
 from trainctl.trainer.data.permutation import samples_at
 
@@ -58,3 +58,13 @@ def reports(rig: Any, steps: int = STEPS, sizes: tuple[int, ...] = SIZES) -> lis
 
 def losses(found: list[Any]) -> list[float]:
     return [report.loss_sum / report.weight for report in found]
+
+
+def assert_as_logged(found: list[Any], trainer: Any, names: Sequence[str]) -> None:
+    """Whether the loss and the metrics of all steps are those that a trainer of TRL has logged, within 1e-5."""
+    logged = [entry for entry in trainer.state.log_history if "rewards/margins" in entry]
+    assert len(logged) == len(found) == STEPS
+    assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
+    for name in names:
+        mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])
+        assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(other).max()), name

@@ -95,33 +95,26 @@ def make_text(folder: Path) -> int:
 def make_rows(folder: Path) -> int:
     """Prompts and completions for fine-tuning at `folder`, if they aren't there yet: the head of each function of the
     standard library that has a docstring, and the docstring's first line. Returns their number."""
-
-    def write(work: Path) -> None:
-        with (work / "functions.jsonl").open("w", encoding="utf-8") as file:
-            for sources in _standard_library().values():
-                for source in sorted(sources):
-                    file.writelines(json.dumps(row) + "\n" for row in _documented(source))
-
-    make_folder(folder, write)
-    return _lines(folder / "functions.jsonl")
+    return _make_functions(folder, _documented)
 
 
 def make_pairs(folder: Path) -> int:
     """Preferences at `folder`, if they aren't there yet: the head of each short function of the standard library, its
     body, and the same body with a line written backwards. Returns their number."""
+    return _make_functions(folder, _preferences)
+
+
+def _make_functions(folder: Path, rows_of: Callable[[Path], Iterator[dict[str, str]]]) -> int:
+    """One JSON-lines file of what `rows_of` makes of each source file of the standard library; returns its rows."""
 
     def write(work: Path) -> None:
         with (work / "functions.jsonl").open("w", encoding="utf-8") as file:
             for sources in _standard_library().values():
                 for source in sorted(sources):
-                    file.writelines(json.dumps(pair) + "\n" for pair in _preferences(source))
+                    file.writelines(json.dumps(row) + "\n" for row in rows_of(source))
 
     make_folder(folder, write)
-    return _lines(folder / "functions.jsonl")
-
-
-def _lines(file: Path) -> int:
-    with file.open("rb") as lines:
+    with (folder / "functions.jsonl").open("rb") as lines:
         return sum(1 for _ in lines)
 
 
