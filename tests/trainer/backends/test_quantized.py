@@ -175,6 +175,19 @@ def test_tied_embeddings_are_the_head_too(run_file: Callable[..., Any], tmp_path
     assert losses[0] == pytest.approx(losses[1], rel=2e-6)
 
 
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_head_that_is_missing_is_not_made_of_the_embeddings(
+    run_file: Callable[..., Any], copies: Callable[..., Path], tmp_path: Path, backend: str
+) -> None:
+    folder = shutil.copytree(copies("nvfp4"), tmp_path / "model")
+    stored: Any = mx.load(str(folder / "model.safetensors"))
+    kept = {name: array for name, array in stored.items() if not name.startswith("lm_head.")}
+    mx.save_safetensors(str(folder / "model.safetensors"), kept, {"format": "mlx"})
+    config = run_file(model__path=str(folder), adapter=LORA, nodes__here={"backend": backend, "device": "cpu"})
+    with pytest.raises(InvalidInputError, match=r"model\.path"):
+        load(config, config.nodes["here"], "run.toml")
+
+
 def test_shapes_and_memory_are_those_of_the_whole_weights(
     run_file: Callable[..., Any], copies: Callable[..., Path], model: Path
 ) -> None:
@@ -234,7 +247,7 @@ MLX_4BIT = {"bits": 4, "group_size": 64}
     [
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, PARTS, "gptq isn't MLX's; "),
         ({"quantization": MLX_4BIT | {"a": {"bits": 6, "group_size": 64}}}, PARTS, "a has affine values of 6 bits; "),
-        ({"quantization": MLX_4BIT, "quantization_config": {"bits": 8}}, PARTS, "quantization_config says otherwise"),
+        ({"quantization": MLX_4BIT, "quantization_config": {"bits": 8}}, PARTS, "quantization_config differs from it"),
         ({}, PARTS, "a is packed, but config.json doesn't say how; "),
         ({"quantization": {"bits": 8, "group_size": 64}}, PARTS, "the tensors of a (weight [4, 8], scales [4, 1], "),
         ({"quantization": {"bits": 4, "group_size": 32}}, PARTS, "don't fit affine values of 4 bits in groups of 32"),

@@ -56,7 +56,7 @@ def quantization_of(config: Mapping[str, Any], layer: str = "") -> Quantization 
     stated: Any = config[key]
     other: Any = config.get(QUANTIZATION_KEYS[1])
     if isinstance(other, dict) and other != stated:
-        raise InvalidInputError(key, f"{QUANTIZATION_KEYS[1]} says otherwise; remove the wrong one from config.json")
+        raise InvalidInputError(key, f"{QUANTIZATION_KEYS[1]} differs from it; remove the wrong one from config.json")
     table = stated.get(layer) if isinstance(stated, dict) else None
     table = table if isinstance(table, dict) else stated
     if not isinstance(table, dict) or not isinstance(table.get("bits"), int) or "group_size" not in table:
