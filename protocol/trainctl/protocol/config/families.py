@@ -29,6 +29,17 @@ TESTED: Final[dict[str, Family]] = {
     "gemma3_text": Family("Gemma 3", 1e-4, 1e-5, 0.0),
     "phi3": Family("Phi-3", 1e-4, 1e-5),
     "smollm3": Family("SmolLM3", 1e-4, 1e-5),
+    "cohere": Family("Command R", 1e-4, 1e-5),
+    "gemma": Family("Gemma", 2e-3, 1e-3, 0.0),
+    "gemma4_text": Family("Gemma 4", 1e-4, 1e-4),
+    "glm4": Family("GLM-4-0414", 1e-4, 1e-5),
+    "granite": Family("Granite", 1e-4, 1e-5),
+    "ministral3": Family("Ministral 3", 1e-4, 1e-5),
+    "olmo2": Family("OLMo 2", 1e-4, 1e-5),
+    "olmo3": Family("OLMo 3", 1e-4, 1e-5),
+    "phi": Family("Phi", 1e-4, 1e-5),
+    "stablelm": Family("StableLM", 1e-4, 1e-5),
+    "starcoder2": Family("StarCoder2", 2e-3, 1e-3),
 }
 """By `model_type` in config.json."""
 

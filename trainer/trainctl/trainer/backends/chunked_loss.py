@@ -52,22 +52,22 @@ class TorchChunks:
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        hidden = self._body(input_ids=inputs, use_cache=False, **documents).last_hidden_state.flatten(0, 1)
+        found = self._body(input_ids=inputs, use_cache=False, **documents)
+        kind, hidden = type(found), found.last_hidden_state.flatten(0, 1)
         loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=ignored, reduction="none")
 
         def chunk_losses(part: Any, expected: Any) -> Any:
-            return loss(self._logits(part).float(), expected)
+            return loss(self._logits(part, kind).float(), expected)
 
         chunks = zip(hidden.split(chunk_tokens), targets.flatten().split(chunk_tokens), strict=True)
         return torch.cat(
             [checkpoint(chunk_losses, *pair, use_reentrant=False, preserve_rng_state=False) for pair in chunks]
         )
 
-    def _logits(self, hidden: Any) -> Any:
-        """Of the library's own forward pass, its body replaced by one that gives `hidden`."""
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        self._body.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+    def _logits(self, hidden: Any, kind: Any) -> Any:
+        """Of the library's own forward pass, its body replaced by one that gives `hidden` in its own `kind` of
+        output."""
+        self._body.forward = lambda *_, **__: kind(last_hidden_state=hidden[None])
         try:
             return self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
         finally:

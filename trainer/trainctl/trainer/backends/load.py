@@ -38,6 +38,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
         raise InvalidInputError(f"{where}: model.path", problem) from None
     backend.chunk_losses(config, where)
     if config.data.packing != "none":
+        document_mask.check_positions(backend.name, model_config(model), config.data.sequence_length, where)
         document_mask.check(backend, vocabulary_size(model), where)
     return backend
 

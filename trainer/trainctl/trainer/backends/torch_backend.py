@@ -355,6 +355,12 @@ class TorchBackend(Backend):
     ) -> list[int]:
         return torch_generation.generate(self._model, prompt, how, ends, on_token)
 
+    def _constants(self) -> dict[str, Array]:
+        if self.parts.adapter is not None:
+            return {}
+        stored = self._model.state_dict()
+        return {name: stored[name].float().cpu().numpy() for name, _ in self._model.named_buffers() if name in stored}
+
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
         if self._device.type == "cuda":
