@@ -227,6 +227,9 @@ def test_a_checkpoint_is_the_same_model_in_plain_transformers_and_plain_mlx_lm(
     else:
         assert furthest(plain_mlx(tmp_path / "step-1"), plain) < TESTED[FAMILIES[name].kind].log_probability
     assert (saved(name) / "config.json").read_bytes() == before
+    mlx = load_model(saved(name), "mlx")
+    mlx.import_state(files.read(tmp_path / "step-1").state)
+    assert mlx.export_state().constants == state.constants
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

@@ -69,7 +69,7 @@ def _without_constants(model: Any) -> Any:
 
 def _two_lines(error: BaseException) -> str:
     """What a library says, in one: mlx-lm's first line may only say how many names follow."""
-    first, *others = str(error).strip().split("\n")
+    first, *others = [line.strip() for line in str(error).strip().splitlines()]
     return f"{first} {others[0].rstrip(',')}" if first.endswith(":") and others else first_line(error)
 
 
