@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-ObjectiveName = Literal["pretrain", "sft", "dpo"]
+ObjectiveName = Literal["pretrain", "sft", "dpo", "seq2seq"]
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
 
 
@@ -25,7 +25,8 @@ class Objective(NamedTuple):
     loss_unit: str
     needs_mask: bool = False  # whether only data of rows or samples say which targets count
     metrics: tuple[ObjectiveMetric, ...] = ()
-    sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer
+    sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer, or a prompt and its completion
+    encodes_prompts: bool = False  # whether prompts are the input of an encoder, apart from their completions
 
     @property
     def weight_unit(self) -> str:
@@ -54,6 +55,7 @@ _PREFERENCE_METRICS: Final = (
 OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "pretrain": Objective(("tokens",), "nats per token"),  # every target counts
     "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
+    "seq2seq": Objective(("tokens",), "nats per token", needs_mask=True, sequences=2, encodes_prompts=True),
     "dpo": Objective(("pairs",), "per pair", needs_mask=True, metrics=_PREFERENCE_METRICS, sequences=2),
 }
 

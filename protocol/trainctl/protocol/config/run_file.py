@@ -11,7 +11,7 @@ import msgspec
 
 from trainctl.protocol.config import env_policy, families, hub_models, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
-from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_of
+from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_name, objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -108,6 +108,8 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
         with wrong.going_on(), _files_named(where):
             _check_data(held_out, f"{where}: {held_out_field}")
     with wrong.going_on():
+        _check_direction(here, where)
+    with wrong.going_on():
         _check_tokenizer(here, where)
     if own.cache_path is not None:
         with wrong.going_on():
@@ -173,6 +175,14 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
         )
 
 
+def _check_direction(config: RunFile, where: str) -> None:
+    """Whether the model is one for the objective, where its configuration can be read."""
+    model = Path(config.model.path)
+    with contextlib.suppress(OSError, ValueError):
+        name = objective_name(config.objective, config.data.kind)
+        families.check_objective(model, name, config.data.sequence_length, where)
+
+
 def _check_model(table: ModelTable, where: str) -> None:
     model = Path(table.path)
     hub_models.check_cached(table.path, where)
@@ -220,8 +230,10 @@ def _check_data(config: RunFile, where: str) -> None:
         input_checks.check_samples(data, where, grows=grows(config))
     elif config.data.kind == "rows":
         for file in files:
-            pairs = objective_of(config.objective, config.data.kind).sequences > 1
-            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs)
+            objective = objective_of(config.objective, config.data.kind)
+            pairs = objective.sequences > 1 and not objective.encodes_prompts
+            apart = objective.encodes_prompts
+            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs, apart=apart)
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 
@@ -275,6 +287,9 @@ def _check_objective(config: RunFile, where: str) -> None:
         problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
         raise InvalidInputError(f"{where}: objective.kind", problem)
     wrong = Collected()
+    if objective.kind == "seq2seq":
+        with wrong.going_on():
+            _check_seq2seq(config, where)
     if objective.kind == "dpo":
         with wrong.going_on():
             _check_preferences(config, where)
@@ -284,6 +299,23 @@ def _check_objective(config: RunFile, where: str) -> None:
                 if getattr(objective, field) != getattr(ObjectiveTable(), field):
                     problem = f'is a setting of objective.kind = "dpo"; this run has {objective.kind!r}'
                     raise InvalidInputError(f"{where}: objective.{field}", problem)
+    wrong.raise_any()
+
+
+def _check_seq2seq(config: RunFile, where: str) -> None:
+    wrong = Collected()
+    for field, is_wrong, problem in (
+        ("data.kind", config.data.kind != "rows", 'needs rows with a prompt and a completion: set "rows"'),
+        ("data.growing", config.data.growing, "needs whole files: set data.growing = false"),
+        ("data.packing", config.data.packing != "none", 'packs no prompts: set data.packing = "none"'),
+        ("adapter.dropout", config.adapter.dropout > 0, "offers no dropout of adapters: set adapter.dropout = 0"),
+        *((f"nodes.{name}.backend", node.backend == "mlx",
+           'needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
+          for name, node in config.nodes.items()),
+    ):  # fmt: skip
+        with wrong.going_on():
+            if is_wrong:
+                raise InvalidInputError(f"{where}: {field}", f'"seq2seq" {problem}')
     wrong.raise_any()
 
 

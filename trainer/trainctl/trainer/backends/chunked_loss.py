@@ -40,7 +40,7 @@ class TorchChunks:
         self._chunking = chunking
         self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._body = self._whole.base_model
-        self._is_possible = self._body is not self._whole
+        self._is_possible = self._body is not self._whole and not self._whole.config.is_encoder_decoder
         _check(self._is_possible, chunking, where)
 
     def chunk_tokens(self, tokens: int) -> int | None:

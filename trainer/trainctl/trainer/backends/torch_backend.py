@@ -1,4 +1,4 @@
-"""The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal language model that transformers loads.
+"""The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal or encoder-decoder model that transformers loads.
 
 On CUDA the host runs ahead of the device by at most one micro-batch, and phases are timed by events in the device's
 queue. On MPS `forward` and `backward` end in a wait for the device; on a CPU work is done when a call returns.
@@ -286,9 +286,17 @@ class TorchBackend(Backend):
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:
-            inputs = self._integers(batch.inputs)
-            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+            logits: torch.Tensor = self._model(**self._inputs(batch), use_cache=False, **documents).logits
         return logits.float()
+
+    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Of the model; an encoder is also told which of its inputs are padding."""
+        inputs = self._integers(batch.inputs)
+        if batch.prompts is None:
+            return {"input_ids": inputs}
+        prompts, lengths = batch.prompts
+        given = self._integers((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
+        return {"input_ids": self._integers(prompts), "attention_mask": given, "decoder_input_ids": inputs}
 
     def _losses(self, batch: Batch, logits: torch.Tensor | None, reduction: str) -> torch.Tensor:
         """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already."""

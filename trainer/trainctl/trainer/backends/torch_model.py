@@ -17,22 +17,24 @@ log = logging.getLogger(__name__)
 def read_model(
     path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True
 ) -> torch.nn.Module:
-    """The causal language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no
-    code in it is run. Without weights, it has transformers' first values. Raises InvalidInputError if a weight is
-    missing, of the wrong shape, or the files cannot be read."""
+    """The language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no code
+    in it is run. Without weights, it has transformers' first values. Raises InvalidInputError if a weight is missing,
+    of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
     from safetensors import SafetensorError
 
     torch_masks.install()
-    loader: Any = transformers.AutoModelForCausalLM
     notices: Any = transformers.utils.logging
     notices.set_verbosity_error()
     notices.disable_progress_bar()
     try:
         stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
         whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
+        loader: Any = (
+            transformers.AutoModelForSeq2SeqLM if whole.is_encoder_decoder else transformers.AutoModelForCausalLM
+        )
         if rates := library_dropout.turn_off(whole):
             log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
         if not with_weights:

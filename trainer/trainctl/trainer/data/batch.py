@@ -1,13 +1,23 @@
 """One micro-batch as rectangular arrays, and the weight that its loss is divided by."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
+
+
+class Prompts(NamedTuple):
+    """What the encoder of an encoder-decoder model is given."""
+
+    inputs: Tokens  # [B, S], padded on the right
+    lengths: NDArray[np.int64]  # [B]
+
+    def rows(self, chosen: NDArray[np.int64]) -> "Prompts":
+        return Prompts(self.inputs[chosen], self.lengths[chosen])
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Batch:
     positions: Tokens | None = None  # [B, L], each input's place in its document; None: one document per row
     keys: NDArray[np.int32] | None = None  # [B, L], of dropout; None: nothing is dropped
     sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
+    prompts: Prompts | None = None  # of an encoder; None: a prompt is the beginning of its row
 
     def __len__(self) -> int:
         """Samples."""
@@ -31,14 +42,16 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens to process: with those that have no loss, without padding."""
-        return int(self.lengths.sum())
+        return int(self.lengths.sum()) + (0 if self.prompts is None else int(self.prompts.lengths.sum()))
 
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
         """Some of the samples, padded as they are."""
         counted = self.counted[chosen]
         weight = float(counted.sum(dtype=np.float64))
         positions = None if self.positions is None else self.positions[chosen]
-        return Batch(self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen], weight, positions)
+        prompts = None if self.prompts is None else self.prompts.rows(chosen)
+        rows = self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen]
+        return Batch(*rows, weight, positions, prompts=prompts)
 
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
@@ -53,6 +66,15 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
         counted[row, : len(flags)] = flags
     lengths = np.array([len(flags) for _, flags in samples], np.int64)
     return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
+
+
+def collate_apart(
+    prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]
+) -> Batch:  # fmt: skip
+    """As `collate`, of completions for a decoder; `prompts` are for the encoder, each with one token more than the
+    encoder is given."""
+    given = collate([(tokens, np.zeros(len(tokens) - 1, np.bool_)) for tokens in prompts])
+    return replace(collate(completions), prompts=Prompts(given.inputs, given.lengths))
 
 
 def gathered(

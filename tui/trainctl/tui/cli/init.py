@@ -24,8 +24,11 @@ def init(
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
     ] = None,
     objective: Annotated[
-        Literal["pretrain", "sft"] | None,
-        typer.Option(help="Learn every token (pretrain) or the answers (sft) [sft unless the data is text]."),
+        Literal["pretrain", "sft", "seq2seq"] | None,
+        typer.Option(
+            help="Learn every token (pretrain) or the answers (sft) [sft unless the data is text]. Encoder-decoder "
+            "models learn seq2seq."
+        ),
     ] = None,
     adapter: Annotated[
         Literal["full", "lora", "rslora"] | None,

@@ -7,7 +7,7 @@ from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
-Objective = Literal["pretrain", "sft"]
+Objective = Literal["pretrain", "sft", "seq2seq"]
 AdapterKind = Literal["full", "lora", "rslora"]
 
 RANDOM_RATE, CONTINUED_RATE, SFT_RATE, LORA_RATE = 3e-4, 1e-4, 2e-5, 2e-4
@@ -31,7 +31,7 @@ def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool) -
     """Of AdamW at its peak."""
     if adapter != "full":
         return LORA_RATE
-    if objective == "sft":
+    if objective in ("sft", "seq2seq"):
         return SFT_RATE
     return RANDOM_RATE if random else CONTINUED_RATE
 
