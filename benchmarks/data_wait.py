@@ -4,6 +4,7 @@
 
 `demo` is `trainctl demo`, whose text is tokenized before its first step. `rows` is one rank on a few MB of JSONL alone.
 `tokenizing` is the same rank while another process tokenizes a much larger JSONL file on all cores of this machine.
+`growing` is one rank on a large JSONL file that grows: later chunks are tokenized while earlier ones are trained on.
 Prints a table, then one JSON object; exits 1 if a rank waits longer than the bar allows.
 """
 
@@ -24,14 +25,16 @@ from lib.sides import Cluster, end, end_on_sigterm, run_config, until
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer import demo_assets
 
-BARS = {"demo": 0.01, "rows": 0.05, "tokenizing": 0.05}
+BARS = {"demo": 0.01, "rows": 0.05, "tokenizing": 0.05, "growing": 0.05}
 """Most of a step's time that a rank may spend in the phase `data`."""
 WARM_STEPS = 5
 """Steps at the start that are not counted."""
 NODE = "bench"
 GLOBAL_BATCH, MICRO_BATCH = 24, 8
-ROWS_BYTES, OTHER_BYTES = 4_000_000, 1_000_000_000
-"""Of the file that is trained on, and of the one that is tokenized beside it for as long as it takes."""
+ROWS_BYTES, OTHER_BYTES, GROWING_BYTES = 4_000_000, 1_000_000_000, 400_000_000
+"""Of the file that is trained on, of the one tokenized beside it for as long as it takes, and of the growing one."""
+CHUNK_SAMPLES = 4096
+"""Lines of a chunk of the growing file."""
 
 Shares = dict[str, float]
 """By node, the phase's share of all step time."""
@@ -70,16 +73,29 @@ def tokenizing(folder: Path, steps: int) -> Shares:
     return trained(folder, steps, lambda: other_file_tokenized(folder))
 
 
-CASES: dict[str, Callable[[Path, int], Shares]] = {"demo": demo, "rows": rows, "tokenizing": tokenizing}
+def growing(folder: Path, steps: int) -> Shares:
+    return trained(
+        folder, steps, lambda: chunks_tokenized(folder), GROWING_BYTES, growing=True, chunk_samples=CHUNK_SAMPLES
+    )
 
 
-def trained(folder: Path, steps: int, beside: Callable[[], contextlib.AbstractContextManager[None]]) -> Shares:
-    """Of one rank on a JSONL file, with something else going on while its steps are measured."""
+CASES: dict[str, Callable[[Path, int], Shares]] = {
+    "demo": demo, "rows": rows, "tokenizing": tokenizing, "growing": growing
+}  # fmt: skip
+
+
+def trained(
+    folder: Path, steps: int, beside: Callable[[], contextlib.AbstractContextManager[None]],
+    size: int = ROWS_BYTES, **data: Any,
+) -> Shares:  # fmt: skip
+    """Of one rank on a JSONL file of `size` bytes, with something else going on while its steps are measured."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
-    make_rows(folder / "rows.jsonl", folder / "data", ROWS_BYTES)
+    make_rows(folder / "rows.jsonl", folder / "data", size)
+    config = row_config(folder, folder / "rows.jsonl")
+    config["data"] |= data
     with Cluster(folder, [NODE]) as cluster:
-        cluster.start(row_config(folder, folder / "rows.jsonl"))
+        cluster.start(config)
         view = cluster.client.snapshot(0).run
         assert view is not None
         with beside():
@@ -137,6 +153,23 @@ def other_file_tokenized(folder: Path) -> Iterator[None]:
     finally:
         process.stdin.close()
         end(process)
+
+
+@contextlib.contextmanager
+def chunks_tokenized(folder: Path) -> Iterator[None]:
+    """The growing file's chunks are tokenized meanwhile. Raises RuntimeError if the last of them was."""
+    with (folder / "rows.jsonl").open("rb") as file:
+        whole = sum(1 for _ in file) // CHUNK_SAMPLES
+    begun = chunks_in(folder)
+    yield
+    if (done := chunks_in(folder)) >= whole:
+        raise RuntimeError("the growing file was tokenized before the steps were done: give fewer --steps")
+    print(f"{done - begun:,} chunks of {CHUNK_SAMPLES:,} lines were tokenized meanwhile", flush=True)
+
+
+def chunks_in(folder: Path) -> int:
+    """How many chunks have their token cache."""
+    return sum(1 for _ in (folder / "state").rglob("cache.json"))
 
 
 def tokenized_bytes(progress: Path) -> int:

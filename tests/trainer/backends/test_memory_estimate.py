@@ -30,7 +30,7 @@ def estimated(config: Any) -> MemoryEstimate:
     ("backend", "length", "changes"),
     [
         ("torch", 128, {}),
-        ("mlx", 128, {}),
+        ("mlx", 32, {}),
         ("torch", 128, {"adapter": {"kind": "lora"}}),
         ("torch", 16, {"model__dtype": "bfloat16"}),
     ],

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trl
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
-from trainctl.protocol.batch.data_statistics import without_end
+from trainctl.protocol.batch.data_statistics import TemplateUse, without_end
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
+from trainctl.tui.setup.data_preview import statistics_lines
 
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 RunFile = Callable[..., Any]
 
 
@@ -74,6 +77,26 @@ def test_texts_without_an_end_token_are_warned_of(rows_file: RunFile, tmp_path: 
     found = preview(rows_file(rows, **changes), 0, "run.toml")
     assert found.warning == without_end("text" if kind == "text" else "rows")
     assert name in found.warning
+
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>hm</think>Yes."}]
+
+
+def test_what_the_chat_template_does_is_said(rows_file: RunFile, tmp_path: Path) -> None:
+    talks = [{"messages": TALK}, {"messages": [*TALK, *TALK]}, {"text": "no conversation"}]
+    used = preview(rows_file(talks), 0, "run.toml").template
+    opened = "<|im_start|>assistant\n"
+    assert used == TemplateUse(2, before="<|im_start|>user\n", opens=opened, ends="<|im_end|>\n", changed=0)
+    template = (TEMPLATES / "qwen3.jinja").read_text("utf-8") + "{{ strftime_now('%Y') }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template, "utf-8")
+    found = preview(rows_file(talks), 0, "run.toml")
+    assert found.template is not None and (found.template.changed, found.template.date) == (2, "2025-01-01")
+    lines = [line.strip() for line in statistics_lines(found)]
+    assert "leaves out or changes contents of 2 of the first 2 conversations" in lines
+
+
+def test_without_conversations_there_is_no_template_to_speak_of(rows_file: RunFile) -> None:
+    assert preview(rows_file(questions(3), data__sequence_length=200), 0, "run.toml").template is None
 
 
 def test_bytes_are_put_together_to_characters(tmp_path: Path) -> None:

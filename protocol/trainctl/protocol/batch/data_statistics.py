@@ -18,6 +18,17 @@ class ShownSample(msgspec.Struct, frozen=True):
     tokens: tuple[tuple[str, bool], ...]  # text of each token, and whether it counts in the loss
 
 
+class TemplateUse(msgspec.Struct, frozen=True):
+    """What the chat template makes of conversations, by the first of them."""
+
+    conversations: int  # that were looked at
+    before: str  # what it writes before the first message
+    opens: str  # what it writes where the assistant's answer begins
+    ends: str  # what it writes after the answer
+    changed: int  # conversations with a content that it leaves out or writes otherwise
+    date: str = ""  # that it writes in place of today's
+
+
 class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What `trainctl data preview` reports."""
 
@@ -40,6 +51,7 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0  # held-out samples equal to one for training
     growing: bool = False  # more may be written to the file: these are the samples that it has now
     warning: str = ""  # what is missing at the end of texts and completions
+    template: TemplateUse | None = None  # None: no conversations among the first rows
 
 
 def without_end(kind: DataKind) -> str:

@@ -13,6 +13,7 @@ Three rules, the first that fits:
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from trainctl.protocol.batch.data_statistics import TemplateUse
 from trainctl.trainer.data.rows import Message
 
 Render = Callable[[Sequence[Message], bool], str]
@@ -48,6 +49,44 @@ def assistant_spans(messages: Sequence[Message], render: Render, first: int = 0)
     return whole, [_span(messages, turn, whole, render) for turn in turns]
 
 
+def ending(messages: Sequence[Message], render: Render) -> str:
+    """What the template writes after the content of a last turn of the assistant."""
+    last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
+    kept = {name: value for name, value in messages[last].items() if name != "tool_calls"}
+    text = render([*messages[:last], {**kept, "content": _SENTINEL}], False)
+    return text.rpartition(_SENTINEL)[2]
+
+
+def template_use(rows: Sequence[tuple[Sequence[Message], Render]], date: str) -> TemplateUse:
+    """What a template makes of conversations, at least one; `date` is what it writes in place of today's. Raises what
+    their renders raise."""
+    messages, render = rows[0]
+    turn = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    before = _content_at(messages, 0, render)
+    opened, plain = (render(messages[:turn], prompted) if turn else "" for prompted in (True, False))
+    return TemplateUse(
+        conversations=len(rows), before=before, opens=opened.removeprefix(plain), ends=ending(messages, render),
+        changed=sum(_is_changed(*row) for row in rows), date=date,
+    )  # fmt: skip
+
+
+def _content_at(messages: Sequence[Message], turn: int, render: Render) -> str:
+    """The text before a message's content."""
+    return render([*messages[:turn], {**messages[turn], "content": _SENTINEL}, *messages[turn + 1 :]], False).partition(
+        _SENTINEL
+    )[0]
+
+
+def _is_changed(messages: Sequence[Message], render: Render) -> bool:
+    """Whether a content is missing in the text; white space around it doesn't matter."""
+    text, start = render(messages, False), 0
+    for content in ((message.get("content") or "").strip() for message in messages):
+        if (found := text.find(content, start)) < 0:
+            return True
+        start = found + len(content)
+    return False
+
+
 def _span(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
     if not turn:  # what the template writes before it, such as a system prompt, can't be rendered without it
         return _by_content(messages, turn, whole, render)
@@ -62,7 +101,7 @@ def _span(messages: Sequence[Message], turn: int, whole: str, render: Render) ->
 
 
 def _calling(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
-    end, following = _ending(messages, render), _content(messages, turn + 1, whole, render)
+    end, following = ending(messages, render), _content(messages, turn + 1, whole, render)
     between = whole[len(before) : following.start]
     if not whole.startswith(before) or not end or between.count(end) != 1:
         raise NotNestedError(turn)
@@ -74,7 +113,7 @@ def _by_content(messages: Sequence[Message], turn: int, whole: str, render: Rend
     if messages[turn].get("tool_calls"):
         raise NotNestedError(turn)
     content = _content(messages, turn, whole, render)
-    end = _ending(messages, render)
+    end = ending(messages, render)
     return Span(content.start, content.stop + common_length(whole[content.stop :], end))
 
 
@@ -95,11 +134,3 @@ def _content(messages: Sequence[Message], turn: int, whole: str, render: Render)
     if len(head) + len(tail) >= len(whole):
         raise NotNestedError(turn)
     return Span(len(head), len(whole) - len(tail))
-
-
-def _ending(messages: Sequence[Message], render: Render) -> str:
-    """What the template writes after the content of a last turn of the assistant."""
-    last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
-    kept = {name: value for name, value in messages[last].items() if name != "tool_calls"}
-    text = render([*messages[:last], {**kept, "content": _SENTINEL}], False)
-    return text.rpartition(_SENTINEL)[2]

@@ -7,20 +7,36 @@ Everything is read and tokenized as the run would, in a temporary folder beside 
 import argparse
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, padding, percentiles, without_end
+from trainctl.protocol.batch.data_statistics import (
+    DataStatistics,
+    ShownSample,
+    TemplateUse,
+    padding,
+    percentiles,
+    without_end,
+)
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.best_fit import best_fit
+from trainctl.trainer.data.chat_dates import TEMPLATE_DATE
+from trainctl.trainer.data.chat_spans import template_use
+from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
+from trainctl.trainer.data.pairs import halves_in
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.data.rows import Conversation, rows_in
+
+_TEMPLATE_ROWS = 200
+"""Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""
 
 
 def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | None = None) -> DataStatistics:
@@ -40,6 +56,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
             growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
             packing=config.data.packing, **_packing(config, training),
+            template=_template(config, dataset.sequences, where),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
 
@@ -51,6 +68,25 @@ def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
     length = config.data.sequence_length
     packs = len(best_fit(targets, length, config.run.seed))
     return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
+
+
+def _template(config: run_tables.RunFile, sequences: int, where: str) -> TemplateUse | None:
+    """By the conversations among the first rows."""
+    if config.data.kind != "rows":
+        return None
+    grows, read = run_file.grows(config), rows_in if sequences == 1 else halves_in
+    chunks = (
+        chunk
+        for source in run_file.data_files(Path(config.data.path), "rows")
+        for chunk in row_chunks(source, grows=grows)
+    )
+    first = islice((row for chunk in chunks for row in read(chunk)), _TEMPLATE_ROWS)
+    talks = [row for row in first if isinstance(row, Conversation)]
+    if not talks:
+        return None
+    tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where)
+    date = f"{TEMPLATE_DATE:%Y-%m-%d}" if tokenizer.writes_date(talks[0]) else ""
+    return template_use([(row.messages, tokenizer.render(row)) for row in talks], date)
 
 
 def _by_length(lengths: Indices, global_batch: int) -> Indices:

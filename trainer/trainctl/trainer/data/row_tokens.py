@@ -20,7 +20,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_dates import dated
-from trainctl.trainer.data.chat_spans import NotNestedError, Span, assistant_spans, common_length
+from trainctl.trainer.data.chat_spans import NotNestedError, Render, Span, assistant_spans, common_length
 from trainctl.trainer.data.rows import Completion, Conversation, Message, Row, Text, tool_names
 
 TokenRow = tuple[list[int], list[bool]]
@@ -116,6 +116,20 @@ class RowTokenizer:
         """A conversation up to where the assistant's turn begins."""
         self._check_template(row)
         return [*self._applied(row, row.messages, return_dict=True, add_generation_prompt=True)["input_ids"]]
+
+    def render(self, row: Conversation) -> Render:
+        """The chat template, for messages with the row's tools. What it returns raises InvalidInputError."""
+
+        def rendered(messages: Sequence[Message], prompted: bool) -> str:
+            text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
+            return text
+
+        return rendered
+
+    def writes_date(self, row: Conversation) -> bool:
+        """Whether the chat template writes the day's date."""
+        template = self._check_template(row)
+        return dated(template) != template
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as a person reads them, without special ones."""
@@ -234,12 +248,8 @@ class RowTokenizer:
         return tokens, [flag and number >= start for number, flag in enumerate(mask)]
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
-        def render(messages: Sequence[Message], prompted: bool) -> str:
-            text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
-            return text
-
         try:
-            return assistant_spans(row.messages, render, row.first)
+            return assistant_spans(row.messages, self.render(row), row.first)
         except NotNestedError as error:
             raise InvalidInputError(
                 row.place, f"no rule finds the assistant's turns in {self._model}'s chat template: {error}; "

@@ -1,9 +1,10 @@
 """A run's data for a person to read: statistics, and samples with the tokens that count in the loss."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample
+from trainctl.protocol.batch.data_statistics import DataStatistics, ShownSample, TemplateUse
 from trainctl.tui.setup.trainer_process import answer_of
 
 _COUNTED, _CONTEXT, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -30,6 +31,7 @@ def statistics_lines(found: DataStatistics) -> list[str]:
         f"duplicates  {found.duplicates:,} samples{f'; {repeated} are also used for training' if repeated else ''}",
         f"padding     {found.padding:.1%} of a micro-batch of {found.micro_batch}{' without packing' if on else ''}",
         *_packing_lines(found),
+        *_template_lines(found.template),
         *([f"warning     {found.warning}"] if found.warning else ()),
     ]
 
@@ -47,6 +49,18 @@ def _packing_lines(found: DataStatistics) -> list[str]:
         return []
     made = f"{found.packs:,} packs, {found.pack_efficiency:.1%} full"
     return [f"packing     {made if found.packing == 'best-fit' else f'none; best-fit would make {made}'}"]
+
+
+def _template_lines(used: TemplateUse | None) -> list[str]:
+    if used is None:
+        return []
+    before, opens, ends = (json.dumps(text, ensure_ascii=False) for text in (used.before, used.opens, used.ends))
+    return [
+        f"template    writes {before} before a conversation, {opens} before an answer, {ends} after it",
+        *([f"            writes {used.date} in place of today's date"] if used.date else ()),
+        *([f"            leaves out or changes contents of {used.changed:,} of the first {used.conversations:,} "
+           "conversations"] if used.changed else ()),
+    ]  # fmt: skip
 
 
 def sample_text(sample: ShownSample, clean: Callable[[str], str], *, color: bool) -> str:

@@ -11,8 +11,7 @@ from trainctl.tui.text.glyphs import Glyphs
 
 def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     return (
-        FormField("prompt", "prompt (empty: the run file's)"), FormField("max_tokens", "most tokens"),
-        FormField("temperature", "temperature"),
+        FormField("prompt", "prompt"), FormField("max_tokens", "max tokens"), FormField("temperature", "temperature"),
     )  # fmt: skip
 
 
