@@ -189,6 +189,11 @@ class Dataset:
         return collate_apart(prompts, completions)
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether samples are pairs of answers."""
+        return self.sequences > 1 and not self.encodes_prompts
+
+    @property
     def lengths(self) -> Indices:
         """Tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
@@ -258,8 +263,7 @@ class Dataset:
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
-        of_tokens = self.sequences == 1 or self.encodes_prompts
-        return usable, counts[usable].sum(axis=1) if of_tokens else np.ones(len(usable))
+        return usable, np.ones(len(usable)) if self.has_pairs else counts[usable].sum(axis=1)
 
     def _batch(self, chosen: Indices) -> Batch:
         if self._cache.offsets is None:
