@@ -1,5 +1,6 @@
 """One micro-batch as rectangular arrays, and the weight that its loss is divided by."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -43,6 +44,12 @@ class Batch:
     def tokens(self) -> int:
         """Tokens to process: with those that have no loss, without padding."""
         return int(self.lengths.sum()) + (0 if self.prompts is None else int(self.prompts.lengths.sum()))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all tokens."""
+        read = [self.inputs, self.targets, *([] if self.prompts is None else [self.prompts.inputs])]
+        return hashlib.sha256(b"".join(tokens.tobytes() for tokens in read)).hexdigest()
 
     def rows(self, chosen: NDArray[np.int64]) -> "Batch":
         """Some of the samples, padded as they are."""

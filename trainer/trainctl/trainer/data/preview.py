@@ -55,7 +55,7 @@ def preview(config: run_tables.RunFile, shown: int, where: str, caches: Path | N
             held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             growing=run_file.grows(config), warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(_by_length(training[order], batch.global_), batch.micro, batch.micro_tokens),
-            packing=config.data.packing, **_packing(config, training),
+            packing=config.data.packing, **(_packing(config, training) if dataset.sequences == 1 else {}),
             template=_template(config, where, pairs=dataset.has_pairs),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
