@@ -35,10 +35,11 @@ soak: $(VENV)/.ready-dev
 oracles: $(VENV)/.ready-dev
 	TRAINCTL_ORACLES=all $(BIN)/python -m pytest -m oracle $(PYTEST_ARGS)
 
-# Each family of models on torch and MLX, of which `make test` has some: alone, and in a run of a torch and an MLX rank.
+# Each family of models on torch and MLX, of which `make test` has some: alone, and in runs of a torch and an MLX rank.
 families: $(VENV)/.ready-dev
 	TRAINCTL_FAMILIES=all $(BIN)/python -m pytest tests/trainer/backends/test_families.py \
-	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py $(PYTEST_ARGS)
+	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py \
+	  tests/integration/test_family_clusters.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
