@@ -1,6 +1,7 @@
 """Encoder-decoder models: transformers' losses, whatever the micro-batches and shares; answers, scores and refusals."""
 
 import functools
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -277,6 +278,16 @@ def test_a_model_of_the_other_kind_or_a_row_without_a_completion_is_refused(
     )
     with pytest.raises(InvalidInputError, match=r'line 1: needs "prompt" and "completion" of text for an encoder-dec'):
         start(data__path=str(rows))
+
+
+def test_adapters_of_layers_with_other_names_in_the_files_are_refused(start: Start, tmp_path: Path) -> None:
+    """As those of models that were saved without their head."""
+    headless, model = tmp_path / "headless", make_seq2seq_model(tmp_path / "whole", "bart")
+    transformers.BartModel.from_pretrained(model).save_pretrained(headless)
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(model / name, headless / name)
+    with pytest.raises(InvalidInputError, match=r"otherwise than the model's files: save the model with it, and set"):
+        start(model__path=str(headless), adapter=LORA)
 
 
 def test_adapters_and_memory_of_both_stacks(run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> None:
