@@ -5,19 +5,21 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess, wait_for_end
 from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.quantized_model import quantized_copy
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 from tests.tui.support.cli_calls import call, call_json
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
     "seq2seq": "adapter_model.safetensors",
+    "qlora": "adapter_model.safetensors",
 }
 STEPS = 2
 
 
 def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
-    models = {"seq2seq": make_seq2seq_model(tmp_path / "t5")}
-    chat = make_chat_model(tmp_path / "model")
+    chat = make_chat_model(tmp_path / "model", hidden=64, intermediate=128)
+    models = {"qlora": quantized_copy(chat, "mlx-4bit"), "seq2seq": make_seq2seq_model(tmp_path / "t5")}
     for name, weights in WEIGHTS.items():
         model = models.get(name, chat)
         file = ROOT / "examples" / f"{name}.toml"

@@ -1,7 +1,8 @@
-"""Ranks that load one model's files and hold another model: found before a step of theirs, on real processes.
+"""Ranks that load one model's files and hold another model: found before a step of theirs, on real processes. So is the
+same model quantized otherwise, whether its files are named or only read.
 
 gamma's Python has a `sitecustomize` of the test's own, which changes what its trainer has read as `wish` says: another
-base of RoPE, or weights that are scaled. No digest of a file and no shape shows that.
+base of RoPE, weights that are scaled, or the files of another folder. No digest of a file and no shape shows that.
 """
 
 import os
@@ -13,10 +14,12 @@ import psutil
 import pytest
 from tests.integration.conftest import until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, plans_of
+from tests.trainer.support.chat_model import make_chat_model
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.trainer.exports.quantize_model import quantize
 
 CHANGED = """
     import importlib.util, pathlib, sys
@@ -24,8 +27,9 @@ CHANGED = """
     BACKEND, WISH = "trainctl.trainer.backends.torch_backend", pathlib.Path(__file__).parent / "wish"
 
     def changed(read):
-        def read_and_change(*named, **options):
-            model, wish = read(*named, **options), WISH.read_text()
+        def read_and_change(path, *named, **options):
+            wish = WISH.read_text()
+            model = read(pathlib.Path(wish) if "/" in wish else path, *named, **options)
             if wish == "theta":
                 model.model.rotary_emb.inv_freq **= 1.5
             elif wish == "weights":
@@ -153,3 +157,23 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
 def kill_trainer(cluster: Cluster, node: str) -> None:
     (pid,) = cluster.trainers()[node]
     psutil.Process(pid).kill()
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_with_another_quantization_of_the_model_is_refused(cluster, run_config, wish, tmp_path):
+    """By the digest of its files and, where those are the same and others are read, by the probe."""
+    model = make_chat_model(tmp_path / "model", hidden=64, intermediate=128)
+    for form in ("mlx-4bit", "nvfp4"):
+        quantize(str(model), form, None, tmp_path / form)
+    adapter = {"kind": "lora", "rank": 4}
+    for read, other, says in (
+        (tmp_path / "nvfp4", {}, "probe: gamma differs from "),
+        ("", {"model_path": "nvfp4"}, "model"),
+    ):
+        wish(str(read))
+        nodes = on(*NODES, gamma={name: str(tmp_path / form) for name, form in other.items()})
+        config = run_config(run__steps=FOREVER, model__path=str(tmp_path / "mlx-4bit"), adapter=adapter, nodes=nodes)
+        with cluster.client(timeout_seconds=120) as client:
+            reply = client.send("start-run", {"config": config}, timeout_seconds=120)
+            assert reply.state == "failed"
+            assert says in reply.reason, reply.reason

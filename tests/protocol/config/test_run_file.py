@@ -86,6 +86,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.gradient_checkpointing", "some", "'some'"),
         ("model.chunked_loss", "never", "'never'"),
         ("model.init", "zeros", "'zeros'"),
+        ("model.base", "int3", "'int3'"),
+        ("model.double_quantization", "yes", "must be true or false"),
         ("data.path", "", "must be text of at least 1 character"),
         ("data.kind", "pictures", "'pictures'"),
         ("data.tokenizer", "words", "'words'"),
@@ -390,9 +392,13 @@ def _write(name: str, raw: bytes) -> Any:
         (
             _write("model/config.json", b'{"quantization_config": {"bits": 4}}'),
             "model.path",
-            "config.json has quantization_config: quantized models are not supported yet; use the unquantized model",
+            "config.json: quantization_config: quantized in a format that can't be trained on; ",
         ),
-        (_write("model/config.json", b'{"quantization": {"bits": 4}}'), "model.path", "config.json has quantization: "),
+        (
+            _write("model/config.json", b'{"quantization": {"bits": 4, "group_size": 64}}'),
+            "model.path",
+            "is quantized, and only whole weights can be trained: set adapter.kind",
+        ),
         (
             _write("model/more.safetensors", b""),
             "model.path",

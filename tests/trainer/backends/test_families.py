@@ -13,6 +13,7 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 from tests.trainer.support.families import EACH, FACTORS, FAMILIES, SMALL, save
+from tests.trainer.support.quantized_model import quantized_copy
 
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.errors import InvalidInputError
@@ -299,6 +300,29 @@ def test_packed_documents_train_as_if_unpacked(saved: Saved, load_model: Loader,
     wrong = summed(model, dataclasses.replace(packed, positions=None))
     assert abs(wrong[0] / apart[0] - 1) > 1e-4
     assert np.linalg.norm(wrong[1] - apart[1]) > 1e-3 * np.linalg.norm(apart[1])
+
+
+@pytest.mark.family
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
+    run_file: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    """Widths that groups of 32 divide."""
+    wide = {"intermediate_size": 64} | ({"hidden_size_per_layer_input": 32} if name == "gemma4" else {})
+    wide |= {"hidden_size": 64} if name == "granite" else {}
+    model = quantized_copy(save(name, tmp_path / "model", **wide), "mlx-4bit", 32)
+    family, found = TESTED[FAMILIES[name].kind], []
+    for backend in ("torch", "mlx"):
+        there = {"backend": backend, "device": "cpu", "threads": 1}
+        told = {"data__sequence_length": TOKENS, "adapter": {"kind": "lora", "rank": 4}, "nodes__here": there}
+        config = run_file(model__path=str(model), **told)
+        found.append(load(config, config.nodes["here"], "run.toml"))
+    torch, mlx = found
+    assert furthest(*(one.token_log_probabilities(batch()) for one in found)) <= family.log_probability
+    expected = {part: values for part, values in gradient_of(torch).items() if values.any()}
+    assert len(expected) == len(torch.shapes) // 2, "those of B, as B is 0"
+    other = gradient_of(mlx)
+    assert_close({part: other[part] for part in expected}, expected, family.gradient)
 
 
 @pytest.mark.family

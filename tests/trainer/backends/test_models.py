@@ -144,10 +144,9 @@ def test_a_missing_weight_is_refused_not_invented(
     [
         lambda weights, config: config.update(hidden_size=48),
         lambda weights, config: config.update(model_type="no-such-model", architectures=["NoSuchModel"]),
-        lambda weights, config: config.update(quantization_config={"bits": 4}),
         lambda weights, config: config.pop("model_type"),
     ],
-    ids=["shape", "architecture", "quantized", "type"],
+    ids=["shape", "architecture", "type"],
 )
 def test_a_model_that_cannot_be_read_is_one_line(
     load_model: Loader, broken_model: Callable[..., Path], backend: str, change: Callable[..., None]

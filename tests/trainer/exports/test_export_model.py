@@ -15,6 +15,7 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.common.model_files import stored_tensors
 from trainctl.trainer.exports import export_model, tensor_files
+from trainctl.trainer.exports.quantize_model import quantize
 from trainctl.trainer.exports.trained_model import open_trained
 from trainctl.trainer.exports.verification import Form, Logits, mlx_logits, torch_logits, verify_export
 
@@ -301,6 +302,38 @@ def test_what_does_not_fit_is_one_line(
     assert refused["status"] == 2
     assert f"{refused['where']}: {refused['problem']}".startswith(says)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture(scope="module")
+def quantized(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """A run on a base of 4 bits."""
+    folder = tmp_path_factory.mktemp("quantized")
+    quantize(str(model), "mlx-4bit", None, folder / "model")
+    return TrainedRun(folder / "run-1", folder / "model", "torch", LORA)
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+def test_adapters_of_a_quantized_base_are_fused_into_its_unpacked_weights(
+    quantized: TrainedRun, export: Export, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = [pair for pair in tensor_files.LIBRARIES if pair[0] == library]
+    monkeypatch.setattr(tensor_files, "LIBRARIES", named)
+    made = export(quantized.paths, "fused", "--verify")
+    assert (made["status"], made["dtype"]) == (0, "float32"), made
+    assert made["difference"] <= EXACT
+    assert difference(by_torch(tmp_path / "out", quantized), quantized) <= EXACT
+    assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+
+
+def test_adapters_of_a_quantized_base_are_for_mlx_lm_and_not_for_peft(
+    quantized: TrainedRun, export: Export, tmp_path: Path, model: Path
+) -> None:
+    refused = export(quantized.paths, "peft")
+    assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
+    made = export(quantized.paths, "mlx", "--verify")
+    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
+    base = quantized.paths.directory.parent / "model"
+    assert difference(by_mlx(tmp_path / "out", quantized, base), quantized) <= EXACT
 
 
 def test_peft_is_refused_for_a_whole_model(trained: Callable[[str], TrainedRun], export: Export) -> None:

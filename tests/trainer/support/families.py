@@ -35,8 +35,8 @@ class Family:
     old: dict[str, Any] | None
     others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def config(self) -> Any:
-        told = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others}))
+    def config(self, **changes: Any) -> Any:
+        told = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others, **changes}))
         return transformers.AutoConfig.for_model(self.kind, **told)
 
 
@@ -122,13 +122,13 @@ EACH = [pytest.param(name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.fa
 """Arguments of a test: `make test` has some of the families, `make families` all."""
 
 
-def save(name: str, folder: Path) -> Path:
-    """A random model of a family in float32 in `folder`, as `save_pretrained` writes it."""
+def save(name: str, folder: Path, **changes: Any) -> Path:
+    """A random model of a family in float32 in `folder`, as `save_pretrained` writes it; `changes`: of its sizes."""
     import torch
 
     torch.manual_seed(11)
     loader: Any = transformers.AutoModelForCausalLM
-    model = loader.from_config(FAMILIES[name].config(), dtype=torch.float32)
+    model = loader.from_config(FAMILIES[name].config(**changes), dtype=torch.float32)
     for constant, values in model.named_buffers():
         if constant.endswith("layer_scalar"):
             values.fill_(0.7)

@@ -46,6 +46,7 @@ FROZEN = {
     "ls": "--cluster --connect --help --json --server-key -h",
     "mirror": "--cluster --connect --follow --help --offline --output --project --server-key --to -f -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
+    "quantize": "--group-size --help --json --output --to -h MODEL",
     "replay": "--help --speed -h RUN",
     "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
     "-f -h RUN.toml",
@@ -92,7 +93,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 READING = {
     "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
     "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls",
-    "mirror", "replay", "status", "watch",
+    "mirror", "quantize", "replay", "status", "watch",
 }  # fmt: skip
 
 

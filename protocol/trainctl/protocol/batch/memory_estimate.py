@@ -2,7 +2,8 @@
 
 With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
 
-    weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits
+    weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits. Packed
+                 ones as they are stored; on torch also the largest of them unpacked, as it is when it is used
     optimizer    8 t: two moments
     gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
@@ -60,9 +61,9 @@ def estimate_memory(
     model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
     width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
-    copied = model if config.adapter.kind != "full" or width < 4 else 0
+    copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" or width < 4 else 0
     tokens = _pass_tokens(config, node)
-    fixed = {"weights": 4 * trained + width * copied, "optimizer": 8 * trained}
+    fixed = {"weights": 4 * trained + copied, "optimizer": 8 * trained}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
     free = max(0.0, limit - sum(fixed.values()))
     chunking = Chunking(config.model.chunked_loss, facts.vocabulary, int(min(free, 2**60)))
@@ -77,6 +78,23 @@ def estimate_memory(
         parts["sum"] = 4 * trained
     parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
+
+
+def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
+    """Of the weights that compute uses."""
+    width, packed = _WEIGHT_BYTES[config.model.dtype], facts.quantized
+    if config.model.base == "nf4":
+        layers = [name for name, shape in facts.shapes.items() if len(shape) == 2 and ".layers." in name]
+        packed = {name: _nf4_bytes(facts.shapes[name], config.model.double_quantization) for name in layers}
+    whole = sum(math.prod(shape) for name, shape in facts.shapes.items() if name not in packed)
+    unpacked = max((math.prod(facts.shapes[name]) for name in packed), default=0)
+    return width * whole + sum(packed.values()) + (width * unpacked if backend == "torch" else 0)
+
+
+def _nf4_bytes(shape: tuple[int, ...], double_quantization: bool) -> int:
+    """Half a byte per value, and a scale per 64 values: in float32, or in a byte with a float32 per 256 of them."""
+    values = math.prod(shape)
+    return values // 2 + values // 64 * 4 if not double_quantization else values // 2 + values // 64 + values // 4096
 
 
 def _pass_tokens(config: RunFile, node: NodeTable) -> int:

@@ -6,7 +6,7 @@ They need no tensor library, so the command line and the agent make them before 
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ PAIR_FIELDS = ("chosen", "rejected")
 PAIR_KINDS = '"prompt", "chosen" and "rejected"'
 HEADER_LIMIT_BYTES = 100_000_000
 """Most bytes of a header, as the safetensors format says."""
-QUANTIZED = "quantized models are not supported yet; use the unquantized model"
 _LENGTH_BYTES = 8
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216
@@ -33,19 +32,6 @@ def check_json(path: Path, where: str) -> None:
         _object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInputError(where, f"{path} is not a JSON object: {_why(error)}") from None
-
-
-def check_not_quantized(config: Path, where: str) -> None:
-    """Whether the model of a config.json has whole weights. Raises InvalidInputError, blaming `where` and naming the
-    key."""
-    found = _object(config.read_bytes())
-    if key := quantization_key(found):
-        raise InvalidInputError(where, f"{config} has {key}: {QUANTIZED}")
-
-
-def quantization_key(config: Mapping[str, Any]) -> str | None:
-    """The key of a model's configuration that says that its weights are quantized."""
-    return next((key for key in ("quantization", "quantization_config") if config.get(key)), None)
 
 
 def check_weights(path: Path, where: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol.config import input_checks
+from trainctl.protocol.config import input_checks, quantization
 
 
 class ModelFacts(NamedTuple):
@@ -20,6 +20,7 @@ class ModelFacts(NamedTuple):
     heads: int
     vocabulary: int
     positions: int | None = None  # longest sequence that it was made for, where it says so
+    quantized: Mapping[str, int] = {}  # bytes of each weight that is stored packed
     crossing: int = 0  # layers that also attend to an encoder's states
 
 
@@ -36,7 +37,8 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     ]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    shapes = _stored(model, where) or _matrices(config, *sizes)
+    stored = _stored(model, where)
+    shapes = quantization.whole_shapes(stored, whole) or _matrices(config, *sizes)
     if config.get("tie_word_embeddings", False) and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     stated = config.get("intermediate_size")
@@ -45,7 +47,8 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     positions = stated if isinstance(stated, int) and stated > 0 else None
     width, layers, heads, vocabulary = sizes
     family = str(whole.get("model_type", ""))
-    return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions)
+    quantized = quantization.quantized_bytes(stored)
+    return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized)
 
 
 def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelFacts | None:
@@ -62,7 +65,7 @@ def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]])
     inner = max(_first(config, key) or 0 for key in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim")) or 4 * width
     return ModelFacts(
         str(config.get("model_type", "")), own, width, inner, encoder + decoder, heads, vocabulary,
-        _first(config, "max_position_embeddings"), decoder,
+        _first(config, "max_position_embeddings"), crossing=decoder,
     )  # fmt: skip
 
 

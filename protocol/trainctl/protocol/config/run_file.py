@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config import env_policy, families, hub_models, input_checks, toml_file
+from trainctl.protocol.config import env_policy, families, hub_models, input_checks, quantization, toml_file
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import PREFERENCE_SETTINGS, ObjectiveTable, objective_name, objective_of
-from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, ModelTable, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 PARTIAL_FOLDER = ".trainctl-partial"
@@ -100,7 +101,7 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
     wrong = Collected()
     with wrong.going_on(), _files_named(where):
-        _check_model(here.model, f"{where}: {model_field}")
+        _check_model(here, f"{where}: {model_field}")
     with wrong.going_on(), _files_named(where):
         _check_data(here, f"{where}: {data_field}")
     if (held_out := held_out_data(here)) is not None:
@@ -183,15 +184,15 @@ def _check_direction(config: RunFile, where: str) -> None:
         families.check_objective(model, name, config.data.sequence_length, where)
 
 
-def _check_model(table: ModelTable, where: str) -> None:
-    model = Path(table.path)
+def _check_model(config: RunFile, where: str) -> None:
+    table, model = config.model, Path(config.model.path)
     hub_models.check_cached(table.path, where)
     if not model.exists():
         raise InvalidInputError(where, f"no such folder: {model}")
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
     input_checks.check_json(model / "config.json", where)
-    input_checks.check_not_quantized(model / "config.json", where)
+    _check_quantization(config, model, where)
     if table.init == "random":
         families.check_random(model / "config.json", where)
         return
@@ -202,6 +203,16 @@ def _check_model(table: ModelTable, where: str) -> None:
         )
     for file in weights:
         input_checks.check_weights(file, where)
+
+
+def _check_quantization(config: RunFile, model: Path, where: str) -> None:
+    stated = json.loads((model / "config.json").read_bytes())
+    quantization.check_base(config.model.base, stated, model, where)
+    if quantization.quantization_key(stated) is None:
+        return
+    if config.adapter.kind == "full":
+        problem = f'{model} is quantized, and only whole weights can be trained: set adapter.kind = "lora"'
+        raise InvalidInputError(where, problem)
 
 
 def _check_data(config: RunFile, where: str) -> None:
@@ -243,7 +254,9 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
-    for check in (_check_lengths, _check_shares, _check_objective, _check_init, _check_held_out, _check_growing):
+    for check in (
+        _check_lengths, _check_shares, _check_objective, _check_init, _check_base, _check_held_out, _check_growing,
+    ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
@@ -342,6 +355,22 @@ def _check_init(config: RunFile, where: str) -> None:
     if config.model.init == "random" and config.adapter.kind != "full":
         problem = 'adapters need a trained model: set adapter.kind = "full" or model.init = "pretrained"'
         raise InvalidInputError(f"{where}: model.init", problem)
+
+
+def _check_base(config: RunFile, where: str) -> None:
+    base = config.model.base
+    if config.model.double_quantization and base != "nf4":
+        problem = f'acts only on model.base = "nf4"; this run has {base!r}'
+        raise InvalidInputError(f"{where}: model.double_quantization", problem)
+    if base == "stored":
+        return
+    if config.adapter.kind == "full":
+        problem = f'{base!r} is for adapters, since packed weights can\'t be trained: set adapter.kind = "lora"'
+        raise InvalidInputError(f"{where}: model.base", problem)
+    for name, node in config.nodes.items():
+        if base == "nf4" and node.backend == "mlx":
+            problem = 'MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch'
+            raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
 
 
 def _check_held_out(config: RunFile, where: str) -> None:

@@ -12,6 +12,7 @@ from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyName, PolicyTable
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
+from trainctl.protocol.config.quantization import QuantizedFormat
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
@@ -53,6 +54,10 @@ class ModelTable(_Table, frozen=True):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
     init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
+    base: Literal["stored", "nf4"] | QuantizedFormat = (
+        "stored"  # format that path must have; nf4: packed as it is loaded
+    )
+    double_quantization: bool = False  # nf4: the scales are quantized too
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
 

@@ -84,6 +84,8 @@ class MlxBackend(Backend):
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
         _choose_device(node.device, where)
+        if config.model.base == "nf4":
+            raise InvalidInputError(f"{where}: model.base", 'MLX has no "nf4": use "mlx-4bit", or train with torch')
         mx.random.seed(config.run.seed)
         if parts.limit_bytes:
             mx.set_memory_limit(parts.limit_bytes)

@@ -35,7 +35,7 @@ from trainctl.trainer.backends.base import (
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
-from trainctl.trainer.backends.torch_model import read_model
+from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Sums
 
@@ -90,7 +90,8 @@ class TorchBackend(Backend):
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
         held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
-        model = read_model(Path(config.model.path), where, held, with_weights=stored)
+        packing = Nf4(device, config.model.double_quantization) if config.model.base == "nf4" else None
+        model = read_model(Path(config.model.path), where, held, with_weights=stored, packing=packing)
         if parts.limit_bytes:
             limit_memory(device, parts.limit_bytes)
         if parts.adapter is not None:

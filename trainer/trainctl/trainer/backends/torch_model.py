@@ -1,25 +1,38 @@
 """Models of transformers, from a Hugging Face directory."""
 
+import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends import library_dropout, rope_config, torch_masks
+from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.quantization import quantization_key
+from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.backends import library_dropout, rope_config, torch_masks, torch_quantized
 from trainctl.trainer.common.errors import first_line
+
+
+class Nf4(NamedTuple):
+    """4-bit weights by bitsandbytes, packed as they are loaded (QLoRA, Dettmers et al. 2023)."""
+
+    device: torch.device
+    double_quantization: bool  # of the scales too
+
 
 log = logging.getLogger(__name__)
 
 
 def read_model(
-    path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True
-) -> torch.nn.Module:
+    path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True,
+    packing: Nf4 | None = None,
+) -> torch.nn.Module:  # fmt: skip
     """The language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no code
-    in it is run. Without weights, it has transformers' first values. Raises InvalidInputError if a weight is missing,
-    of the wrong shape, or the files cannot be read."""
+    in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed, but
+    for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
@@ -40,9 +53,11 @@ def read_model(
         if not with_weights:
             new: torch.nn.Module = loader.from_config(whole, dtype=dtype)
             return new
+        if quantization_key(config):
+            return _quantized(path, config, lambda: loader.from_config(whole, dtype=dtype), dtype)
         model, notes = loader.from_pretrained(
             path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
-            output_loading_info=True,
+            output_loading_info=True, **(_packed_while_loading(packing, dtype, where) if packing else {}),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
@@ -50,3 +65,42 @@ def read_model(
         raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
     return loaded
+
+
+def _packed_while_loading(packing: Nf4, dtype: torch.dtype, where: str) -> dict[str, Any]:
+    """What transformers is asked for. Raises InvalidInputError without bitsandbytes."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InvalidInputError(f"{where}: model.base", f'"nf4" needs bitsandbytes; {installing("nf4")}')
+    from transformers import BitsAndBytesConfig
+
+    make: Any = BitsAndBytesConfig
+    how = make(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=packing.double_quantization,
+    )  # fmt: skip
+    return {"quantization_config": how, "device_map": {"": packing.device}}
+
+
+def _quantized(
+    path: Path, config: dict[str, Any], make: Callable[[], torch.nn.Module], dtype: torch.dtype
+) -> torch.nn.Module:  # fmt: skip
+    """The model that `make` gives, with the weights in MLX's format in `path`. Raises KeyError for a weight that one
+    of them lacks, and what reading raises."""
+    from accelerate import init_empty_weights
+    from safetensors.torch import load_file
+
+    with init_empty_weights():
+        model = make()
+    stored = {name: tensor for file in weight_files(path) for name, tensor in load_file(file).items()}
+    torch_quantized.put_in(model, stored, config, dtype)
+    names = dict(model.named_parameters())
+    constants = dict(model.named_buffers())
+    plain = {
+        name: tensor.to(dtype) for name, tensor in stored.items()
+        if name in constants or (name in names and names[name].is_meta)
+    }  # fmt: skip
+    model.load_state_dict(plain, strict=False, assign=True)
+    model.tie_weights()  # type: ignore[operator]
+    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise KeyError(f"{path} has no weight {missing[0]!r}")
+    return model

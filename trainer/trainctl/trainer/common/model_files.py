@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol.config import input_checks
+from trainctl.protocol.config import quantization
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
@@ -49,9 +49,10 @@ def generation_config(model: Path) -> dict[str, Any]:
 
 
 def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight by its name in the directory's files; no weight is read. Raises InvalidInputError naming
-    the file."""
-    return {name: tensor.shape for name, tensor in stored_tensors(model).items()}
+    """The shape of each weight by its name in the directory's files; a packed one's as if it were whole. No weight is
+    read. Raises InvalidInputError naming the file."""
+    shapes = {name: tensor.shape for name, tensor in stored_tensors(model).items()}
+    return quantization.whole_shapes(shapes, model_config(model))
 
 
 class StoredTensor(NamedTuple):
@@ -86,11 +87,7 @@ def end_tokens(model: Path) -> tuple[int, ...]:
 
 def model_config(model: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises InvalidInputError naming the file."""
-    path = model / "config.json"
-    config = read_object(path, "model configuration")
-    if key := input_checks.quantization_key(config):
-        raise InvalidInputError(str(path), f"has {key}: {input_checks.QUANTIZED}")
-    return config
+    return read_object(model / "config.json", "model configuration")
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:

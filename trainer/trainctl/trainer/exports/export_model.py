@@ -5,20 +5,19 @@ appears under its name only when whole, and verified if that was asked for.
 """
 
 import argparse
-import contextlib
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from trainctl.protocol.config.quantization import DEFAULTS, quantization_key
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer.common.atomic_folder import make_folder, part_of
-from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.adapter_files import OWN_BASE, write_mlx, write_peft
+from trainctl.trainer.exports.answers import answered
 from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
@@ -28,24 +27,12 @@ from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
 from trainctl.trainer.exports.verification import Comparison, Form, verify_export
 
 _DTYPES = ("float32", "bfloat16")
-_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError, TypeError, AttributeError, ImportError)
-"""What libraries raise on files that they cannot take."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Export once; returns the exit status."""
     wanted = _parser().parse_args(argv)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries print what they do
-            made = export_model(wanted)
-    except InvalidInputError as error:
-        return _say({"where": error.where, "problem": error.problem}, error.exit_code)
-    except TrainctlError as error:
-        return _say({"problem": str(error)}, error.exit_code)
-    except _FAILURES as error:
-        return _say({"problem": f"{wanted.form}: {first_line(error)}"}, 1)
-    return _say(made, 0)
+    return answered(wanted.form, lambda: export_model(wanted))
 
 
 def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
@@ -82,6 +69,8 @@ def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
     """Whether the form can hold what was trained. Raises InvalidInputError."""
     if form == "peft" and trained.lora is None:
         raise InvalidInputError("--to", "peft holds adapters, and this run trained all weights: use --to fused")
+    if form == "peft" and quantization_key(model_config(trained.model)):
+        raise InvalidInputError("--to", "peft can't open a base in MLX's format: use --to fused, or --to mlx")
     if dtype is not None and form in ("peft", "mlx") and trained.lora is not None:
         raise InvalidInputError("--dtype", f"{form} holds adapters alone, in float32: leave it out, or use --to fused")
     if form in ("mlx", "mlx-4bit") and encodes_prompts(trained.config):
@@ -96,7 +85,7 @@ def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> 
     if form == "mlx-4bit":
         with part_of(work.with_name(f"{work.name}-fused")) as fused:
             kept = write_fused(trained, fused, dtype)
-            write_quantized(fused, work)
+            write_quantized(fused, work, DEFAULTS["mlx-4bit"])
         return kept
     if trained.lora is None or form == "fused":
         return write_fused(trained, work, dtype)
@@ -126,11 +115,6 @@ def _advice(config: RunFile, form: Form, folder: Path) -> dict[str, Any]:
     return {
         "load": loading_lines(form, folder, config, own), "llama_cpp": next_lines, "warning": note if own else None,
     }  # fmt: skip
-
-
-def _say(value: dict[str, Any], status: int) -> int:
-    sys.stdout.write(json.dumps(value) + "\n")
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:

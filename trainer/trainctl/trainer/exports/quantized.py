@@ -1,14 +1,22 @@
-"""The fused model in MLX's 4-bit format, by mlx-lm."""
+"""Models in MLX's quantized formats, by mlx-lm."""
 
 import importlib.util
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.quantization import (
+    QUANTIZED_PARTS,
+    Quantization,
+    is_quantized,
+    layer_parts,
+    quantization_of,
+)
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.backends import rope_config
+from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.result_files import copy_carried
-
-GROUP_SIZE, BITS = 64, 4
-"""Weights that share a scale, and bits of each: mlx-lm's defaults."""
 
 
 def check_mlx_installed(field: str, what: str) -> None:
@@ -17,34 +25,54 @@ def check_mlx_installed(field: str, what: str) -> None:
         raise InvalidInputError(field, f"{what} needs mlx-lm; {installing('mlx')}")
 
 
-def write_quantized(fused: Path, folder: Path) -> None:
-    """Quantise the model in the directory `fused`. Layers whose width GROUP_SIZE doesn't divide stay as they are."""
+def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
+    """Quantize the model in the directory `whole`. Layers whose width the group size doesn't divide stay as they
+    are. The configuration has RoPE in both layouts, without which mlx-lm can't load some families."""
     from mlx_lm import utils
 
-    model, config = utils.load_model(fused, lazy=True)
-    model, config = utils.quantize_model(model, config, GROUP_SIZE, BITS)
+    both = rope_config.changed(rope_config.read(whole), whole)
+    model, config = utils.load_model(whole, lazy=True, model_config=both)
+    model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
     utils.save_model(folder, model)
     utils.save_config(config, folder / "config.json")
-    copy_carried(fused, folder)
+    copy_carried(whole, folder)
 
 
-def dequantized(folder: Path) -> dict[str, Any]:
-    """The weights in a quantised directory as float32 arrays of MLX, by name: of each layer what is stored counts, not
-    what the configuration says of all."""
+def dequantized_weights(folder: Path) -> dict[str, Any]:
+    """The weights in a quantized directory as float32 arrays of MLX, by name."""
     import mlx.core as mx
 
     stored: dict[str, Any] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in weight_files(folder):
         loaded: Any = mx.load(str(path))
         stored |= loaded
-    found: dict[str, Any] = {}
+    config = model_config(folder)
+    return {
+        name: dequantized(how, parts) if how is not None else parts["weight"].astype(mx.float32)
+        for name, how, parts in whole_weights(stored, config)
+    }
+
+
+def whole_weights(
+    stored: Mapping[str, Any], config: Mapping[str, Any]
+) -> Iterator[tuple[str, Quantization | None, dict[str, Any]]]:
+    """Each weight by name, how it is packed (None: it is whole), and its parts: of each layer what is stored counts,
+    not what the configuration says of all. Raises InvalidInputError for a format that isn't MLX's."""
     for name, array in stored.items():
         layer, _, part = name.rpartition(".")
-        if part in ("scales", "biases") and f"{layer}.scales" in stored:
-            continue
-        if part == "weight" and f"{layer}.scales" in stored:
-            scales, biases = (stored[f"{layer}.{key}"].astype(mx.float32) for key in ("scales", "biases"))
-            found[name] = mx.dequantize(array, scales, biases, group_size=GROUP_SIZE, bits=BITS)
-        else:
-            found[name] = array.astype(mx.float32)
-    return found
+        if not is_quantized(layer, stored):
+            yield name, None, {"weight": array}
+        elif part == "weight":
+            yield name, quantization_of(config, layer), layer_parts(stored, layer)
+        elif part not in QUANTIZED_PARTS:
+            yield name, None, {"weight": array}
+
+
+def dequantized(how: Quantization, parts: Mapping[str, Any]) -> Any:
+    """A layer's weight in float32, from MLX arrays."""
+    import mlx.core as mx
+
+    scales, biases = parts["scales"], parts.get("biases")
+    if biases is not None:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    return mx.dequantize(parts["weight"], scales, biases, how.group_size, how.bits, how.mode, dtype=mx.float32)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.quantization import Quantization
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.exports.quantized import dequantized
 
 _METADATA = {"format": "pt"}
 """Without it transformers refuses a file."""
@@ -26,6 +28,10 @@ class TensorFiles(ABC):
     @abstractmethod
     def fused(self, tensor: Any, change: NDArray[np.float32]) -> Any:
         """`tensor` plus `change`, in float32."""
+
+    @abstractmethod
+    def unpacked(self, how: Quantization, parts: Mapping[str, Any]) -> Any:
+        """The weight of a quantized layer in float32, from its `weight`, `scales` and `biases`."""
 
     @abstractmethod
     def cast(self, tensor: Any, dtype: str) -> Any:
@@ -53,6 +59,13 @@ class TorchFiles(TensorFiles):
         import torch
 
         return tensor.to(torch.float32) + torch.from_numpy(change)
+
+    def unpacked(self, how: Quantization, parts: Mapping[str, Any]) -> Any:
+        import torch
+
+        from trainctl.trainer.backends.torch_quantized import packed, unpack
+
+        return unpack(packed(how, parts), torch.float32)
 
     def cast(self, tensor: Any, dtype: str) -> Any:
         import torch
@@ -82,6 +95,9 @@ class MlxFiles(TensorFiles):
         import mlx.core as mx
 
         return tensor.astype(mx.float32) + mx.array(change)
+
+    def unpacked(self, how: Quantization, parts: Mapping[str, Any]) -> Any:
+        return dequantized(how, parts)
 
     def cast(self, tensor: Any, dtype: str) -> Any:
         import mlx.core as mx

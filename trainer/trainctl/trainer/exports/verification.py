@@ -22,7 +22,7 @@ from trainctl.trainer.common.model_files import model_config, read_object, store
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
 from trainctl.trainer.exports.fused import change_of
-from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized
+from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized_weights
 from trainctl.trainer.exports.result_files import float32_file
 from trainctl.trainer.exports.trained_model import TrainedModel
 
@@ -151,9 +151,10 @@ def _fused_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
     """With the adapters added to its weights, and those in `types` rounded to the type named there."""
     import torch
 
+    from trainctl.trainer.backends import torch_quantized
     from trainctl.trainer.backends.torch_model import read_model
 
-    model = read_model(trained.model, _WHERE)
+    model = torch_quantized.whole(read_model(trained.model, _WHERE))
     values = float32_file(trained.weights) if trained.lora is not None else {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -187,7 +188,7 @@ def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
     from trainctl.trainer.backends.mlx_model import read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
-    model.load_weights([*dequantized(folder).items()])
+    model.load_weights([*dequantized_weights(folder).items()])
     return model
 
 

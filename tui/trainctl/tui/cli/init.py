@@ -1,14 +1,19 @@
-"""`trainctl init`: a cluster file and a run file to start from, answers asked on a terminal or given as options."""
+"""The subcommands that prepare a first run: `init` writes a cluster file and a run file to start from, `quantize` makes
+a quantized copy of a model."""
 
 import sys
+from contextlib import nullcontext
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from trainctl.protocol.config.quantization import QuantizedFormat
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.tui.cli import output
 from trainctl.tui.cli.options import Json, subcommands
+from trainctl.tui.demo.stages import stage
 
 app = subcommands()
 
@@ -76,6 +81,39 @@ def init(
         output.tell(line)
     output.tell(f"next: run trainctl-agent run in another terminal, then trainctl run {run_file} --follow")
     return 0
+
+
+@app.command()
+def quantize(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Hugging Face model folder, or model id (ORG/NAME) in the cache.")
+    ],
+    to: Annotated[
+        QuantizedFormat, typer.Option("--to", help="Format of the weights; mlx-4bit and mlx-8bit are affine.")
+    ],
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Values that share a scale: 32, 64 or 128 for mlx-4bit and mlx-8bit [64].", show_default=False
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="Folder to make [MODEL-FORMAT].", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Make a quantized copy of a model in MLX's format. Nodes with torch and with MLX can train adapters on it (QLoRA).
+    It needs mlx-lm, and never overwrites a folder."""
+    from trainctl.tui.export.model_export import make
+
+    given = {"--to": to, "--group-size": group_size, "--output": output_folder}
+    words = [f"{option}={value}" for option, value in given.items() if value is not None]
+    seen = stage(output.one_line(f"quantize: {model} to {to}")) if sys.stderr.isatty() else nullcontext()
+    with seen:
+        made = make([*words, "--", model], "trainctl.trainer.exports.quantize_model")
+    text = f"{made['folder']}: {to}, groups of {made['group_size']}, {made['bytes']:,} bytes\n"
+    text += f'to train on it, set in the run file: model.path = {dumps(made["folder"])}, adapter.kind = "lora"'
+    return output.answer(text, json=json, **made)
 
 
 def _ask(question: str, default: str) -> str:

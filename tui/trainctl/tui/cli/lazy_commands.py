@@ -15,8 +15,8 @@ FILES = {
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "mirror": "mirror",
-    "config": "config", "keys": "keys", "init": "init", "data": "run", "doctor": "doctor", "discover": "cluster",
-    "cluster": "cluster", "help": "help_topics",
+    "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
+    "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
@@ -53,6 +53,7 @@ SUMMARIES = {
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
     "init": "Create a starter cluster.toml and run.toml.",
+    "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
     "discover": "List the agents advertised on the network.",
     "help": "Print a documentation page, offline.",

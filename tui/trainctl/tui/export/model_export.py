@@ -1,4 +1,4 @@
-"""A run's trained model for other libraries, made by the trainer in a process of its own, for torch and MLX."""
+"""Models for other programs, made by the trainer in a process of its own, for torch and MLX."""
 
 import json
 import subprocess
@@ -7,20 +7,20 @@ from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 
-_MODULE = "trainctl.trainer.exports.export_model"
+EXPORT_MODEL = "trainctl.trainer.exports.export_model"
+"""Module that exports a run's trained model."""
 
 
-def make(words: list[str]) -> dict[str, Any]:
+def make(words: list[str], module: str = EXPORT_MODEL) -> dict[str, Any]:
     """What the trainer made. Raises TrainctlError with what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", _MODULE, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     lines = done.stdout.splitlines()
     if not lines:
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise TrainctlError(
-            f"the export ended with status {done.returncode}: {said[-1] if said else 'no reason given'}"
-        )
+        name, reason = module.rpartition(".")[2], said[-1] if said else "no reason given"
+        raise TrainctlError(f"{name} ended with status {done.returncode}: {reason}")
     told: dict[str, Any] = json.loads(lines[-1])
     if done.returncode == InvalidInputError.exit_code:
         raise InvalidInputError(told["where"], told["problem"])

@@ -1,0 +1,281 @@
+"""Quantized bases: torch unpacks MLX's bits to MLX's values, and both backends train one curve on them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.quantized_model import quantized_copy
+
+from trainctl.protocol.batch.memory_estimate import estimate_memory
+from trainctl.protocol.config.model_facts import read_facts
+from trainctl.protocol.config.quantization import DEFAULTS, Quantization, whole_shapes
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.torch_quantized import Packed, QuantizedEmbedding, QuantizedLinear, packed, unpack, whole
+from trainctl.trainer.common.model_files import stored_shapes
+from trainctl.trainer.data import batch as batches
+from trainctl.trainer.exports.quantize_model import quantize
+
+LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
+HOWS = [*DEFAULTS.values(), Quantization("affine", 4, 32), Quantization("affine", 8, 128)]
+OFFSET = 2.0
+"""Of weights that aren't centred at 0: affine biases differ from group to group."""
+
+
+def quantized(how: Quantization, rows: int = 48, dtype: Any = mx.float32) -> tuple[Packed, Any]:
+    """A weight of `rows` by 256 as torch holds it, and as MLX unpacks it to float32."""
+    values = np.random.default_rng(how.bits * how.group_size).normal(OFFSET, 1, (rows, 256)).astype(np.float32)
+    words, *rest = mx.quantize(mx.array(values).astype(dtype), how.group_size, how.bits, how.mode)
+    widened = [part if part.dtype == mx.uint8 else part.astype(mx.float32) for part in rest]
+    expected = mx.dequantize(words, *widened, group_size=how.group_size, bits=how.bits, mode=how.mode, dtype=mx.float32)
+    names = ("weight", "scales", "biases")
+    parts = {name: torch.from_numpy(np.array(part)) for name, part in zip(names, [words, *widened], strict=False)}
+    return packed(how, parts), np.array(expected)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_what_torch_unpacks_is_mlx_s_bit_for_bit(
+    how: Quantization, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, expected = quantized(how, dtype=dtype)
+    assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
+    monkeypatch.setattr("trainctl.trainer.backends.torch_quantized._BLOCK_VALUES", 1000)  # rows in parts
+    assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
+    some = torch.tensor([[3, 1], [47, 3]])
+    assert np.array_equal(unpack(weight.rows(some), torch.float32).numpy(), expected[some.numpy()])
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(how: Quantization) -> None:
+    weight, expected = quantized(how)
+    bias = torch.nn.Parameter(torch.randn(48))
+    layer, plain = QuantizedLinear(weight, bias), torch.nn.Linear(256, 48)
+    plain.weight, plain.bias = torch.nn.Parameter(torch.from_numpy(expected)), bias
+    found = []
+    for each in (layer, plain):
+        x = torch.linspace(-1, 1, 3 * 5 * 256).view(3, 5, 256).requires_grad_()
+        y = each(x)
+        (y * torch.arange(48)).sum().backward()
+        found.append((y.detach(), x.grad))
+    assert all(torch.allclose(one, other, rtol=1e-6, atol=1e-4) for one, other in zip(*found, strict=True))
+
+
+def test_nothing_unpacked_is_kept_for_backward() -> None:
+    weight, _ = quantized(DEFAULTS["mlx-4bit"])
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        y = QuantizedLinear(weight, None)(torch.ones(2, 256, requires_grad=True))
+    assert y.requires_grad and not kept
+
+
+def test_an_embedding_unpacks_the_rows_it_is_asked_for() -> None:
+    weight, expected = quantized(DEFAULTS["nvfp4"])
+    layer = QuantizedEmbedding(weight, torch.float32, torch.tensor(3.0))
+    assert np.array_equal(layer(torch.tensor([[7, 0]])).numpy(), 3 * expected[[[7, 0]]])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("quantized") / "model", hidden=64, intermediate=128)
+
+
+@pytest.fixture(scope="module")
+def copies(model: Path) -> Callable[..., Path]:
+    """A quantized copy of the model, made once."""
+    made: dict[Any, Path] = {}
+
+    def copy(form: str, group_size: int | None = None) -> Path:
+        if (form, group_size) not in made:
+            made[form, group_size] = quantized_copy(model, form, group_size)
+        return made[form, group_size]
+
+    return copy
+
+
+def curve(backend: Backend, steps: int = 6) -> list[float]:
+    tokens = np.random.default_rng(3).integers(0, 200, (3, 21), dtype=np.int32)
+    given, losses = batches.from_blocks(tokens), []
+    for _ in range(steps):
+        backend.clear()
+        backend.forward(given, 1 / 60)
+        backend.backward()
+        backend.accumulate()
+        backend.update(1e-3, 1.0)
+        losses.append(backend.evaluate(given).losses["tokens"] / 60)
+    return losses
+
+
+@pytest.mark.parametrize("form", DEFAULTS)
+def test_both_backends_train_one_curve_on_the_same_bits(
+    run_file: Callable[..., Any], copies: Callable[..., Path], form: str
+) -> None:
+    losses = {}
+    for backend in ("torch", "mlx"):
+        changes = {"model__base": form, "adapter": LORA, "nodes__here": {"backend": backend, "device": "cpu"}}
+        config = run_file(model__path=str(copies(form)), **changes)
+        loaded = load(config, config.nodes["here"], "run.toml")
+        assert all("lora_" in name for name in loaded.shapes)
+        losses[backend] = curve(loaded)
+    assert losses["torch"][0] - losses["torch"][-1] > 0.01
+    assert losses["torch"] == pytest.approx(losses["mlx"], rel=2e-6)
+
+
+def test_tied_embeddings_are_the_head_too(run_file: Callable[..., Any], tmp_path: Path, model: Path) -> None:
+    tied = make_chat_model(tmp_path / "tied", hidden=64, intermediate=128)
+    config, weights = json.loads((tied / "config.json").read_text()), load_file(tied / "model.safetensors")
+    from safetensors.numpy import save_file
+
+    save_file({name: array for name, array in weights.items() if "lm_head" not in name}, tied / "model.safetensors")
+    (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    copy, losses = quantized_copy(tied, "mlx-4bit"), []
+    for backend in ("torch", "mlx"):
+        read = run_file(model__path=str(copy), adapter=LORA, nodes__here={"backend": backend, "device": "cpu"})
+        losses.append(curve(load(read, read.nodes["here"], "run.toml"), 3))
+    assert losses[0] == pytest.approx(losses[1], rel=2e-6)
+
+
+def test_shapes_and_memory_are_those_of_the_whole_weights(
+    run_file: Callable[..., Any], copies: Callable[..., Path], model: Path
+) -> None:
+    copy = copies("mlx-4bit")
+    assert stored_shapes(copy) == stored_shapes(model)
+    found = {}
+    for name, path in (("whole", model), ("packed", copy)):
+        config, facts = run_file(model__path=str(path), adapter=LORA), read_facts(path, "model.path")
+        assert facts is not None
+        found[name] = estimate_memory(config, facts, config.nodes["here"], "mlx", "run.toml")
+    assert found["packed"].parameters == found["whole"].parameters
+    saved = found["whole"].parts["weights"] - found["packed"].parts["weights"]
+    matrices = sum(shape[0] * shape[1] for shape in stored_shapes(model).values() if len(shape) == 2)
+    assert saved == matrices * (4 - 4 / 8 - 8 / 64)
+
+
+def test_a_model_is_made_whole_again(copies: Callable[..., Path]) -> None:
+    from trainctl.trainer.backends.torch_model import read_model
+
+    tokens = torch.arange(24).view(2, 12)
+    with torch.inference_mode():
+        expected = read_model(copies("mxfp4"), "run.toml")(input_ids=tokens).logits
+        found = whole(read_model(copies("mxfp4"), "run.toml"))(input_ids=tokens).logits
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        (
+            {"adapter": {}},
+            "model.path",
+            'is quantized, and only whole weights can be trained: set adapter.kind = "lora"',
+        ),
+        ({"adapter": LORA, "model__base": "nvfp4"}, "model.path", 'model.base = "nvfp4", but it is mlx-4bit in '),
+    ],
+)
+def test_a_quantized_base_that_does_not_fit_the_run_is_one_line(
+    run_file: Callable[..., Any], copies: Callable[..., Path], change: dict[str, Any], field: str, says: str
+) -> None:
+    from trainctl.protocol.config.run_file import check_paths
+
+    config = run_file(model__path=str(copies("mlx-4bit")), **change)
+    with pytest.raises(InvalidInputError) as refusal:
+        check_paths(config, "run.toml")
+    assert f"run.toml: {field}: " in str(refusal.value) and says in str(refusal.value)
+
+
+def test_other_formats_are_refused_by_name() -> None:
+    for stated, name in (({"quant_method": "gptq", "bits": 4}, "gptq"), ({"bits": 3, "group_size": 64}, "can't be")):
+        with pytest.raises(InvalidInputError, match=name):
+            whole_shapes({"a.weight": (4, 8), "a.scales": (4, 1)}, {"quantization_config": stated})
+
+
+@pytest.mark.parametrize(
+    ("form", "group_size", "where"),
+    [("mxfp4", 64, "--group-size"), ("mlx-8bit", 48, "--group-size"), ("mlx-4bit", 128, "--group-size")],
+)
+def test_what_cannot_be_quantized_is_one_line_and_leaves_nothing(
+    model: Path, tmp_path: Path, form: str, group_size: int, where: str
+) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        quantize(str(model), form, group_size, tmp_path / "out")
+    assert refusal.value.where == where
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_quantized_model_or_a_folder_that_is_there_is_left_alone(copies: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"quantized already \(mlx-4bit\)"):
+        quantize(str(copies("mlx-4bit")), "nvfp4", None, tmp_path / "out")
+    with pytest.raises(InvalidInputError, match="is there already"):
+        quantize(str(copies("mlx-4bit").with_name("model")), "nvfp4", None, tmp_path)
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, double: bool) -> None:
+    """The same losses and gradients as the libraries' own model with the same adapters."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    changes = {"model__base": "nf4", "model__double_quantization": double, "adapter": LORA}
+    config = run_file(model__path=str(model), nodes__here={"backend": "torch", "device": "cpu"}, **changes)
+    ours: Any = load(config, config.nodes["here"], "run.toml")
+    how = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=torch.float32,
+    )  # fmt: skip
+    base = AutoModelForCausalLM.from_pretrained(model, quantization_config=how, dtype=torch.float32)
+    targets = sorted(ours.parts.adapter.layers)
+    theirs = get_peft_model(base, LoraConfig(r=4, lora_alpha=16, lora_dropout=0.0, target_modules=targets))
+    values = {name: parameter for name, parameter in ours._model.named_parameters() if parameter.requires_grad}
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(values[name])
+    given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, (3, 21), dtype=np.int32))
+    ours.forward(given, 1 / 60)
+    ours.backward()
+    ours.accumulate()
+    loss = theirs(
+        input_ids=torch.from_numpy(np.concatenate([given.inputs, given.targets[:, -1:]], 1).astype(np.int64)),
+        labels=torch.from_numpy(np.concatenate([given.inputs, given.targets[:, -1:]], 1).astype(np.int64)),
+    ).loss
+    loss.backward()
+    assert ours.totals().sums.losses["tokens"] / 60 == pytest.approx(float(loss.detach()), rel=1e-6)
+    gradients = ours.copy_of("accumulators")
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            expected = parameter.grad.numpy()
+            found = gradients[name.replace(".default", "")]
+            assert np.linalg.norm(found - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-6), name
+    whole = load_whole(run_file, model)
+    assert abs(ours.evaluate(given).losses["tokens"] - whole.evaluate(given).losses["tokens"]) > 1e-3, "packed"
+
+
+def load_whole(run_file: Callable[..., Any], model: Path) -> Backend:
+    config = run_file(model__path=str(model), adapter=LORA, nodes__here={"backend": "torch", "device": "cpu"})
+    return load(config, config.nodes["here"], "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"adapter": {}}, "run.toml: model.base: 'nf4' is for adapters"),
+        ({"nodes__here": {"backend": "mlx"}}, 'run.toml: nodes.here.backend: MLX has no "nf4"'),
+        (
+            {"model__base": "stored", "model__double_quantization": True},
+            "run.toml: model.double_quantization: acts only",
+        ),
+    ],
+)
+def test_nf4_that_does_not_fit_the_run_is_one_line(
+    run_file: Callable[..., Any], change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        run_file(**({"model__base": "nf4", "adapter": LORA} | change))
+    assert says in str(refusal.value)

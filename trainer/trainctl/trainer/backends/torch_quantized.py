@@ -1,0 +1,174 @@
+"""Layers of quantized weights on torch, in MLX's format: unpacked when they are used, and again in backward.
+
+A word of 32 bits holds 32 / bits values, the first in its lowest bits. With q the values of a group, what `unpack`
+makes equals `mx.dequantize` in float32 bit for bit:
+
+    affine    scale * q + bias, each rounded
+    mxfp4     E2M1(q) * 2^(scale - 127)
+    nvfp4     E2M1(q) * E4M3(scale)
+
+E2M1 and E4M3 are the floating-point types of the OCP Microscaling Formats (MX) specification 1.0.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from trainctl.protocol.config.quantization import Quantization, layer_parts, quantization_of
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_BLOCK_VALUES = 1 << 18
+"""Values that are unpacked at once: their integers take twice the memory of the result."""
+
+
+class Packed(NamedTuple):
+    """A weight as it is stored."""
+
+    how: Quantization
+    words: torch.Tensor  # [..., in * bits / 32], int32
+    scales: torch.Tensor  # [..., in / group_size]: float32 if affine, else uint8
+    biases: torch.Tensor | None  # affine: as the scales
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return self.words.shape[-1] * 32 // self.how.bits
+
+    def rows(self, chosen: Any) -> "Packed":
+        """Some of its rows."""
+        biases = None if self.biases is None else self.biases[chosen]
+        return Packed(self.how, self.words[chosen], self.scales[chosen], biases)
+
+
+def packed(how: Quantization, parts: Mapping[str, torch.Tensor]) -> Packed:
+    """From a layer's tensors as a file has them."""
+    biases = parts.get("biases")
+    scales = parts["scales"] if biases is None else parts["scales"].float()
+    return Packed(how, parts["weight"].view(torch.int32), scales, None if biases is None else biases.float())
+
+
+def unpack(weight: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """[..., in] in `dtype`."""
+    leading = weight.words.shape[:-1]
+    biases = None if weight.biases is None else weight.biases.flatten(0, -2)
+    flat = Packed(weight.how, weight.words.flatten(0, -2), weight.scales.flatten(0, -2), biases)
+    out = torch.empty((len(flat.words), weight.width), dtype=dtype, device=weight.words.device)
+    step = max(1, _BLOCK_VALUES // weight.width)
+    for start in range(0, len(out), step):
+        out[start : start + step] = _unpacked(flat.rows(slice(start, start + step)))
+    return out.view(*leading, weight.width)
+
+
+def _unpacked(weight: Packed) -> torch.Tensor:
+    """[rows, in] in float32."""
+    mode, bits, group = weight.how
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=weight.words.device)
+    values = (weight.words[..., None] >> shifts) & ((1 << bits) - 1)
+    groups = values.view(*weight.scales.shape, group)
+    if weight.biases is not None:
+        found = groups.float().mul_(weight.scales[..., None]).add_(weight.biases[..., None])
+    else:
+        table = torch.tensor(_E2M1, device=weight.words.device)
+        found = table[groups].mul_(_scales(mode, weight.scales)[..., None])
+    return found.view(len(weight.words), weight.width)
+
+
+def _scales(mode: str, stored: torch.Tensor) -> torch.Tensor:
+    if mode == "nvfp4":
+        return stored.view(torch.float8_e4m3fn).float()
+    return torch.exp2(stored.float() - 127)
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T with a frozen W that is unpacked for it, and once more for the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Packed) -> torch.Tensor:
+        ctx.weight = weight
+        return torch.nn.functional.linear(x, unpack(weight, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        return gradient @ unpack(ctx.weight, gradient.dtype), None
+
+
+class QuantizedLinear(torch.nn.Linear):
+    """A linear layer whose weight is packed; its bias, if any, is whole. `weight` holds the words."""
+
+    def __init__(self, weight: Packed, bias: torch.nn.Parameter | None) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = weight.width, len(weight.words)
+        _hold(self, weight)
+        self.register_parameter("bias", bias)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
+        made: torch.Tensor = _Linear.apply(input, held(self))  # type: ignore[no-untyped-call]
+        return made if self.bias is None else made + self.bias
+
+
+class QuantizedEmbedding(torch.nn.Embedding):
+    """Embeddings whose rows are unpacked as they are looked up. `scale`: what the library's layer multiplies by."""
+
+    def __init__(self, weight: Packed, dtype: torch.dtype, scale: torch.Tensor | None) -> None:
+        torch.nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = len(weight.words), weight.width
+        self.padding_idx, self._dtype = None, dtype
+        _hold(self, weight)
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
+        found, scale = unpack(held(self).rows(input), self._dtype), self.scale
+        return found * scale.to(found.dtype) if isinstance(scale, torch.Tensor) else found
+
+
+def whole(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with its packed linear layers as whole ones in float32; embeddings stay."""
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, QuantizedLinear):
+            made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+            made.weight = torch.nn.Parameter(unpack(held(layer), torch.float32))
+            made.bias = layer.bias
+            model.set_submodule(name, made)
+    return model
+
+
+def held(layer: torch.nn.Module) -> Packed:
+    """A quantized layer's weight."""
+    found: Any = layer
+    return Packed(found.quantization, found.weight, found.scales, found.biases)
+
+
+def _hold(layer: Any, weight: Packed) -> None:
+    layer.quantization = weight.how
+    layer.weight = torch.nn.Parameter(weight.words, requires_grad=False)
+    layer.register_buffer("scales", weight.scales, persistent=False)
+    layer.register_buffer("biases", weight.biases, persistent=False)
+
+
+def put_in(
+    model: torch.nn.Module, stored: Mapping[str, torch.Tensor], config: Mapping[str, Any], dtype: torch.dtype
+) -> None:
+    """Replace the layers of `model` that `stored` has packed, and tie its head to the embeddings if the head isn't
+    stored. Raises KeyError for a layer that the model doesn't have."""
+    for layer in [name.removesuffix(".scales") for name in stored if name.endswith(".scales")]:
+        how = quantization_of(config, layer)
+        assert how is not None
+        _replace(model, layer, packed(how, layer_parts(stored, layer)), dtype)
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if isinstance(embeddings, QuantizedEmbedding) and head.weight.is_meta:
+        model.set_output_embeddings(QuantizedLinear(held(embeddings), head.bias))  # type: ignore[operator]
+
+
+def _replace(model: torch.nn.Module, layer: str, weight: Packed, dtype: torch.dtype) -> None:
+    try:
+        old: Any = model.get_submodule(layer)
+    except AttributeError:
+        raise KeyError(f"the model has no layer {layer!r}") from None
+    if isinstance(old, torch.nn.Embedding):
+        made: torch.nn.Module = QuantizedEmbedding(weight, dtype, getattr(old, "embed_scale", None))
+    else:
+        made = QuantizedLinear(weight, old.bias)
+    model.set_submodule(layer, made)
