@@ -14,6 +14,7 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
 )
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.result_files import copy_carried
 
@@ -26,10 +27,11 @@ def check_mlx_installed(field: str, what: str) -> None:
 
 def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
     """Quantize the model in the directory `whole`. Layers whose width the group size doesn't divide stay as they
-    are."""
+    are. The configuration has RoPE in both layouts, without which mlx-lm can't load some families."""
     from mlx_lm import utils
 
-    model, config = utils.load_model(whole, lazy=True)
+    both = rope_config.changed(rope_config.read(whole), whole)
+    model, config = utils.load_model(whole, lazy=True, model_config=both)
     model, config = utils.quantize_model(model, config, how.group_size, how.bits, mode=how.mode)
     utils.save_model(folder, model)
     utils.save_config(config, folder / "config.json")
