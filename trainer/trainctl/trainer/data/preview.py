@@ -127,6 +127,9 @@ def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer
         tuple(tokenizer.pieces(tokens.tolist(), [False, *counted.tolist()]))  # the first token is no one's target
         for tokens, counted in dataset.sample(number)
     ]
+    if dataset.encodes_prompts:
+        prompt, completion = pieces
+        pieces = [(*prompt, ("\n", False), *completion)]
     return ShownSample(place_of(config, dataset.index(number)), *pieces)
 
 
