@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test soak oracles check format bench nodejs clean
+.PHONY: demo test soak oracles families check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -35,6 +35,12 @@ soak: $(VENV)/.ready-dev
 # Comparisons with other libraries' trainers that `make test` leaves out.
 oracles: $(VENV)/.ready-dev
 	TRAINCTL_ORACLES=all $(BIN)/python -m pytest -m oracle $(PYTEST_ARGS)
+
+# Each family of models on torch and MLX, of which `make test` has some: alone, and in runs of a torch and an MLX rank.
+families: $(VENV)/.ready-dev
+	TRAINCTL_FAMILIES=all $(BIN)/python -m pytest tests/trainer/backends/test_families.py \
+	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py \
+	  tests/integration/test_family_clusters.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
+ELSEWHERE = {"TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family"}
+"""Marks of tests that `make test` leaves out, by the variable that asks for them."""
 LONG = (
     ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_cluster"),
     ("integration/test_demo", "integration/test_run", "integration/test_left", "integration/test_commands",
@@ -57,8 +59,9 @@ long to load."""
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("TRAINCTL_ORACLES") != "all":
-        items[:] = [item for item in items if item.get_closest_marker("oracle") is None]
+    for variable, mark in ELSEWHERE.items():
+        if os.environ.get(variable) != "all":
+            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
     without = [item for item in items if any(lacks(what) for what in needed(item))]
     if without:
         config.stash[_lacking] = {what for item in without for what in needed(item) if lacks(what)}

@@ -6,10 +6,12 @@ from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess, wait_for_end
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.quantized_model import quantized_copy
+from tests.trainer.support.seq2seq_model import make_seq2seq_model
 from tests.tui.support.cli_calls import call, call_json
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
+    "seq2seq": "adapter_model.safetensors",
     "qlora": "adapter_model.safetensors",
     "orpo": "adapter_model.safetensors",
 }
@@ -17,18 +19,12 @@ STEPS = 2
 
 
 def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
-    model = make_chat_model(tmp_path / "model", hidden=64, intermediate=128)
-    quantized = quantized_copy(model, "mlx-4bit")
+    chat = make_chat_model(tmp_path / "model", hidden=64, intermediate=128)
+    models = {"qlora": quantized_copy(chat, "mlx-4bit"), "seq2seq": make_seq2seq_model(tmp_path / "t5")}
     for name, weights in WEIGHTS.items():
+        model = models.get(name, chat)
         file = ROOT / "examples" / f"{name}.toml"
-        change = [
-            "--set",
-            f"model.path={quantized if name == 'qlora' else model}",
-            "--set",
-            f"run.steps={STEPS}",
-            "--set",
-            "samples.every_steps=0",
-        ]
+        change = ["--set", f"model.path={model}", "--set", f"run.steps={STEPS}", "--set", "samples.every_steps=0"]
         assert call("check", file, *change).returncode == 0
         run = call_json("run", file, *change, "--connect", agent.address)["run"]
         with agent.client() as client:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import transformers
 from numpy.typing import NDArray
+from tests.trainer.support.families import EACH, FACTORS, FAMILIES, SMALL, save
+from tests.trainer.support.quantized_model import quantized_copy
 
 from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.errors import InvalidInputError
@@ -22,68 +24,6 @@ from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data import batch as batches
 
 TOKENS = 40  # more than the short context of llama3 below, fewer than that of longrope
-SMALL = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
-}  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}  # fmt: skip
-FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 6.0, 8.0, 12.0]}
-
-
-@dataclasses.dataclass
-class Family:
-    """How transformers 5 states a model's RoPE, and how transformers 4 wrote the same."""
-
-    kind: str
-    rope: dict[str, Any]
-    old: dict[str, Any]
-    others: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def theta(kind: str, value: float, **others: Any) -> Family:
-    return Family(kind, {"rope_type": "default", "rope_theta": value}, {"rope_theta": value}, others)
-
-
-FAMILIES = {
-    "llama": theta("llama", 5e5),
-    "llama3": Family("llama", {**LLAMA3, "rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
-    "mistral": theta("mistral", 1e6),
-    "phi3": Family(
-        "phi3",
-        {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
-        {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
-    ),
-    "phi3-longrope": Family(
-        "phi3",
-        {"rope_type": "longrope", "rope_theta": 5e5, "partial_rotary_factor": 0.5, **FACTORS},
-        {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "su", **FACTORS}},
-        {"original_max_position_embeddings": 64},
-    ),
-    "qwen2": theta("qwen2", 1e6),
-    "qwen2-10000": theta("qwen2", 1e4),  # what transformers writes for a model made from its defaults
-    "qwen3": theta("qwen3", 1e6, head_dim=16),
-    "smollm3": theta("smollm3", 2e6, no_rope_layers=[1, 0]),
-    "gemma2": theta("gemma2", 1e4, head_dim=16, query_pre_attn_scalar=16),
-    "gemma3": Family(
-        "gemma3_text",
-        {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-        },
-        {
-            "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-            "sliding_window_pattern": 2,
-        },
-        {
-            "hidden_size": 64,  # mlx-lm rounds its root to bfloat16, transformers to the weights' type: here both are 8
-            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
-}  # fmt: skip
 Saved = Callable[[str], Path]
 Loader = Callable[[Path, str], Backend]
 
@@ -91,18 +31,10 @@ Loader = Callable[[Path, str], Backend]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """A random model of a family in float32, as `save_pretrained` writes it."""
-    import torch
-
     folder = tmp_path_factory.mktemp("families")
 
     def make(name: str) -> Path:
-        if not (folder / name).exists():
-            torch.manual_seed(11)
-            family = FAMILIES[name]
-            told = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
-            config = transformers.AutoConfig.for_model(family.kind, **told)
-            transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / name)
-        return folder / name
+        return folder / name if (folder / name).exists() else save(name, folder / name)
 
     return make
 
@@ -124,6 +56,7 @@ def old_layout(saved: Saved, tmp_path: Path) -> Saved:
     def make(name: str) -> Path:
         shutil.copytree(saved(name), tmp_path / "old")
         config = json.loads((saved(name) / "config.json").read_text(encoding="utf-8"))
+        assert FAMILIES[name].old is not None
         del config["rope_parameters"]
         assert not config.keys() & {"rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"}
         (tmp_path / "old" / "config.json").write_text(json.dumps(config | FAMILIES[name].old), encoding="utf-8")
@@ -191,16 +124,16 @@ def two_losses(backend: Backend) -> list[float]:
     return [sums.losses["tokens"] for sums in (first, backend.evaluate(batch()))]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH)
 def test_both_backends_train_the_model_that_transformers_saved(saved: Saved, load_model: Loader, name: str) -> None:
     torch, mlx = (load_model(saved(name), backend) for backend in ("torch", "mlx"))
-    plain = plain_torch(saved(name))
+    plain, allowed = plain_torch(saved(name)), TESTED[FAMILIES[name].kind]
     assert furthest(logs_of(torch), plain) < 1e-4
-    assert furthest(logs_of(mlx), plain) < 1e-4
-    assert furthest(logs_of(mlx), logs_of(torch)) < 1e-4
+    assert furthest(logs_of(mlx), plain) < allowed.log_probability
+    assert furthest(logs_of(mlx), logs_of(torch)) < allowed.log_probability
     one, other = two_losses(torch), two_losses(mlx)
     assert one[0] == pytest.approx(-plain.sum(), rel=1e-5)
-    assert other == pytest.approx(one, rel=1e-5)
+    assert other == pytest.approx(one, rel=allowed.gradient)
     assert one[1] < one[0]
 
 
@@ -252,7 +185,7 @@ def test_gradients_agree_within_the_family_s_tolerance(saved: Saved, load_model:
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "smollm3"])
+@pytest.mark.parametrize("name", EACH)
 def test_a_chunked_loss_and_checkpointed_layers_give_the_same_gradient(
     saved: Saved, run_file: Callable[..., Any], name: str, backend: str
 ) -> None:
@@ -268,14 +201,15 @@ def test_a_chunked_loss_and_checkpointed_layers_give_the_same_gradient(
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [each for each in EACH if FAMILIES[str(each.values[0])].old is not None])
 def test_the_layout_of_transformers_4_is_the_same_model(
     saved: Saved, old_layout: Saved, load_model: Loader, name: str, backend: str
 ) -> None:
-    assert furthest(logs_of(load_model(old_layout(name), backend)), plain_torch(saved(name))) < 1e-4
+    allowed = 1e-4 if backend == "torch" else TESTED[FAMILIES[name].kind].log_probability
+    assert furthest(logs_of(load_model(old_layout(name), backend)), plain_torch(saved(name))) < allowed
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_checkpoint_is_the_same_model_in_plain_transformers_and_plain_mlx_lm(
     saved: Saved, load_model: Loader, name: str, tmp_path: Path
 ) -> None:
@@ -292,8 +226,11 @@ def test_a_checkpoint_is_the_same_model_in_plain_transformers_and_plain_mlx_lm(
         read = json.loads((tmp_path / "step-1" / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
         assert read == {"type": "longrope", "rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS}
     else:
-        assert furthest(plain_mlx(tmp_path / "step-1"), plain) < 1e-4
+        assert furthest(plain_mlx(tmp_path / "step-1"), plain) < TESTED[FAMILIES[name].kind].log_probability
     assert (saved(name) / "config.json").read_bytes() == before
+    mlx = load_model(saved(name), "mlx")
+    mlx.import_state(files.read(tmp_path / "step-1").state)
+    assert mlx.export_state().constants == state.constants
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -344,7 +281,7 @@ def test_a_sliding_window_that_mlx_lm_leaves_out_is_refused(saved: Saved, load_m
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH)
 def test_packed_documents_train_as_if_unpacked(saved: Saved, load_model: Loader, name: str, backend: str) -> None:
     model = load_model(saved(name), backend)
     document_mask.check(model, SMALL["vocab_size"], "run.toml")
@@ -358,10 +295,55 @@ def test_packed_documents_train_as_if_unpacked(saved: Saved, load_model: Loader,
     apart = summed(model, batches.gathered(tokens, counted, starts, lengths))
     together = summed(model, packed)
     assert together[0] == pytest.approx(apart[0], rel=1e-6)
-    assert np.linalg.norm(together[1] - apart[1]) < 2e-6 * np.linalg.norm(apart[1])
+    limit = 1e-5 if name == "gemma4" else 2e-6  # its scores aren't scaled down
+    assert np.linalg.norm(together[1] - apart[1]) < limit * np.linalg.norm(apart[1])
     wrong = summed(model, dataclasses.replace(packed, positions=None))
     assert abs(wrong[0] / apart[0] - 1) > 1e-4
     assert np.linalg.norm(wrong[1] - apart[1]) > 1e-3 * np.linalg.norm(apart[1])
+
+
+@pytest.mark.family
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
+    run_file: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    """Widths that groups of 32 divide."""
+    wide = {"intermediate_size": 64} | ({"hidden_size_per_layer_input": 32} if name == "gemma4" else {})
+    wide |= {"hidden_size": 64} if name == "granite" else {}
+    model = quantized_copy(save(name, tmp_path / "model", **wide), "mlx-4bit", 32)
+    family, found = TESTED[FAMILIES[name].kind], []
+    for backend in ("torch", "mlx"):
+        there = {"backend": backend, "device": "cpu", "threads": 1}
+        told = {"data__sequence_length": TOKENS, "adapter": {"kind": "lora", "rank": 4}, "nodes__here": there}
+        config = run_file(model__path=str(model), **told)
+        found.append(load(config, config.nodes["here"], "run.toml"))
+    torch, mlx = found
+    assert furthest(*(one.token_log_probabilities(batch()) for one in found)) <= family.log_probability
+    expected = {part: values for part, values in gradient_of(torch).items() if values.any()}
+    assert len(expected) == len(torch.shapes) // 2, "those of B, as B is 0"
+    other = gradient_of(mlx)
+    assert_close({part: other[part] for part in expected}, expected, family.gradient)
+
+
+@pytest.mark.family
+def test_long_packs_of_ministral_3_are_refused_on_mlx(saved: Saved, run_file: Callable[..., Any]) -> None:
+    """mlx-lm scales its queries by their place in the row."""
+    changes = {"data__packing": "best-fit", "data__kind": "samples", "nodes__here": {"backend": "mlx", "device": "cpu"}}
+    config = run_file(model__path=str(saved("ministral3")), data__sequence_length=TOKENS, **changes)
+    with pytest.raises(InvalidInputError, match=r"data\.packing: .* packed samples of more than 32 tokens; set .*"):
+        load(config, config.nodes["here"], "run.toml")
+    config = run_file(model__path=str(saved("ministral3")), data__sequence_length=32, **changes)
+    load(config, config.nodes["here"], "run.toml")
+
+
+def test_a_model_that_mlx_lm_computes_otherwise_is_refused(saved: Saved, load_model: Loader, tmp_path: Path) -> None:
+    shutil.copytree(saved("llama"), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "glm"}), encoding="utf-8")
+    with pytest.raises(
+        InvalidInputError, match=r"^run\.toml: model\.path: mlx-lm's glm model is another one .* torch$"
+    ):
+        load_model(tmp_path / "model", "mlx")
 
 
 def summed(model: Backend, batch: batches.Batch) -> tuple[float, NDArray[np.float32]]:

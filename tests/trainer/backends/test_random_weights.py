@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.backends.test_families import FAMILIES, SMALL
+from tests.trainer.support.families import EACH, FAMILIES
 
-from trainctl.protocol.config.families import TESTED
 from trainctl.protocol.config.run_file import check_paths
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.load import load
@@ -17,29 +16,27 @@ from trainctl.trainer.backends.random_weights import random_weights
 from trainctl.trainer.data.permutation import mix, uniform
 
 transformers = pytest.importorskip("transformers")
-ONE_OF_EACH = {family.kind: family for family in FAMILIES.values()}
+ONE_OF_EACH = {family.kind: name for name, family in FAMILIES.items()}
 
 
 @pytest.fixture
 def unwritten(tmp_path: Path) -> Callable[[str], Path]:
     """A model's folder without weights."""
 
-    def make(kind: str) -> Path:
-        family = ONE_OF_EACH[kind]
-        settings = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
-        transformers.AutoConfig.for_model(kind, **settings).save_pretrained(tmp_path / "model")
+    def make(name: str) -> Path:
+        FAMILIES[name].config().save_pretrained(tmp_path / "model")
         return tmp_path / "model"
 
     return make
 
 
-@pytest.mark.parametrize("kind", TESTED)
+@pytest.mark.parametrize("name", [each for each in EACH if str(each.values[0]) in ONE_OF_EACH.values()])
 def test_every_tested_family_starts_alike_on_both_backends_and_at_transformers_scale(
-    unwritten: Callable[[str], Path], run_file: Callable[..., Any], kind: str
+    unwritten: Callable[[str], Path], run_file: Callable[..., Any], name: str
 ) -> None:
     from trainctl.trainer.backends.torch_model import read_model
 
-    model, made = unwritten(kind), {}
+    model, made = unwritten(name), {}
     for backend in ("torch", "mlx"):
         config = run_file(
             model__path=str(model), model__init="random", nodes__here={"backend": backend, "device": "cpu"}
@@ -88,5 +85,5 @@ def test_what_cannot_be_trained_from_scratch_is_refused(
     with pytest.raises(InvalidInputError, match=r"model.init: adapters need a trained model"):
         run_file(model__path=str(model), model__init="random", adapter={"kind": "lora"})
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"knows the model types gemma2, .*, not 'gpt2'"):
+    with pytest.raises(InvalidInputError, match=r"knows the model types cohere, .*, not 'gpt2'"):
         check_paths(run_file(model__path=str(model), model__init="random", data__tokenizer="bytes"))

@@ -5,11 +5,13 @@ two small micro-batches, and makes the optimizer's state; the second has two of 
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.trainer.backends.host_memory import _kept_by_kernel, _reset_peak
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
@@ -40,9 +42,13 @@ def main() -> None:
     _reset_peak()
     config = run_file.on_node(config, node)
     backend = load(config, config.nodes[node], "run.toml")
+    encodes = objective_of(config.objective, config.data.kind).encodes_prompts
     rows = config.nodes[node].micro or config.batch.micro
     for shape in ((1, 9), (rows, config.data.sequence_length + 1)):
-        given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32))
+        blocks = np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32)
+        given = batches.from_blocks(blocks)
+        if encodes:
+            given = replace(given, prompts=batches.Prompts(given.inputs, given.lengths))
         for _ in range(2):
             backend.forward(given, 1.0)
             backend.backward()

@@ -32,11 +32,11 @@ class TrainedRun:
     def __init__(
         self, directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], *, steps: int = 4,
         saved: Sequence[int] = (4,), held_out: Mapping[int, float] | None = None,
-        checkpoint: Mapping[str, Any] | None = None,
+        checkpoint: Mapping[str, Any] | None = None, objective: str = "auto",
     ) -> None:  # fmt: skip
         self.paths = RunPaths(directory)
         directory.mkdir(parents=True)
-        config = _config(directory, model, backend, adapter, steps, checkpoint or {"keep_last": 4})
+        config = _config(directory, model, backend, adapter, steps, checkpoint or {"keep_last": 4}, objective)
         self.paths.run_file.write_text(tomli_w.dumps(run_file.to_dict(config)), "utf-8")
         self._dataset = open_dataset(config, directory / "data", "run.toml")
         self._backend = load(config, config.nodes["here"], "run.toml")
@@ -69,13 +69,20 @@ class TrainedRun:
 
 
 def _config(
-    directory: Path, model: Path, backend: str, adapter: Mapping[str, Any], steps: int, checkpoint: Mapping[str, Any]
+    directory: Path,
+    model: Path,
+    backend: str,
+    adapter: Mapping[str, Any],
+    steps: int,
+    checkpoint: Mapping[str, Any],
+    objective: str,
 ) -> run_tables.RunFile:
     rows = write_rows(directory.with_name("rows.jsonl"), questions(60))
     raw = {
         "run": {"name": "small", "steps": steps, "seed": 3}, "model": {"path": str(model)},
         "data": {"path": str(rows), "kind": "rows", "sequence_length": 64, "held_out": 0.05},
         "batch": {"global": G, "micro": 4}, "optimizer": {"learning_rate": RATE}, "adapter": dict(adapter),
-        "checkpoint": dict(checkpoint), "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
+        "checkpoint": dict(checkpoint), "objective": {"kind": objective},
+        "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
     }  # fmt: skip
     return run_file.parse(raw)

@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.trainer.support.chat_model import write_rows
+from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.config import run_file
@@ -280,6 +282,24 @@ def test_a_quantized_model_is_trained_with_adapters_also_on_text(inputs: Path, m
     run = tomllib.loads((inputs / "run.toml").read_text())
     assert (run["objective"]["kind"], run["adapter"]["kind"]) == ("pretrain", "lora")
     assert call("check", inputs / "run.toml").returncode == 0
+
+
+def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    make_seq2seq_model(inputs / "t5")
+    write_rows(inputs / "rows.jsonl", sentences(90))
+    chosen = ["init", "--model", inputs / "t5", "--run-file", inputs / "run.toml", "--data"]
+    call_json(*chosen, inputs / "rows.jsonl")
+    run = tomllib.loads((inputs / "run.toml").read_text())
+    assert (run["objective"]["kind"], run["adapter"]["kind"], run["data"]["sequence_length"]) == ("seq2seq", "lora", 64)
+    assert call("check", inputs / "run.toml").returncode == 0
+    (inputs / "run.toml").unlink()
+    refused = "--objective: an encoder-decoder model learns seq2seq, not sft"
+    assert_one_line(call(*chosen, inputs / "rows.jsonl", "--objective", "sft"), 2, refused)
+    refused = "--data: an encoder-decoder model needs rows of prompts and completions; the data is text"
+    assert_one_line(call(*chosen, inputs / "data"), 2, refused)
+    refused = "--objective: seq2seq needs an encoder-decoder model, such as T5 or BART"
+    assert_one_line(call(*words(inputs), "--objective", "seq2seq"), 2, refused)
 
 
 def test_text_has_no_answers_to_learn(inputs: Path) -> None:

@@ -18,9 +18,6 @@ DTYPE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference in nats. Measured over 512 tokens, torch against MLX on CPUs, random models of 15 families: at
 most 1.8e-5 in float32, 0.19 in bfloat16 and 0.023 in float16 with large weights; 5e-6, 0.014 and 0.002 with a new
 model's small ones."""
-FAMILY_TOLERANCE = {("gemma", "float32"): 2e-3, ("starcoder2", "float32"): 2e-3}
-"""Largest difference in nats where the two libraries' code differs by more than rounding: 1e-3 was measured, from their
-GELUs."""
 WEIGHTS_APART = 1e-4
 """Relative difference of a parameter's norms above which weights differ; rounding stays below 1e-6."""
 TF32_DIFFERENCE = 5e-3
@@ -49,7 +46,7 @@ def tolerance(family: str, dtype: str) -> float:
     """The largest difference, in nats, that two ranks of one model may show."""
     if dtype == "float32" and family in TESTED:
         return TESTED[family].log_probability
-    return FAMILY_TOLERANCE.get((family, dtype), DTYPE_TOLERANCE[dtype])
+    return DTYPE_TOLERANCE[dtype]
 
 
 def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Difference]:

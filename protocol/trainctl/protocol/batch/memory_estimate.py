@@ -11,6 +11,7 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
                  6 T outputs of the adapted layers, which the allocator keeps between what is held. There, if layers
                  are computed again, the one that backward works on counts 3.6 times
+                 What a decoder's layers have beside an encoder is half a layer more
     logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
     sum          4 t: the buffer in which a group sums gradients
     overhead     10 % and 50 MB: the allocator's, and the libraries' working memory
@@ -37,6 +38,8 @@ _KEPT_OUTPUT_BYTES = 6
 arrays, and adapters compute in float32."""
 _COMPUTED_AGAIN = 3.6
 """Layers whose size the allocator keeps to compute one again, measured with and without adapters."""
+_CROSSING = 0.5
+"""Of a layer's values those that a decoder's attention to the states of an encoder adds."""
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 
@@ -120,6 +123,7 @@ def _activations(
     """Bytes that are held as the backward pass begins, and those of the layer that it works on."""
     width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.dtype], on_cpu and backend == "torch"
     layer = float(width * (_WIDTHS[backend] * facts.width + 4 * facts.intermediate))
+    layer *= 1 + _CROSSING * facts.crossing / facts.layers
     layer += width * facts.heads * config.data.sequence_length if backend == "mlx" else 0
     if is_torch_on_cpu and config.adapter.kind != "full":
         outputs = sum(rows for rows, _ in adapted_layers(config.adapter, facts.shapes, where).shapes.values())

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -29,8 +30,21 @@ TESTED: Final[dict[str, Family]] = {
     "gemma3_text": Family("Gemma 3", 1e-4, 1e-5, 0.0),
     "phi3": Family("Phi-3", 1e-4, 1e-5),
     "smollm3": Family("SmolLM3", 1e-4, 1e-5),
+    "cohere": Family("Command R", 1e-4, 1e-5),
+    "gemma": Family("Gemma", 2e-3, 1e-3, 0.0),
+    "gemma4_text": Family("Gemma 4", 1e-4, 1e-4),
+    "glm4": Family("GLM-4-0414", 1e-4, 1e-5),
+    "granite": Family("Granite", 1e-4, 1e-5),
+    "ministral3": Family("Ministral 3", 1e-4, 1e-5),
+    "olmo2": Family("OLMo 2", 1e-4, 1e-5),
+    "olmo3": Family("OLMo 3", 1e-4, 1e-5),
+    "phi": Family("Phi", 1e-4, 1e-5),
+    "stablelm": Family("StableLM", 1e-4, 1e-5),
+    "starcoder2": Family("StarCoder2", 2e-3, 1e-3),
 }
 """By `model_type` in config.json."""
+ENCODER_DECODERS: Final = {"t5": "T5", "bart": "BART"}
+"""Tested on torch alone, with `objective.kind = "seq2seq"`; mlx-lm has no such models."""
 
 
 def check_random(config: Path, where: str) -> None:
@@ -41,9 +55,29 @@ def check_random(config: Path, where: str) -> None:
         raise InvalidInputError(where, problem)
 
 
+def check_objective(model: Path, objective: ObjectiveName, length: int, where: str) -> None:
+    """Whether the model of a directory can learn what an objective teaches, from sequences of up to `length` tokens.
+    Raises InvalidInputError, blaming a field of `where`; a configuration that isn't a JSON object is left to others."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        return
+    family, encodes = config.get("model_type", "unknown"), bool(config.get("is_encoder_decoder"))
+    wanted = OBJECTIVES[objective].encodes_prompts
+    if encodes and not wanted:
+        problem = f'{family} is an encoder-decoder model: set objective.kind = "seq2seq"; this run has {objective!r}'
+        raise InvalidInputError(f"{where}: objective.kind", problem)
+    if wanted and not encodes:
+        problem = f'"seq2seq" needs an encoder-decoder model, such as T5 or BART; {family} is a decoder: set "sft"'
+        raise InvalidInputError(f"{where}: objective.kind", problem)
+    positions = config.get("max_position_embeddings")
+    if encodes and isinstance(positions, int) and length > positions:
+        problem = f"{length:,} is above the {positions:,} positions that {family} has: set at most {positions:,}"
+        raise InvalidInputError(f"{where}: data.sequence_length", problem)
+
+
 def untested(family: str) -> str | None:
     """What to say of a model whose family isn't tested; None for one that is."""
-    if family in TESTED:
+    if family in TESTED or family in ENCODER_DECODERS:
         return None
-    known = ", ".join(sorted(one.title for one in TESTED.values()))
+    known = ", ".join(sorted([*(one.title for one in TESTED.values()), *ENCODER_DECODERS.values()]))
     return f"model family {family or 'unknown'!r} is untested; tested families: {known}"

@@ -14,6 +14,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 ROW_FIELDS = ("messages", "prompt", "completion", "text")
 ROW_KINDS = '"text", "prompt" and "completion", or "messages"'
+APART_FIELDS = ("prompt", "completion")
+APART_KINDS = '"prompt" and "completion"'
 PAIR_FIELDS = ("chosen", "rejected")
 PAIR_KINDS = '"prompt", "chosen" and "rejected"'
 HEADER_LIMIT_BYTES = 100_000_000
@@ -67,20 +69,22 @@ def check_samples(path: Path, where: str, *, grows: bool = False) -> None:
         _check_sample(line, place, where)
 
 
-def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False) -> None:
-    """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers; Parquet is left
-    to the trainer. `grows` as for samples. Raises InvalidInputError."""
+def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = False, apart: bool = False) -> None:
+    """Whether the first lines of a JSON-lines file are rows of training data, or `pairs` of answers, or prompts `apart`
+    from their completions; Parquet is left to the trainer. `grows` as for samples. Raises InvalidInputError."""
     if path.suffix == ".parquet":
         return
+    fields, kinds = (APART_FIELDS, APART_KINDS) if apart else (PAIR_FIELDS, PAIR_KINDS)
     for place, line in _first_lines(path, where, grows=grows):
         try:
-            fields = _object(line)
+            row = _object(line)
         except ValueError as error:
             raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
-        there = [fields.get(name) is not None for name in (PAIR_FIELDS if pairs else ROW_FIELDS)]
-        if not (all(there) if pairs else any(there)):
-            known = ", ".join(json.dumps(name) for name in list(fields)[:8]) or "no field"
-            raise InvalidInputError(where, f"{place}: needs {PAIR_KINDS if pairs else ROW_KINDS}; it has {known}")
+        needs_all = pairs or apart
+        there = [row.get(name) is not None for name in (fields if needs_all else ROW_FIELDS)]
+        if not (all(there) if needs_all else any(there)):
+            known = ", ".join(json.dumps(name) for name in list(row)[:8]) or "no field"
+            raise InvalidInputError(where, f"{place}: needs {kinds if needs_all else ROW_KINDS}; it has {known}")
 
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:

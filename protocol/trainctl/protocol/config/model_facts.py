@@ -9,18 +9,19 @@ from trainctl.protocol.config import input_checks, quantization
 
 
 class ModelFacts(NamedTuple):
-    """A causal language model's size."""
+    """A language model's size."""
 
     family: str  # `model_type`
     shapes: Mapping[str, tuple[int, ...]]  # of each weight by its stored name; a tied head isn't there twice.
     # Without weight files: of a Llama's matrices
     width: int  # of hidden states
     intermediate: int  # width of the feed-forward layers
-    layers: int
+    layers: int  # of an encoder-decoder model: those of both
     heads: int
     vocabulary: int
     positions: int | None = None  # longest sequence that it was made for, where it says so
     quantized: Mapping[str, int] = {}  # bytes of each weight that is stored packed
+    crossing: int = 0  # layers that also attend to an encoder's states
 
 
 def read_facts(model: Path, where: str) -> ModelFacts | None:
@@ -29,6 +30,8 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     input_checks.check_json(model / "config.json", where)
     whole: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config = whole["text_config"] if isinstance(whole.get("text_config"), dict) else whole
+    if whole.get("is_encoder_decoder"):
+        return _encoder_decoder(whole, _stored(model, where))
     sizes: list[Any] = [
         config.get(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     ]
@@ -46,6 +49,30 @@ def read_facts(model: Path, where: str) -> ModelFacts | None:
     family = str(whole.get("model_type", ""))
     quantized = quantization.quantized_bytes(stored)
     return ModelFacts(family, shapes, width, intermediate, layers, heads, vocabulary, positions, quantized)
+
+
+def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelFacts | None:
+    """By the names of T5 and BART, of which both have a matrix of embeddings under three names."""
+    encoder = _first(config, "encoder_layers", "num_layers")
+    decoder = _first(config, "decoder_layers", "num_decoder_layers") or encoder
+    width, vocabulary = _first(config, "d_model"), _first(config, "vocab_size")
+    heads = _first(config, "encoder_attention_heads", "num_heads")
+    if not (encoder and decoder and width and vocabulary and heads):
+        return None
+    shared = {f"{half}.embed_tokens.weight" for half in ("encoder", "decoder", "model.encoder", "model.decoder")}
+    tied = shared | ({"lm_head.weight"} if config.get("tie_word_embeddings", True) else set())
+    own = {name: shape for name, shape in shapes.items() if name not in tied}
+    inner = max(_first(config, key) or 0 for key in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim")) or 4 * width
+    return ModelFacts(
+        str(config.get("model_type", "")), own, width, inner, encoder + decoder, heads, vocabulary,
+        _first(config, "max_position_embeddings"), crossing=decoder,
+    )  # fmt: skip
+
+
+def _first(config: dict[str, Any], *keys: str) -> int | None:
+    """The first of these values that is a whole number above 0."""
+    found = (config.get(key) for key in keys)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def weight_files(model: Path) -> list[Path]:

@@ -17,9 +17,30 @@ def check(config: RunFile, where: str) -> None:
             problem = f"is a setting of objective.kind = {which_have(field)}; this run has {objective.kind!r}"
             with wrong.going_on():
                 raise InvalidInputError(f"{where}: objective.{field}", problem)
-    if row.sequences > 1:
+    if row.has_pairs:
         with wrong.going_on():
             _check_preferences(config, where)
+    if row.encodes_prompts:
+        with wrong.going_on():
+            _check_seq2seq(config, where)
+    wrong.raise_any()
+
+
+def _check_seq2seq(config: RunFile, where: str) -> None:
+    wrong = Collected()
+    for field, is_wrong, problem in (
+        ("data.kind", config.data.kind != "rows", 'needs rows with a prompt and a completion: set "rows"'),
+        ("data.growing", config.data.growing, "needs whole files: set data.growing = false"),
+        ("data.packing", config.data.packing != "none", 'packs no prompts: set data.packing = "none"'),
+        ("adapter.dropout", config.adapter.dropout > 0, "offers no dropout of adapters: set adapter.dropout = 0"),
+        ("model.base", config.model.base != "stored", 'quantizes no base: set model.base = "stored"'),
+        *((f"nodes.{name}.backend", node.backend == "mlx",
+           'needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
+          for name, node in config.nodes.items()),
+    ):  # fmt: skip
+        with wrong.going_on():
+            if is_wrong:
+                raise InvalidInputError(f"{where}: {field}", f'"seq2seq" {problem}')
     wrong.raise_any()
 
 

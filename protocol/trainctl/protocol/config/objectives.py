@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from trainctl.protocol.config.validation_errors import REFUSED
 
-ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo"]
+ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
 Reference = Literal["auto", "adapter-off", "cached"]
 
@@ -51,7 +51,8 @@ class Objective(NamedTuple):
     loss_unit: str
     needs_mask: bool = False  # whether only data of rows or samples say which targets count
     metrics: tuple[ObjectiveMetric, ...] = ()
-    sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer
+    sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer, or a prompt and its completion
+    encodes_prompts: bool = False  # whether prompts are the input of an encoder, apart from their completions
     settings: tuple[str, ...] = ()  # fields of `[objective]` that act on it
     held_out: tuple[ObjectiveMetric, ...] = ()  # those that only an evaluation measures, where the run can
 
@@ -62,7 +63,12 @@ class Objective(NamedTuple):
     @property
     def sample_unit(self) -> str:
         """What samples are called: pairs, or samples."""
-        return PAIRS if self.sequences > 1 else SAMPLES
+        return PAIRS if self.has_pairs else SAMPLES
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether samples are pairs of answers."""
+        return self.sequences > 1 and not self.encodes_prompts
 
     @property
     def evaluated(self) -> tuple[ObjectiveMetric, ...]:
@@ -129,6 +135,7 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
         ("pairs", "tokens"), "nats per token + per pair", needs_mask=True, metrics=(*_REWARDS, *_ODDS), sequences=2,
         settings=("beta",), held_out=_VOCABULARY,
     ),
+    "seq2seq": Objective(("tokens",), "nats per token", needs_mask=True, sequences=2, encodes_prompts=True),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from trainctl.protocol.config import (
     toml_file,
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
-from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config.objectives import objective_name, objective_of
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -117,6 +117,8 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
         with wrong.going_on(), _files_named(where):
             _check_data(held_out, f"{where}: {held_out_field}")
     with wrong.going_on():
+        _check_direction(here, where)
+    with wrong.going_on():
         _check_tokenizer(here, where)
     if own.cache_path is not None:
         with wrong.going_on():
@@ -182,6 +184,14 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
         )
 
 
+def _check_direction(config: RunFile, where: str) -> None:
+    """Whether the model is one for the objective, where its configuration can be read."""
+    model = Path(config.model.path)
+    with contextlib.suppress(OSError, ValueError):
+        name = objective_name(config.objective, config.data.kind)
+        families.check_objective(model, name, config.data.sequence_length, where)
+
+
 def _check_model(config: RunFile, where: str) -> None:
     table, model = config.model, Path(config.model.path)
     hub_models.check_cached(table.path, where)
@@ -239,8 +249,9 @@ def _check_data(config: RunFile, where: str) -> None:
         input_checks.check_samples(data, where, grows=grows(config))
     elif config.data.kind == "rows":
         for file in files:
-            pairs = objective_of(config.objective, config.data.kind).sequences > 1
-            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs)
+            objective = objective_of(config.objective, config.data.kind)
+            pairs, apart = objective.has_pairs, objective.encodes_prompts
+            input_checks.check_rows(file, where, grows=grows(config), pairs=pairs, apart=apart)
     elif config.data.tokenizer == "bytes":
         input_checks.check_bytes(files, config.data.sequence_length, where)
 

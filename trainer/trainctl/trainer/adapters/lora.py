@@ -11,7 +11,7 @@ seed and the layer's place, so every rank starts from the same bits on either ba
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.adapters.dropout import TokenKeys
 from trainctl.trainer.common.model_files import stored_shapes
@@ -35,12 +36,18 @@ class Lora:
     table: AdapterTable
     layers: Mapping[str, tuple[int, int]]  # (out, in) of each adapted linear layer by its path in the model
     decoder_layers: int  # that the model has
+    task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # by peft's names
     token_keys: TokenKeys = field(default_factory=TokenKeys, compare=False)
 
     @property
     def scale(self) -> float:
         rank = self.table.rank
         return self.table.alpha / (math.sqrt(rank) if self.table.kind == "rslora" else rank)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its matrices, as in peft's files."""
+        return frozenset(stored_name(layer, matrix) for layer in self.layers for matrix in ("A", "B"))
 
     def first_values(self, seed: int) -> dict[str, NDArray[np.float32]]:
         """Every adapter's matrices before step 1."""
@@ -57,7 +64,7 @@ class Lora:
         came from there."""
         base = reference(model)
         return {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True,
+            "peft_type": "LORA", "task_type": self.task, "inference_mode": True,
             "base_model_name_or_path": base.name, "revision": base.revision,
             "r": self.table.rank, "lora_alpha": self.table.alpha, "use_rslora": self.table.kind == "rslora",
             "lora_dropout": self.table.dropout, "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
@@ -65,8 +72,8 @@ class Lora:
         }  # fmt: skip
 
 
-def stored_name(layer: str, matrix: Literal["A", "B"]) -> str:
-    """Of a matrix, as in peft's files."""
+def stored_name(layer: str, matrix: str) -> str:
+    """Of matrix "A" or "B", as in peft's files."""
     return f"{_PREFIX}{layer}.lora_{matrix}.weight"
 
 
@@ -75,7 +82,9 @@ def read_lora(config: RunFile, where: str) -> Lora | None:
     Raises as `lora_of`."""
     if config.adapter.kind == "full":
         return None
-    return lora_of(config.adapter, stored_shapes(Path(config.model.path)), where)
+    found = lora_of(config.adapter, stored_shapes(Path(config.model.path)), where)
+    encodes = objective_of(config.objective, config.data.kind).encodes_prompts
+    return replace(found, task="SEQ_2_SEQ_LM") if encodes else found
 
 
 def lora_of(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], where: str) -> Lora:

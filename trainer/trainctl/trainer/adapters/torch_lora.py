@@ -28,6 +28,13 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted: torch.nn.Module = get_peft_model(model, config, adapter_name=_NAME)
+    made = {stored_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    if wrong := sorted(made - lora.names):
+        problem = (
+            f"transformers names {wrong[0]!r} otherwise than the model's files: save the model with it, and set "
+            "model.path to that folder"
+        )
+        raise InvalidInputError("adapter.targets", problem)
     if table.dropout:
         for place, (layer, (_, width)) in enumerate(sorted(lora.layers.items())):
             drops: Any = adapted.get_submodule(f"base_model.model.{layer}").lora_dropout

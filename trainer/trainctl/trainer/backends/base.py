@@ -18,7 +18,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -86,6 +86,7 @@ class State:
     slots: dict[str, dict[str, Array]]  # the optimizer's, by the slot's name
     updates: int  # AdamW's t: skipped steps do not count
     random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
+    constants: dict[str, Array] = field(default_factory=dict)  # that the model's files have beside trained weights
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,10 @@ class Backend(ABC):
         """Of each trainable parameter in the order of `shapes`: the norms over its last axis."""
 
     @abstractmethod
+    def _constants(self) -> dict[str, Array]:
+        """What the files of the whole model have beside trained weights, by stored name; {} with an adapter."""
+
+    @abstractmethod
     def _random_state(self) -> dict[str, NDArray[Any]]: ...
 
     @abstractmethod
@@ -281,12 +286,15 @@ class Backend(ABC):
 
     def export_state(self) -> State:
         slots = {slot: self.copy_of(slot) for slot in self.slots}
-        return State(self.copy_of("weights"), slots, self.updates, self._random_state())
+        return State(self.copy_of("weights"), slots, self.updates, self._random_state(), self._constants())
 
     def import_state(self, state: State) -> None:
-        """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
-        check_state(state, self.slots, self.shapes, "checkpoint")
-        self.copy_in("weights", state.weights)
+        """Take over what `export_state` gave, of either backend; constants, which may be among the weights, are the
+        model's. Raises InvalidInputError if names or shapes differ."""
+        constants = self._constants()
+        weights = {name: array for name, array in state.weights.items() if name not in constants}
+        check_state(replace(state, weights=weights), self.slots, self.shapes, "checkpoint")
+        self.copy_in("weights", weights)
         for slot in self.slots:
             self.copy_in(slot, state.slots[slot])
         self.updates = state.updates

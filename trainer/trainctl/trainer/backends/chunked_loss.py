@@ -40,7 +40,9 @@ class TorchChunks:
         self._chunking = chunking
         self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._body = self._whole.base_model
-        self.is_possible = self._body is not self._whole  # whether the head can be told from the body
+        self._output: Any = None  # the type of what the body gives, which some heads look at
+        # Whether the head can be told from the body
+        self.is_possible = self._body is not self._whole and not self._whole.config.is_encoder_decoder
         _check(self.is_possible, chunking, where)
 
     def chunk_tokens(self, tokens: int) -> int | None:
@@ -49,7 +51,9 @@ class TorchChunks:
 
     def hidden(self, inputs: Any, **documents: Any) -> Any:
         """[B L, H]: the last hidden states."""
-        return self._body(input_ids=inputs, use_cache=False, **documents).last_hidden_state.flatten(0, 1)
+        found = self._body(input_ids=inputs, use_cache=False, **documents)
+        self._output = type(found)
+        return found.last_hidden_state.flatten(0, 1)
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, ignored: int, **documents: Any) -> Any:
         """[B L] in float32: the negative log-probability of each target, 0 for those that are `ignored`."""
@@ -68,10 +72,9 @@ class TorchChunks:
         )
 
     def logits(self, hidden: Any) -> Any:
-        """[N, V] of hidden states [N, H], by the library's own forward pass with a body that gives `hidden`."""
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        self._body.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        """[N, V] of `hidden` states [N, H], by the library's own forward pass with a body that gives them in its own
+        type of output."""
+        self._body.forward = lambda *_, **__: self._output(last_hidden_state=hidden[None])
         try:
             return self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
         finally:

@@ -1,11 +1,12 @@
 """Whether a model keeps the documents of a pack apart, tried on two short ones after it is loaded."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.backends.base import Array, Backend, BackendName
 from trainctl.trainer.data.batch import packed
 
 _TARGETS = 12  # of each document
@@ -32,6 +33,19 @@ def check(backend: Backend, vocabulary: int | None, where: str) -> None:
             f"{where}: data.packing",
             f"on {backend.name}, this model's attention crosses the borders of packed samples; "
             'set data.packing = "none"',
+        )
+
+
+def check_positions(backend: BackendName, config: Mapping[str, Any], length: int, where: str) -> None:
+    """Raises InvalidInputError for a model whose queries are scaled by their position in the row where it should be
+    that in their document, as Ministral 3's are on MLX from `original_max_position_embeddings` on."""
+    table = config.get("rope_parameters") or {}
+    unscaled = table.get("original_max_position_embeddings", length)
+    if backend == "mlx" and table.get("llama_4_scaling_beta") and length > unscaled:
+        raise InvalidInputError(
+            f"{where}: data.packing",
+            f"on mlx, this model can't train packed samples of more than {unscaled} tokens; "
+            f'set data.packing = "none", or data.sequence_length to at most {unscaled}',
         )
 
 

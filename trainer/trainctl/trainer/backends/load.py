@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from trainctl.protocol.config.families import check_objective
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.adapters.lora import read_lora
@@ -21,10 +22,13 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     """The model of `config` in the backend and on the device that `node` asks for; if it doesn't train, without the
     optimizer's memory, its weights in the run's dtype. Raises InvalidInputError naming the
     field of the run file that is at fault."""
-    kind, model = _backend(choose(node.backend, where)), Path(config.model.path)
+    model, objective = Path(config.model.path), objective_for(config)
+    check_objective(model, objective.name, config.data.sequence_length, where)
+    needs_torch = objective.row.encodes_prompts and node.backend == "auto"
+    kind = _backend(choose("torch" if needs_torch else node.backend, where))
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    parts = Parts(objective_for(config), optimizer, read_lora(config, where), limit_bytes)
+    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)
     try:
         backend = kind.open(config, node, parts, where)
         if parts.adapter is not None:
@@ -38,6 +42,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
         raise InvalidInputError(f"{where}: model.path", problem) from None
     backend.chunk_losses(config, where)
     if config.data.packing != "none":
+        document_mask.check_positions(backend.name, model_config(model), config.data.sequence_length, where)
         document_mask.check(backend, vocabulary_size(model), where)
     return backend
 

@@ -244,6 +244,12 @@ class MlxBackend(Backend):
     ) -> list[int]:
         return mlx_generation.generate(self._model, prompt, how, ends, on_token)
 
+    def _constants(self) -> dict[str, Array]:
+        if self.parts.adapter is not None:
+            return {}
+        frozen = (pair for pair in flat(self._model.parameters()) if pair[0] not in self.shapes)
+        return {name: np.array(array.astype(mx.float32)) for name, array in frozen}
+
     def _random_state(self) -> dict[str, NDArray[Any]]:
         state: Any = mx.random.state
         return {"mlx.key": np.array(state[0])}

@@ -18,7 +18,14 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-_NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
+_NO_SLIDING_WINDOW = ("gemma2", "ministral3", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
+
+_OTHERWISE = {"glm": "rotates all dimensions of its heads"}
+"""What mlx-lm does in models of a family, and transformers doesn't."""
+_CONSTANTS = {"gemma4_text": ["layer_scalar"]}
+"""Arrays that a family isn't trained on, though mlx-lm has them among its parameters."""
+
+_LOAD_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 
 
 def read_model(path: Path, where: str, longest: int, *, with_weights: bool = True) -> Any:
@@ -28,6 +35,7 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
     their Hugging Face ones."""
     config = rope_config.for_mlx(rope_config.read(path), longest)
     _check_window(config, where, longest)
+    _check_family(config, where)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from mlx_lm.utils import load_model
 
@@ -35,12 +43,17 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
         if not with_weights:
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copyfile(path / "config.json", Path(folder) / "config.json")
-                return load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))[0]
+                new, _ = load_model(Path(folder), strict=False, model_config=rope_config.changed(config, path))
+            return _without_constants(new)
         stated = {"quantization": config[key]} if (key := quantization_key(config)) else {}
         model, _ = load_model(path, model_config=rope_config.changed(config, path) | stated)
         files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
+    except _LOAD_ERRORS as error:
+        raise InvalidInputError(f"{where}: model.path", f"mlx-lm cannot load {path}: {_two_lines(error)}") from None
+    except SystemExit:  # of a module whose own dependencies are missing
+        problem = f"mlx-lm has no {config.get('model_type')} models here; train this architecture with torch"
+        raise InvalidInputError(f"{where}: model.path", problem) from None
+    _without_constants(model)
     stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
     for name, parameter in flat(model.trainable_parameters()):
         if stored.get(name) != tuple(parameter.shape):
@@ -68,6 +81,26 @@ def _embedding_in(dtype: Any) -> Any:
             return super().__call__(x).astype(dtype)
 
     return Embedding
+
+
+def _without_constants(model: Any) -> Any:
+    """The model, those frozen that aren't trained on torch either."""
+    if keys := _CONSTANTS.get(model.model_type):
+        model.freeze(keys=keys)
+    return model
+
+
+def _two_lines(error: BaseException) -> str:
+    """What a library says, in one: mlx-lm's first line may only say how many names follow."""
+    first, *others = [line.strip() for line in str(error).strip().splitlines()]
+    return f"{first} {others[0].rstrip(',')}" if first.endswith(":") and others else first_line(error)
+
+
+def _check_family(config: dict[str, Any], where: str) -> None:
+    """Whether mlx-lm computes what the model does."""
+    if (kind := config.get("model_type")) in _OTHERWISE:
+        problem = f"mlx-lm's {kind} model is another one than transformers': it {_OTHERWISE[kind]}; train with torch"
+        raise InvalidInputError(f"{where}: model.path", problem)
 
 
 def flat(tree: Any) -> list[tuple[str, Any]]:

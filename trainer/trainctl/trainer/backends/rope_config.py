@@ -26,7 +26,8 @@ _LOCAL_THETA = {"gemma3_text": "rope_local_base_freq", "gemma3n_text": "rope_loc
 def read(model: Path) -> Config:
     """config.json of a model directory with both layouts; a theta that it does not state is transformers' default.
     Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other."""
-    return both_layouts(model_config(model), str(model / "config.json"), _transformers_rope)
+    config = model_config(model)
+    return both_layouts(config | _full_attention_heads(config), str(model / "config.json"), _transformers_rope)
 
 
 def both_layouts(config: Config, where: str, default: Callable[[Config], Config] = lambda config: {}) -> Config:
@@ -89,6 +90,21 @@ def for_mlx(config: Config, longest: int) -> Config:
     ):
         return config
     return config | {"rope_scaling": scaling | {"long_factor": scaling["short_factor"]}}
+
+
+def _full_attention_heads(config: Config) -> Config:
+    """The heads of Gemma 4's layers with full attention, as mlx-lm reads them; transformers writes what each layer has
+    of its own."""
+    types, layers = config.get("layer_types") or (), config.get("per_layer_config")
+    if config.get("model_type") != "gemma4_text" or not isinstance(layers, dict) or "full_attention" not in types:
+        return {}
+    at = types.index("full_attention")
+    own: Config = next((values for layer, values in layers.items() if int(layer) == at), {})
+    found = {
+        "global_head_dim": own.get("head_dim", config.get("head_dim")),
+        "num_global_key_value_heads": own.get("num_key_value_heads"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _flat(config: Config, table: Config) -> Config:

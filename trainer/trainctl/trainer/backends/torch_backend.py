@@ -1,4 +1,4 @@
-"""The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal language model that transformers loads.
+"""The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal or encoder-decoder model that transformers loads.
 
 On CUDA the host runs ahead of the device by at most one micro-batch, and phases are timed by events in the device's
 queue. On MPS `forward` and `backward` end in a wait for the device; on a CPU work is done when a call returns.
@@ -324,10 +324,10 @@ class TorchBackend(Backend):
         """The last hidden states of some of the batch's targets and what makes logits of them; of a model whose head
         can't be told from its body, the logits."""
         with self._documents(batch) as documents:
-            inputs = self._integers(batch.inputs)
+            inputs = self._inputs(batch)
             if self.chunks is not None and self.chunks.is_possible:
-                return self.chunks.hidden(inputs, **documents)[rows], self.chunks.logits
-            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+                return self.chunks.hidden(inputs["input_ids"], **documents)[rows], self.chunks.logits
+            logits: torch.Tensor = self._model(**inputs, use_cache=False, **documents).logits
         return logits.flatten(0, 1)[rows], lambda found: found
 
     def _without_adapter(self) -> AbstractContextManager[object]:
@@ -335,9 +335,17 @@ class TorchBackend(Backend):
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         with self._documents(batch) as documents:
-            inputs = self._integers(batch.inputs)
-            logits: torch.Tensor = self._model(input_ids=inputs, use_cache=False, **documents).logits
+            logits: torch.Tensor = self._model(**self._inputs(batch), use_cache=False, **documents).logits
         return logits.float()
+
+    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Of the model; an encoder is also told which of its inputs are padding."""
+        inputs = self._integers(batch.inputs)
+        if batch.prompts is None:
+            return {"input_ids": inputs}
+        prompts, lengths = batch.prompts
+        given = self._integers((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
+        return {"input_ids": self._integers(prompts), "attention_mask": given, "decoder_input_ids": inputs}
 
     def _losses(
         self, batch: Batch, logits: torch.Tensor | None, reduction: str, *, every: bool = False
@@ -407,6 +415,12 @@ class TorchBackend(Backend):
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
     ) -> list[int]:
         return torch_generation.generate(self._model, prompt, how, ends, on_token)
+
+    def _constants(self) -> dict[str, Array]:
+        if self.parts.adapter is not None:
+            return {}
+        stored = self._model.state_dict()
+        return {name: stored[name].float().cpu().numpy() for name, _ in self._model.named_buffers() if name in stored}
 
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}

@@ -30,23 +30,24 @@ def read_model(
     path: Path, where: str, dtype: torch.dtype = torch.float32, *, with_weights: bool = True,
     packing: Nf4 | None = None,
 ) -> torch.nn.Module:  # fmt: skip
-    """The causal language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no
-    code in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed,
-    but for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be
-    read."""
+    """The language model in a Hugging Face directory, in `dtype`, its own dropout off; nothing is fetched and no code
+    in it is run. Without weights, it has transformers' first values. With `packing`, its linear layers are packed, but
+    for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
     from safetensors import SafetensorError
 
     torch_masks.install()
-    loader: Any = transformers.AutoModelForCausalLM
     notices: Any = transformers.utils.logging
     notices.set_verbosity_error()
     notices.disable_progress_bar()
     try:
         stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
         whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
+        loader: Any = (
+            transformers.AutoModelForSeq2SeqLM if whole.is_encoder_decoder else transformers.AutoModelForCausalLM
+        )
         if rates := library_dropout.turn_off(whole):
             log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
         if not with_weights:
@@ -93,7 +94,11 @@ def _quantized(
     stored = {name: tensor for file in weight_files(path) for name, tensor in load_file(file).items()}
     torch_quantized.put_in(model, stored, config, dtype)
     names = dict(model.named_parameters())
-    plain = {name: tensor.to(dtype) for name, tensor in stored.items() if name in names and names[name].is_meta}
+    constants = dict(model.named_buffers())
+    plain = {
+        name: tensor.to(dtype) for name, tensor in stored.items()
+        if name in constants or (name in names and names[name].is_meta)
+    }  # fmt: skip
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()  # type: ignore[operator]
     if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:

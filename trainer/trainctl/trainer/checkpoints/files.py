@@ -162,7 +162,8 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter
         for slot, arrays in state.slots.items()
         for name, array in arrays.items()
     }
-    save_file(state.weights, work / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
+    weights = state.weights | state.constants
+    save_file(weights, work / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
     save_file(slots, work / "optimizer.safetensors")
     save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
     config = adapter

@@ -29,6 +29,25 @@ def model_family(model: Path) -> str:
     return str(model_config(model).get("model_type", ""))
 
 
+def decoder_start(model: Path) -> int | None:
+    """The token that an encoder-decoder model's decoder begins with; None of any other model. Raises InvalidInputError
+    naming the file."""
+    config = model_config(model)
+    if not config.get("is_encoder_decoder"):
+        return None
+    found = (named.get("decoder_start_token_id") for named in (config, generation_config(model)))
+    start = next((token for token in found if isinstance(token, int)), None)
+    if start is None:
+        raise InvalidInputError(str(model / "config.json"), "has no decoder_start_token_id, with which decoders begin")
+    return start
+
+
+def generation_config(model: Path) -> dict[str, Any]:
+    """generation_config.json of a model directory; {} without one. Raises InvalidInputError naming the file."""
+    path = model / "generation_config.json"
+    return read_object(path, "generation configuration") if path.is_file() else {}
+
+
 def stored_shapes(model: Path) -> dict[str, tuple[int, ...]]:
     """The shape of each weight by its name in the directory's files; a packed one's as if it were whole. No weight is
     read. Raises InvalidInputError naming the file."""
@@ -62,9 +81,7 @@ def stored_tensors(model: Path) -> dict[str, StoredTensor]:
 
 def end_tokens(model: Path) -> tuple[int, ...]:
     """The tokens that end a text, by the directory's config.json and generation_config.json."""
-    path = model / "generation_config.json"
-    named = [model_config(model), *([read_object(path, "generation configuration")] if path.is_file() else [])]
-    found = [config.get("eos_token_id") for config in named]
+    found = [config.get("eos_token_id") for config in (model_config(model), generation_config(model))]
     return tuple(token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids]))
 
 

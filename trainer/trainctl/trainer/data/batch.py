@@ -1,13 +1,24 @@
 """One micro-batch as rectangular arrays, and the weight that its loss is divided by."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
+
+
+class Prompts(NamedTuple):
+    """What the encoder of an encoder-decoder model is given."""
+
+    inputs: Tokens  # [B, S], padded on the right
+    lengths: NDArray[np.int64]  # [B]
+
+    def rows(self, chosen: NDArray[np.int64]) -> "Prompts":
+        return Prompts(self.inputs[chosen], self.lengths[chosen])
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Batch:
         None  # [B, L], log-probabilities by the reference; None: not computed before
     )
     sequences: int = 1  # of a sample: rows n * sequences and those that follow it are those of sample n
+    prompts: Prompts | None = None  # of an encoder; None: a prompt is the beginning of its row
 
     def __len__(self) -> int:
         """Samples."""
@@ -34,7 +46,13 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens to process: with those that have no loss, without padding."""
-        return int(self.lengths.sum())
+        return int(self.lengths.sum()) + (0 if self.prompts is None else int(self.prompts.lengths.sum()))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all tokens."""
+        read = [self.inputs, self.targets, *([] if self.prompts is None else [self.prompts.inputs])]
+        return hashlib.sha256(b"".join(tokens.tobytes() for tokens in read)).hexdigest()
 
     @property
     def every_target(self) -> NDArray[np.float32]:
@@ -46,7 +64,9 @@ class Batch:
         counted = self.counted[chosen]
         weight = float(counted.sum(dtype=np.float64))
         positions = None if self.positions is None else self.positions[chosen]
-        return Batch(self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen], weight, positions)
+        prompts = None if self.prompts is None else self.prompts.rows(chosen)
+        rows = self.inputs[chosen], self.targets[chosen], counted, self.lengths[chosen]
+        return Batch(*rows, weight, positions, prompts=prompts)
 
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
@@ -61,6 +81,15 @@ def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
         counted[row, : len(flags)] = flags
     lengths = np.array([len(flags) for _, flags in samples], np.int64)
     return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
+
+
+def collate_apart(
+    prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]
+) -> Batch:  # fmt: skip
+    """As `collate`, of completions for a decoder; `prompts` are for the encoder, each with one token more than the
+    encoder is given."""
+    given = collate([(tokens, np.zeros(len(tokens) - 1, np.bool_)) for tokens in prompts])
+    return replace(collate(completions), prompts=Prompts(given.inputs, given.lengths))
 
 
 def gathered(

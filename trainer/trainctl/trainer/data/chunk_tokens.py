@@ -37,7 +37,8 @@ class Recipe(NamedTuple):
     kind: DataKind
     tokenizer: Literal["bytes", "model"]
     where: str  # the run file, for errors
-    sequences: int = 1  # of a row: 2 for pairs of answers
+    sequences: int = 1  # of a row: 2 for pairs of answers, and for prompts apart from their completions
+    encodes_prompts: bool = False  # whether they are prompts and completions
 
     def encoder(self) -> Encode:
         """Raises InvalidInputError for a tokenizer that can't be read or doesn't fit the model; so does what it
@@ -72,6 +73,8 @@ class Recipe(NamedTuple):
     def _rows_encoder(self) -> Encode:
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
         self._check_vocabulary(tokenizer.highest)
+        if self.encodes_prompts:
+            return lambda chunk: _samples(tokenizer.encode_apart(rows_in(chunk)))
         read = rows_in if self.sequences == 1 else halves_in
         return lambda chunk: _samples(tokenizer.encode(read(chunk)))
 

@@ -5,7 +5,8 @@ every token of the text but the first is a target exactly once (a rest shorter t
 weight is its number of counted targets. Held out are the samples that the permutation keyed by (`HELD_OUT_KEY`, 0)
 puts first, so they are spread over the whole text and the same for every seed; or all samples of files of their own.
 
-A pair of answers is one sample of two sequences, which stand one after the other in the token cache.
+A pair of answers is one sample of two sequences, which stand one after the other in the token cache. So do a prompt
+and its completion for an encoder-decoder model. The prompt then has one token more than its encoder is given.
 
 With packing, the samples left for training are put together to packs, once for all epochs, and a pack is the sample
 everywhere else. Held-out samples are never packed.
@@ -31,7 +32,7 @@ from trainctl.protocol.machine.file_digests import listed
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey, Values
-from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks, gathered, packed
+from trainctl.trainer.data.batch import Batch, Prompts, Tokens, collate, collate_apart, from_blocks, gathered, packed
 from trainctl.trainer.data.best_fit import Packs, best_fit
 from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.permutation import Indices, permute, samples_at
@@ -42,6 +43,7 @@ from trainctl.trainer.data.training_data import Look, Seen
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
+_PROBE_SEQUENCE = 64
 _BLOCK_TOKENS = 1 << 22
 """Tokens whose flags are looked through at once: a cache may be larger than memory."""
 
@@ -52,14 +54,14 @@ class Dataset:
     def __init__(
         self, cache: TokenCache, sequence_length: int, held_out: float, where: str = "data", *,
         drop_overlong: bool = False, packing_seed: int | None = None, evaluation: "Dataset | None" = None,
-        may_be_empty: bool = False, sequences: int = 1,
+        may_be_empty: bool = False, sequences: int = 1, encodes_prompts: bool = False,
     ) -> None:  # fmt: skip
         """Without a `packing_seed`, samples are not packed. `evaluation` takes the place of a held-out part. A sample
-        has so many `sequences`. Raises InvalidInputError, blaming `where`, if nothing is left to train on and it may
-        not be empty."""
+        has so many `sequences`; `encodes_prompts`: they are its prompt, for an encoder, and its completion. Raises
+        InvalidInputError, blaming `where`, if nothing is left to train on and it may not be empty."""
         self._cache, self._length, self.evaluation = cache, sequence_length, evaluation
         self._reference: AlignedValues | None = None
-        self.sequences = sequences
+        self.sequences, self.encodes_prompts = sequences, encodes_prompts
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
@@ -162,6 +164,8 @@ class Dataset:
 
     def probe_batch(self) -> Batch:
         """The first training samples, by which ranks are compared, cut to 256 targets in all; every target counts."""
+        if self.encodes_prompts:
+            return self._probe_of_prompts()
         samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
         targets = 0
         for index in self._entries(self._training):
@@ -171,6 +175,20 @@ class Dataset:
             samples.append((tokens, np.ones(len(tokens) - 1, np.bool_)))
             targets += len(tokens) - 1
         return collate(samples)
+
+    def _probe_of_prompts(self) -> Batch:
+        """As `probe_batch`, of completions; each prompt and completion is cut to 64."""
+        prompts: list[Tokens] = []
+        completions: list[tuple[Tokens, NDArray[np.bool_]]] = []
+        for sample in self._training[:PROBE_TOKENS]:
+            room = PROBE_TOKENS - sum(len(flags) for _, flags in completions)
+            if not room:
+                break
+            prompt, completion = (self._tokens(int(entry)) for entry in self._entries(np.array([sample])))
+            prompts.append(prompt[: _PROBE_SEQUENCE + 1])
+            completion = completion[: min(_PROBE_SEQUENCE, room) + 1]
+            completions.append((completion, np.ones(len(completion) - 1, np.bool_)))
+        return collate_apart(prompts, completions)
 
     # ------------------------------------------------------------ the reference's log-probabilities
 
@@ -209,6 +227,11 @@ class Dataset:
     # ------------------------------------------------------------ statistics and single samples
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether samples are pairs of answers."""
+        return self.sequences > 1 and not self.encodes_prompts
+
+    @property
     def lengths(self) -> Indices:
         """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training."""
         if self._cache.offsets is None:
@@ -238,7 +261,10 @@ class Dataset:
         """The tokens of a usable sample's sequences, and which of their targets count."""
         index = self.index(number)
         if self._cache.offsets is not None:
-            return [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
+            found = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
+            if self.encodes_prompts:  # whose last token the encoder isn't given
+                found[0] = found[0][0][:-1], found[0][1][:-1]
+            return found
         tokens = self._tokens(index)
         return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
 
@@ -270,11 +296,12 @@ class Dataset:
 
     def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
         targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
-        chosen = (counts > 0) & (targets <= self._length) if drop_overlong else counts > 0
-        usable = np.flatnonzero(chosen.all(axis=1)).astype(np.int64)
+        learned = _learned(counts, encodes_prompts=self.encodes_prompts)
+        chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
+        usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
-        return usable, counts[usable].sum(axis=1) if self.sequences == 1 else np.ones(len(usable))
+        return usable, np.ones(len(usable)) if self.has_pairs else counts[usable].sum(axis=1)
 
     def _batch(self, chosen: Indices) -> Batch:
         if self._cache.offsets is None:
@@ -282,11 +309,19 @@ class Dataset:
             return from_blocks(self._cache.tokens[places].astype(np.int32))
         assert self._cache.counted is not None
         entries = self._entries(chosen)
-        batch = gathered(
-            self._cache.tokens, self._cache.counted, self._cache.offsets[entries], self._targets_of_entries(entries)
-        )
+        if self.encodes_prompts:
+            prompts = self._gathered(entries[0::2])
+            return dataclasses.replace(
+                self._gathered(entries[1::2]), prompts=Prompts(prompts.inputs, prompts.lengths)
+            )  # fmt: skip
+        batch = self._gathered(entries)
         reference = self._reference.of(entries, batch.counted) if self._reference is not None else None
         return dataclasses.replace(batch, sequences=self.sequences, reference=reference)
+
+    def _gathered(self, entries: Indices) -> Batch:
+        assert self._cache.offsets is not None and self._cache.counted is not None
+        lengths = self._targets_of_entries(entries)
+        return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[entries], lengths)
 
     def _packed(self, packs: Packs, indices: Indices) -> Batch:
         assert self._cache.offsets is not None and self._cache.counted is not None
@@ -348,7 +383,8 @@ def dataset_of(
 ) -> Dataset:  # fmt: skip
     """The data set that a run file makes of a token cache; `place` names a sample of it. Raises InvalidInputError,
     blaming `where`, for a sample that doesn't fit."""
-    if cache.offsets is not None and not objective_of(config.objective, config.data.kind).needs_mask:
+    objective = objective_of(config.objective, config.data.kind)
+    if cache.offsets is not None and not objective.needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
     _check_lengths(config, cache, where, place)
@@ -356,7 +392,7 @@ def dataset_of(
         cache, config.data.sequence_length, config.data.held_out_fraction, where,
         drop_overlong=config.data.overlong == "drop",
         packing_seed=config.run.seed if config.data.packing == "best-fit" else None, evaluation=evaluation,
-        sequences=objective_of(config.objective, config.data.kind).sequences, may_be_empty=may_be_empty,
+        sequences=objective.sequences, encodes_prompts=objective.encodes_prompts, may_be_empty=may_be_empty,
     )  # fmt: skip
     dataset.place = place
     return dataset
@@ -366,11 +402,12 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callab
     """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
     if cache.offsets is None or config.data.overlong == "drop":
         return
-    length, sequences = config.data.sequence_length, objective_of(config.objective, config.data.kind).sequences
-    each, counts = (values.reshape(-1, sequences) for values in _targets(cache, length))
+    length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
+    each, counts = (values.reshape(-1, objective.sequences) for values in _targets(cache, length))
     targets = each.max(axis=1)
     refuse = config.data.overlong == "refuse"
-    wrong = np.flatnonzero(targets > length) if refuse else np.flatnonzero((counts == 0).any(axis=1))
+    is_wrong = targets > length if refuse else ~_learned(counts, encodes_prompts=objective.encodes_prompts)
+    wrong = np.flatnonzero(is_wrong)
     if not len(wrong) or (not refuse and config.data.kind != "rows"):
         return
     first = int(wrong[0])
@@ -408,6 +445,13 @@ def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float6
         counts[begin:end] = before[np.minimum(places[1:], first + length)] - before[first]
         begin = end
     return np.diff(cache.offsets) - 1, counts
+
+
+def _learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_]:
+    """Whether each sequence of a sample has something to learn, by its counted targets; the prompt of an encoder needs
+    none."""
+    learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
+    return learned
 
 
 def _held_out_count(samples: int, fraction: float) -> int:

@@ -67,7 +67,7 @@ def preview(
             warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(widths[order], batch.micro, batch.micro_tokens, used[order].sum(axis=1)),
             packing=config.data.packing, **_packing(config, training),
-            template=_template(config, dataset.sequences, where),
+            template=_template(config, where, pairs=dataset.has_pairs),
             reference=_reference(config, dataset, kept),
             shown=tuple(_shown(config, dataset, tokenizer, number) for number in range(min(shown, len(whole)))),
         )  # fmt: skip
@@ -82,11 +82,11 @@ def _packing(config: run_tables.RunFile, targets: Indices) -> dict[str, Any]:
     return {"packs": packs, "pack_efficiency": int(targets.sum()) / (packs * length)}
 
 
-def _template(config: run_tables.RunFile, sequences: int, where: str) -> TemplateUse | None:
+def _template(config: run_tables.RunFile, where: str, *, pairs: bool) -> TemplateUse | None:
     """By the conversations among the first rows."""
     if config.data.kind != "rows":
         return None
-    grows, read = run_file.grows(config), rows_in if sequences == 1 else halves_in
+    grows, read = run_file.grows(config), halves_in if pairs else rows_in
     chunks = (
         chunk
         for source in run_file.data_files(Path(config.data.path), "rows")
@@ -127,6 +127,9 @@ def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer
         tuple(tokenizer.pieces(tokens.tolist(), [False, *counted.tolist()]))  # the first token is no one's target
         for tokens, counted in dataset.sample(number)
     ]
+    if dataset.encodes_prompts:
+        prompt, completion = pieces
+        pieces = [(*prompt, ("\n", False), *completion)]
     return ShownSample(place_of(config, dataset.index(number)), *pieces)
 
 

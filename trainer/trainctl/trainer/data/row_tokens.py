@@ -17,7 +17,7 @@ from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
-from trainctl.trainer.common.model_files import vocabulary_size
+from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Render, Span, assistant_spans, common_length
@@ -47,16 +47,26 @@ def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "
         raise InvalidInputError(f"{where}: data.tokenizer", problem) from None
     if not tokenizer.is_fast:
         raise InvalidInputError(f"{where}: data.tokenizer", f"{model} has no tokenizer.json")
-    vocabulary = vocabulary_size(model) if (model / "config.json").is_file() else None
-    return RowTokenizer(tokenizer, model, vocabulary)
+    is_model = (model / "config.json").is_file()
+    vocabulary, start = (vocabulary_size(model), decoder_start(model)) if is_model else (None, None)
+    return RowTokenizer(tokenizer, model, vocabulary, start)
 
 
 class RowTokenizer:
     """A tokenizer of transformers, or of bytes, with the directory that it is from."""
 
-    def __init__(self, tokenizer: Any, model: Path, vocabulary: int | None = None) -> None:
-        """`vocabulary`: how many ids the model knows, None: any number."""
+    def __init__(
+        self, tokenizer: Any, model: Path, vocabulary: int | None = None, decoder_start: int | None = None
+    ) -> None:
+        """`vocabulary`: how many ids the model knows, None: any number. `decoder_start`: the token that the decoder of
+        an encoder-decoder model begins with, None: the model has no encoder."""
         self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
+        self._decoder_start = decoder_start
+
+    @property
+    def encodes_prompts(self) -> bool:
+        """Whether its model has an encoder for prompts."""
+        return self._decoder_start is not None
 
     @property
     def highest(self) -> int:
@@ -91,6 +101,8 @@ class RowTokenizer:
         tokens = self._plain(prompt) if plain else self._ids([prompt])[0]
         if not tokens:
             raise InvalidInputError("prompt", f"{prompt!r} has no tokens")
+        if self.encodes_prompts:
+            return tokens
         return tokens[:-1] if tokens[1:] and tokens[-1] == self._tokenizer.eos_token_id else tokens
 
     def _plain(self, text: str) -> list[int]:
@@ -143,6 +155,22 @@ class RowTokenizer:
             for row, (tokens, _) in zip(batch, made, strict=True):
                 check_ids(tokens, self._vocabulary, row.place)
             yield from made
+
+    def encode_apart(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
+        """Of each row the prompt for the encoder, with a token after it that is never read, and the completion after
+        the token that the decoder begins with. Raises InvalidInputError naming the row's place."""
+        assert self._decoder_start is not None, "an encoder-decoder model"
+        remaining = iter(rows)
+        while batch := list(islice(remaining, _BATCH_ROWS)):
+            pairs = [_apart(row) for row in batch]
+            prompts, completions = (self._ids([pair[half] for pair in pairs]) for half in (0, 1))
+            for row, prompt, completion in zip(batch, prompts, completions, strict=True):
+                check_ids([*prompt, *completion], self._vocabulary, row.place)
+                if not prompt:
+                    raise InvalidInputError(f"{row.place}: prompt", "has no tokens for the encoder")
+                yield [*prompt, prompt[-1]], [False] * (len(prompt) + 1)
+                ended = self._ended(completion)
+                yield [self._decoder_start, *ended], [False, *([True] * len(ended))]
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
         made: dict[int, TokenRow] = {}
@@ -256,6 +284,12 @@ def check_ids(tokens: Sequence[int], vocabulary: int | None, place: str) -> None
         wrong = next(token for token in tokens if token >= vocabulary)
         problem = f"has the token ID {wrong}, but the model has {vocabulary} (config.json: vocab_size)"
         raise InvalidInputError(place, problem)
+
+
+def _apart(row: Row) -> tuple[str, str]:
+    if not isinstance(row, Completion):
+        raise InvalidInputError(row.place, 'needs "prompt" and "completion" of text for an encoder-decoder model')
+    return row.prompt, row.completion
 
 
 def _whole(row: Completion) -> str:

@@ -74,7 +74,11 @@ def _readers(config: RunFile) -> list[Path]:
     """The files that say how sources are read."""
     model = Path(config.model.path)
     found = [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
-    return [model / "config.json", *(found if config.data.tokenizer == "model" else ())]
+    start = (
+        [model / "generation_config.json"] if objective_of(config.objective, config.data.kind).encodes_prompts else []
+    )
+    found = [*(found if config.data.tokenizer == "model" else ()), *(path for path in start if path.exists())]
+    return [model / "config.json", *found]
 
 
 def _stats(paths: Sequence[Path]) -> list[Any]:
@@ -82,9 +86,10 @@ def _stats(paths: Sequence[Path]) -> list[Any]:
 
 
 def _digest_of(config: RunFile, what: list[Any]) -> str:
-    how = [_FORMAT, config.data.kind, config.data.tokenizer, what]
-    if (sequences := objective_of(config.objective, config.data.kind).sequences) > 1:
-        how.append(sequences)
+    how: list[Any] = [_FORMAT, config.data.kind, config.data.tokenizer, what]
+    objective = objective_of(config.objective, config.data.kind)
+    if objective.sequences > 1:
+        how.append("prompts apart" if objective.encodes_prompts else objective.sequences)
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
@@ -129,8 +134,11 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
     """How a run's data are tokenized."""
-    sequences = objective_of(config.objective, config.data.kind).sequences
-    return Recipe(Path(config.model.path), config.data.kind, config.data.tokenizer, where, sequences)
+    objective = objective_of(config.objective, config.data.kind)
+    return Recipe(
+        Path(config.model.path), config.data.kind, config.data.tokenizer, where, objective.sequences,
+        objective.encodes_prompts,
+    )  # fmt: skip
 
 
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:

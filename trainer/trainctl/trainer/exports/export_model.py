@@ -21,7 +21,7 @@ from trainctl.trainer.exports.answers import answered
 from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
-from trainctl.trainer.exports.model_card import llama_cpp_lines, loading_lines, model_card
+from trainctl.trainer.exports.model_card import encodes_prompts, llama_cpp_lines, loading_lines, model_card
 from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
 from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
 from trainctl.trainer.exports.verification import Comparison, Form, verify_export
@@ -74,6 +74,9 @@ def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
         raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
     if dtype is not None and form in ("peft", "mlx") and trained.lora is not None:
         raise InvalidInputError("--dtype", f"{form} holds adapters alone, in float32: leave it out, or use --to fused")
+    if form in ("mlx", "mlx-4bit") and encodes_prompts(trained.config):
+        problem = f"mlx-lm has no encoder-decoder models, so there is no {form}: use --to fused, or peft for adapters"
+        raise InvalidInputError("--to", problem)
     if form == "mlx-4bit":
         check_mlx_installed("--to", form)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainctl.protocol.config.hub_models import reference
-from trainctl.protocol.config.objectives import objective_name
+from trainctl.protocol.config.objectives import objective_name, objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.exports.data_files import DataFile
@@ -28,7 +28,7 @@ def model_card(
     files of the run's data, as they are on this machine."""
     rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
-    head = ["---", f"library_name: {_LIBRARY[form]}", "pipeline_tag: text-generation", "tags:", "- trainctl"]
+    head = ["---", f"library_name: {_LIBRARY[form]}", f"pipeline_tag: {_task(config)}", "tags:", "- trainctl"]
     if "/" in (name := base_name(Path(config.model.path))):
         head.append(f"base_model: {name}")
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
@@ -48,14 +48,25 @@ def loading_lines(form: Form, folder: Path, config: RunFile, own_base: str = "")
     does."""
     base = own_base or reference(Path(config.model.path)).name
     full, place = config.adapter.kind == "full", json.dumps(str(folder))
+    model = "ForSeq2SeqLM" if encodes_prompts(config) else "ForCausalLM"
     if form == "peft":
-        return ("from peft import AutoPeftModelForCausalLM", f"AutoPeftModelForCausalLM.from_pretrained({place})")
+        return (f"from peft import AutoPeftModel{model}", f"AutoPeftModel{model}.from_pretrained({place})")
     if form == "fused":
-        return ("from transformers import AutoModelForCausalLM", f"AutoModelForCausalLM.from_pretrained({place})")
+        return (f"from transformers import AutoModel{model}", f"AutoModel{model}.from_pretrained({place})")
     options = (
         ("--model", str(folder)) if full or form == "mlx-4bit" else ("--model", base, "--adapter-path", str(folder))
     )
     return (f"mlx_lm.generate {shlex.join(options)} --prompt TEXT",)
+
+
+def encodes_prompts(config: RunFile) -> bool:
+    """Whether a run trains an encoder-decoder model."""
+    return objective_of(config.objective, config.data.kind).encodes_prompts
+
+
+def _task(config: RunFile) -> str:
+    """By the hub's names."""
+    return "text2text-generation" if encodes_prompts(config) else "text-generation"
 
 
 def llama_cpp_lines(folder: Path) -> tuple[str, str]:

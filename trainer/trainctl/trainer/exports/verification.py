@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.common.model_files import stored_tensors, vocabulary_size
+from trainctl.trainer.common.model_files import model_config, read_object, stored_tensors, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
 from trainctl.trainer.exports.fused import change_of
@@ -94,11 +94,13 @@ def probe_tokens(vocabulary: int) -> NDArray[np.int64]:
 
 
 def torch_logits(model: Any, tokens: NDArray[np.int64]) -> Logits:
-    """Of a model of torch, without dropout."""
+    """Of a model of torch, without dropout; a decoder beside an encoder is given the same tokens."""
     import torch
 
+    given = torch.from_numpy(tokens)
+    decoder = {"decoder_input_ids": given} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        found: Logits = model.eval()(input_ids=torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
+        found: Logits = model.eval()(input_ids=given, use_cache=False, **decoder).logits.float().numpy()
     return found
 
 
@@ -194,17 +196,22 @@ def _dequantized_model(trained: TrainedModel, folder: Path) -> Any:
 
 
 def _by_peft(folder: Path) -> Any:
+    import peft
     import torch
-    from peft import AutoPeftModelForCausalLM
 
-    return AutoPeftModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    task = read_object(folder / "adapter_config.json", "adapter configuration")["task_type"]
+    by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
+    loader: Any = by_task[task]
+    return loader.from_pretrained(str(folder), dtype=torch.float32)
 
 
 def _by_transformers(folder: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    encodes = model_config(folder).get("is_encoder_decoder")
+    loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
+    return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
 def _by_mlx(folder: Path, trained: TrainedModel | None) -> Any:

@@ -33,7 +33,8 @@ class Answerer:
         if self._longest is not None:
             if len(tokens) >= self._longest:
                 raise InvalidInputError("prompt", f"has {len(tokens)} tokens; the model's context has {self._longest}")
-            how = how._replace(max_tokens=min(how.max_tokens, self._longest - len(tokens)))
+            used = 0 if self._tokenizer.encodes_prompts else len(tokens)
+            how = how._replace(max_tokens=min(how.max_tokens, self._longest - used))
         made = self._backend.generate(tokens, how, ends, alive)
         ended = bool(made) and made[-1] in ends
         return Answered(self._tokenizer.text(made[:-1] if ended else made), len(made), ended)

@@ -5,7 +5,6 @@ multiplied by D / global weight. So the gradient is that of the weighted mean ov
 cut, and never a mean of means.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -204,7 +203,7 @@ class Executor:
         report = self._report(plan, PlanSums(), watch, 0.0)
         return Probed(
             **msgspec.structs.asdict(report), family=family, tf32=bool(self._backend.compute.tf32),
-            tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
+            tokens_digest=batch.digest,
             lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
             log_probabilities=_packed(np.concatenate(found)),
             weight_norms=_packed(self._backend.weight_norms()[:_MOST_NORMS]),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.common.errors import DeviceMemoryError
-from trainctl.trainer.data.batch import Tokens, collate
+from trainctl.trainer.data.batch import Batch, Tokens, collate, collate_apart
 from trainctl.trainer.data.row_tokens import RowTokenizer
 from trainctl.trainer.data.rows import fields_of, row_of
 
@@ -22,6 +22,12 @@ class _Sample(NamedTuple):
     place: int  # of the row in its slice
     tokens: Tokens
     counted: NDArray[np.bool_]  # which targets count
+    prompt: Tokens  # of an encoder, with a token after it that is never read; empty without an encoder
+
+    @property
+    def length(self) -> int:
+        """Tokens in a pass, at most."""
+        return max(len(self.tokens), len(self.prompt))
 
 
 class Scorer:
@@ -51,19 +57,24 @@ class Scorer:
 
     def _sample(self, place: int, row: str) -> _Sample:
         """Raises InvalidInputError if the model can't score the row."""
-        ((tokens, mask),) = self._tokenizer.encode([row_of(fields_of(row, "row"), "row")])
-        if self._longest is not None and len(tokens) > self._longest:
-            raise InvalidInputError("row", f"is {len(tokens):,} tokens long; the model allows {self._longest:,}")
+        read, prompt = row_of(fields_of(row, "row"), "row"), list[int]()
+        if self._tokenizer.encodes_prompts:
+            (prompt, _), (tokens, mask) = self._tokenizer.encode_apart([read])
+        else:
+            ((tokens, mask),) = self._tokenizer.encode([read])
+        longest = max(len(tokens), len(prompt))
+        if self._longest is not None and longest > self._longest:
+            raise InvalidInputError("row", f"is {longest:,} tokens long; the model allows {self._longest:,}")
         counted = np.array(mask[1:], np.bool_)
         if not counted.any():
             raise InvalidInputError("row", "has no token to score: the first token has no log-probability")
-        return _Sample(place, np.array(tokens, np.int32), counted)
+        return _Sample(place, np.array(tokens, np.int32), counted, np.array(prompt, np.int32))
 
     def _batches(self, samples: Sequence[_Sample]) -> Iterator[list[_Sample]]:
         """The longest first, each batch as wide as its first sample."""
         batch: list[_Sample] = []
-        for sample in sorted(samples, key=lambda one: -len(one.tokens)):
-            if batch and (len(batch) + 1) * len(batch[0].tokens) > self._batch_tokens:
+        for sample in sorted(samples, key=lambda one: -one.length):
+            if batch and (len(batch) + 1) * batch[0].length > self._batch_tokens:
                 yield batch
                 batch = []
             batch.append(sample)
@@ -73,7 +84,7 @@ class Scorer:
     def _sums(self, batch: Sequence[_Sample]) -> list[float]:
         """In halves if memory is short. Raises DeviceMemoryError if it isn't enough for one row."""
         try:
-            whole = collate([(sample.tokens, sample.counted) for sample in batch])
+            whole = _collated(batch)
             found = self._backend.token_log_probabilities(whole)
         except DeviceMemoryError:
             if len(batch) == 1:
@@ -81,5 +92,10 @@ class Scorer:
         else:
             return [math.fsum(row) for row in found * whole.counted]
         half = len(batch) // 2
-        self._batch_tokens = max(1, half * len(batch[0].tokens))
+        self._batch_tokens = max(1, half * batch[0].length)
         return self._sums(batch[:half]) + self._sums(batch[half:])
+
+
+def _collated(samples: Sequence[_Sample]) -> Batch:
+    rows = [(sample.tokens, sample.counted) for sample in samples]
+    return collate_apart([sample.prompt for sample in samples], rows) if len(samples[0].prompt) else collate(rows)

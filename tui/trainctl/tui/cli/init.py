@@ -29,10 +29,10 @@ def init(
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
     ] = None,
     objective: Annotated[
-        Literal["pretrain", "sft", "dpo", "orpo"] | None,
+        Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"] | None,
         typer.Option(
             help="Learn every token (pretrain), the answers (sft), or to prefer answers, near a reference (dpo) or"
-            " without one (orpo) [text: pretrain; rows: sft; pairs: dpo]."
+            " without one (orpo) [text: pretrain; rows: sft; pairs: dpo]. Encoder-decoder models learn seq2seq."
         ),
     ] = None,
     adapter: Annotated[

@@ -93,7 +93,8 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
 def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:
     """Samples per pass. Rows are shorter than the longest: twice as many, limited by the tokens that fit the memory."""
     config = run_file.parse(tables)
-    fits = values.micro_batch(config, model.facts, machine.backend, machine.device_bytes or machine.memory_bytes)
+    backend = "torch" if model.encodes_prompts else machine.backend
+    fits = values.micro_batch(config, model.facts, backend, machine.device_bytes or machine.memory_bytes)
     if answers.kind == "text":
         return {"micro": fits}
     longest = config.data.sequence_length * sequences_of(answers.objective)

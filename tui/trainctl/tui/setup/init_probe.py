@@ -71,6 +71,7 @@ class Model(NamedTuple):
     has_tokenizer: bool
     facts: ModelFacts | None = None  # its sizes, where its configuration tells
     is_random: bool = False  # without weights: to be trained from scratch
+    encodes_prompts: bool = False  # an encoder-decoder model
 
     @property
     def quantized_bytes(self) -> int:
@@ -178,4 +179,5 @@ def model(path: Path) -> Model:
     return Model(
         path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
         (path / "tokenizer.json").is_file(), facts, not weights,
+        bool(told.get("is_encoder_decoder")),
     )  # fmt: skip

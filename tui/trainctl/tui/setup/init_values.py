@@ -7,7 +7,7 @@ from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
-Objective = Literal["pretrain", "sft", "dpo", "orpo"]
+Objective = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
 AdapterKind = Literal["full", "lora", "rslora"]
 
 RANDOM_RATE, CONTINUED_RATE, SFT_RATE, LORA_RATE = 3e-4, 1e-4, 2e-5, 2e-4
@@ -35,7 +35,7 @@ def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool) -
         return PREFERENCE_RATES[objective][adapter != "full"]
     if adapter != "full":
         return LORA_RATE
-    if objective == "sft":
+    if objective in ("sft", "seq2seq"):
         return SFT_RATE
     return RANDOM_RATE if random else CONTINUED_RATE
 

@@ -105,7 +105,11 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     question = "Data: text (*.txt) or rows (*.jsonl, *.parquet), a file or a folder"
     data = _existing(_path(given.data, "--data", question, ask), "--data")
     kind = init_probe.data_kind(data)
-    objective = _objective(given.objective, kind, init_probe.has_pairs(data) if kind == "rows" else False, ask)
+    has_pairs = kind == "rows" and init_probe.has_pairs(data)
+    if found.encodes_prompts:
+        objective = _of_encoder(given.objective, "pairs" if has_pairs else kind)
+    else:
+        objective = _objective(given.objective, kind, has_pairs, ask)
     question = "Train all weights (full) or adapters (lora, rslora)"
     whole = found.is_random or (objective == "pretrain" and not found.quantized_bytes)
     usual = "full" if whole else "lora"
@@ -125,8 +129,20 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
 
 
+def _of_encoder(given: Objective | None, data: str) -> Objective:
+    """All that an encoder-decoder model can learn."""
+    if data != "rows":
+        problem = f"an encoder-decoder model needs rows of prompts and completions; the data is {data}"
+        raise InvalidInputError("--data", problem)
+    if given not in (None, "seq2seq"):
+        raise InvalidInputError("--objective", f"an encoder-decoder model learns seq2seq, not {given}")
+    return "seq2seq"
+
+
 def _objective(given: Objective | None, kind: DataKind, has_pairs: bool, ask: Ask | None) -> Objective:
     """Asked only where the data have answers."""
+    if given == "seq2seq":
+        raise InvalidInputError("--objective", "seq2seq needs an encoder-decoder model, such as T5 or BART")
     if kind == "text":
         if given not in (None, "pretrain"):
             raise InvalidInputError("--objective", f"{given} needs rows with answers; the data is text")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -53,7 +53,8 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
     estimates, measured = {}, {}
     for name in names:
         table = config.nodes.get(name, NodeTable())
-        backend = table.backend if table.backend != "auto" else "mlx" if sys.platform == "darwin" else "torch"
+        prefers: Literal["mlx", "torch"] = "mlx" if sys.platform == "darwin" and not facts.crossing else "torch"
+        backend = table.backend if table.backend != "auto" else prefers
         placed = msgspec.structs.replace(table, device=_device(table, backend))
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)
         found = recorded_runs.newest_like(config, name or node_name())

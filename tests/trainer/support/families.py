@@ -1,0 +1,136 @@
+"""Tiny random models of each family: how transformers 5 states them, and how transformers 4 wrote the same."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 6.0, 8.0, 12.0]}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32,
+    "max_position_embeddings": 128, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@dataclasses.dataclass
+class Family:
+    """A model's RoPE in both layouts; `old` is None for families that are younger than transformers 5."""
+
+    kind: str
+    rope: dict[str, Any]
+    old: dict[str, Any] | None
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def config(self, **changes: Any) -> Any:
+        told = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others, **changes}))
+        return transformers.AutoConfig.for_model(self.kind, **told)
+
+
+def theta(kind: str, value: float, **others: Any) -> Family:
+    return Family(kind, {"rope_type": "default", "rope_theta": value}, {"rope_theta": value}, others)
+
+
+def partial(kind: str, value: float, factor: float, **others: Any) -> Family:
+    """Only some of a head's dimensions are rotated."""
+    old = {"rope_theta": value, "partial_rotary_factor": factor}
+    return Family(kind, {"rope_type": "default", **old}, old, others)
+
+
+FAMILIES = {
+    "llama": theta("llama", 5e5),
+    "llama3": Family("llama", {**LLAMA3, "rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "mistral": theta("mistral", 1e6),
+    "phi3": partial("phi3", 5e5, 0.5),
+    "phi3-longrope": Family(
+        "phi3",
+        {"rope_type": "longrope", "rope_theta": 5e5, "partial_rotary_factor": 0.5, **FACTORS},
+        {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "su", **FACTORS}},
+        {"original_max_position_embeddings": 64},
+    ),
+    "qwen2": theta("qwen2", 1e6),
+    "qwen2-10000": theta("qwen2", 1e4),  # what transformers writes for a model made from its defaults
+    "qwen3": theta("qwen3", 1e6, head_dim=16),
+    "smollm3": theta("smollm3", 2e6, no_rope_layers=[1, 0]),
+    "gemma2": theta("gemma2", 1e4, head_dim=16, query_pre_attn_scalar=16),
+    "gemma3": Family(
+        "gemma3_text",
+        {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+        {
+            "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "sliding_window_pattern": 2,
+        },
+        {
+            "hidden_size": 64,  # mlx-lm rounds its root to bfloat16, transformers to the weights' type: here both are 8
+            "head_dim": 16, "query_pre_attn_scalar": 16, **WINDOWS,
+        },
+    ),
+    "cohere": theta("cohere", 8e6, logit_scale=0.5),
+    "gemma": theta("gemma", 2e4, hidden_size=64, head_dim=16),
+    "gemma4": Family(
+        "gemma4_text",
+        {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+        None,
+        {
+            "hidden_size": 64, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
+            "sliding_window": 8, "layer_types": WINDOWS["layer_types"] * 2, "final_logit_softcapping": 30.0,
+            "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 2,
+        },
+    ),
+    "glm4": partial("glm4", 2e4, 0.5, head_dim=16),
+    "granite": theta(
+        "granite", 1e5, embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
+        attention_multiplier=0.2,
+    ),
+    "ministral3": Family("ministral3", YARN, None, {"head_dim": 16}),
+    "olmo2": theta("olmo2", 5e5),
+    "olmo3": Family(
+        "olmo3",
+        {name: {"rope_type": "default", "rope_theta": 2e4} for name in WINDOWS["layer_types"]},
+        {"rope_theta": 2e4},
+        WINDOWS,
+    ),
+    "phi": partial("phi", 2e4, 0.5),
+    "stablelm": partial("stablelm", 2e4, 0.25),
+    "starcoder2": theta("starcoder2", 1e5),
+}  # fmt: skip
+"""By a name of the test's."""
+IN_MAKE_TEST = (
+    "llama", "llama3", "mistral", "phi3", "phi3-longrope", "qwen2", "qwen2-10000", "qwen3", "smollm3", "gemma2",
+    "gemma3",
+)  # fmt: skip
+EACH = [pytest.param(name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.family]) for name in FAMILIES]
+"""Arguments of a test: `make test` has some of the families, `make families` all."""
+
+
+def save(name: str, folder: Path, **changes: Any) -> Path:
+    """A random model of a family in float32 in `folder`, as `save_pretrained` writes it; `changes`: of its sizes."""
+    import torch
+
+    torch.manual_seed(11)
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_config(FAMILIES[name].config(**changes), dtype=torch.float32)
+    for constant, values in model.named_buffers():
+        if constant.endswith("layer_scalar"):
+            values.fill_(0.7)
+    model.save_pretrained(folder)
+    return folder
