@@ -58,7 +58,10 @@ def check_random(config: Path, where: str) -> None:
 def check_objective(model: Path, objective: ObjectiveName, length: int, where: str) -> None:
     """Whether the model of a directory can learn what an objective teaches, from sequences of up to `length` tokens.
     Raises InvalidInputError, blaming a field of `where`; a configuration that isn't a JSON object is left to others."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
     if not isinstance(config, dict):
         return
     family, encodes = config.get("model_type", "unknown"), bool(config.get("is_encoder_decoder"))
