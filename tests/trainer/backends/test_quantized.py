@@ -284,18 +284,21 @@ def test_a_quantized_model_or_a_folder_that_is_there_is_left_alone(copies: Calla
         quantize(str(copies("mlx-4bit").with_name("model")), "nvfp4", None, tmp_path)
 
 
-@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
-def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, double: bool) -> None:
+@pytest.mark.parametrize(
+    ("double", "computed"), [(False, "float32"), (True, "bfloat16")], ids=["single", "double, in bfloat16"]
+)
+def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, double: bool, computed: str) -> None:
     """The same losses and gradients as the libraries' own model with the same adapters."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     changes = {"model__base": "nf4", "model__double_quantization": double, "adapter": LORA}
+    changes |= {"model__compute_dtype": computed}
     config = run_file(model__path=str(model), nodes__here={"backend": "torch", "device": "cpu"}, **changes)
     ours: Any = load(config, config.nodes["here"], "run.toml")
     how = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
-        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_compute_dtype=getattr(torch, computed),
     )  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(model, quantization_config=how, dtype=torch.float32)
     targets = sorted(ours.parts.adapter.layers)

@@ -5,7 +5,7 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
     weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits. Packed
                  ones as they are stored; on torch also the largest of them unpacked, as it is when it is used,
                  but of MLX's formats at most 2^25 values
-    optimizer    8 t: two moments
+    optimizer    8 t: two moments; 2 t and 8 t / 256 if they are of 8 bits. Paged ones count, though they need not fit
     gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
@@ -30,6 +30,8 @@ from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_EIGHT_BIT_MOMENTS = 2 + 8 / 256
+"""Bytes of a parameter's two moments if each is a byte, with a float32 per 256 of them."""
 _WIDTHS = {"torch": 10, "mlx": 8}
 """Values of the width of hidden states that a layer keeps of a token."""
 _OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 50_000_000
@@ -66,7 +68,8 @@ def estimate_memory(
     width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
     copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" or width < 4 else 0
     tokens = _pass_tokens(config, node)
-    fixed = {"weights": 4 * trained + copied, "optimizer": 8 * trained}
+    moments = _EIGHT_BIT_MOMENTS if config.optimizer.kind.endswith("-8bit") else 8
+    fixed = {"weights": 4 * trained + copied, "optimizer": int(moments * trained)}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
     free = max(0.0, limit - sum(fixed.values()))
     chunking = Chunking(config.model.chunked_loss, facts.vocabulary, int(min(free, 2**60)))

@@ -262,8 +262,8 @@ def _check_sense(config: RunFile, where: str) -> None:
     with wrong.going_on():
         check_thresholds(config.alerts, where)
     for check in (
-        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_held_out,
-        _check_growing,
+        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_optimizer,
+        _check_held_out, _check_growing,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -310,9 +310,10 @@ def _check_init(config: RunFile, where: str) -> None:
 
 def _check_base(config: RunFile, where: str) -> None:
     base = config.model.base
-    if config.model.double_quantization and base != "nf4":
+    nf4_only = {"double_quantization": config.model.double_quantization, "compute_dtype": config.model.compute_dtype}
+    for field in [field for field, value in nf4_only.items() if value and base != "nf4"]:
         problem = f'acts only on model.base = "nf4"; this run has {base!r}'
-        raise InvalidInputError(f"{where}: model.double_quantization", problem)
+        raise InvalidInputError(f"{where}: model.{field}", problem)
     if base == "stored":
         return
     if config.adapter.kind == "full":
@@ -321,6 +322,14 @@ def _check_base(config: RunFile, where: str) -> None:
     for name, node in config.nodes.items():
         if base == "nf4" and node.backend == "mlx":
             problem = 'MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch'
+            raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
+
+
+def _check_optimizer(config: RunFile, where: str) -> None:
+    kind = config.optimizer.kind
+    for name, node in config.nodes.items():
+        if kind != "adamw" and node.backend == "mlx":
+            problem = f'MLX has no {kind!r}: set optimizer.kind = "adamw" for all ranks, or train with torch'
             raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
 
 

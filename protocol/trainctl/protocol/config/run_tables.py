@@ -58,6 +58,7 @@ class ModelTable(_Table, frozen=True):
         "stored"  # format that path must have; nf4: packed as it is loaded
     )
     double_quantization: bool = False  # nf4: the scales are quantized too
+    compute_dtype: Literal["", "float32", "bfloat16", "float16"] = ""  # nf4: of products with packed weights; "": dtype
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
 
 
@@ -105,6 +106,7 @@ class OptimizerTable(_Table, frozen=True):
     """AdamW (Loshchilov and Hutter 2019) with bias correction, after clipping by the global norm."""
 
     learning_rate: Annotated[float, Meta(gt=0, le=100)]
+    kind: Literal["adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit"] = "adamw"  # others: bitsandbytes, on torch
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.backends import torch_generation, torch_masks
@@ -38,6 +38,7 @@ from trainctl.trainer.backends.base import (
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
+from trainctl.trainer.backends.torch_adamw import adamw
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.data.batch import Batch, Tokens
@@ -59,7 +60,7 @@ class TorchBackend(Backend):
 
     def __init__(
         self, model: torch.nn.Module, parts: Parts, *, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
+        device: torch.device | None = None, where: str = "run.toml",
     ) -> None:  # fmt: skip
         self.parts = parts
         self.chunks: TorchChunks | None = None
@@ -72,7 +73,7 @@ class TorchBackend(Backend):
         in_place = parts.adapter is not None or parts.optimizer is None or dtype == torch.float32
         self._masters = self._parameters if in_place else self._lower(dtype)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
-        self._optimizer = None if parts.optimizer is None else _adamw(self._masters, parts.optimizer)
+        self._optimizer = None if parts.optimizer is None else adamw(self._masters, parts.optimizer, where)
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
@@ -94,14 +95,15 @@ class TorchBackend(Backend):
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
         held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
-        packing = Nf4(device, config.model.double_quantization) if config.model.base == "nf4" else None
+        computed = _DTYPES[config.model.compute_dtype or config.model.dtype]
+        packing = Nf4(device, computed, config.model.double_quantization) if config.model.base == "nf4" else None
         model = read_model(Path(config.model.path), where, held, with_weights=stored, packing=packing)
         if parts.limit_bytes:
             limit_memory(device, parts.limit_bytes)
         if parts.adapter is not None:
             model = torch_lora.attach(model.to(device), parts.adapter)
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
-        return cls(model, parts, dtype=dtype, device=device)
+        return cls(model, parts, dtype=dtype, device=device, where=where)
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         chunking = chunking_of(config, self.memory(), of_host=self._device.type != "cuda")
@@ -185,12 +187,9 @@ class TorchBackend(Backend):
         totals = self._gradients()
         torch._foreach_mul_(totals, factor)
         assert self._optimizer is not None, _NO_OPTIMIZER
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
         for master, total in zip(self._masters, totals, strict=True):
             master.grad = total
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.update(learning_rate)
         self._publish()
         self.wait()
 
@@ -242,13 +241,12 @@ class TorchBackend(Backend):
     @property
     def updates(self) -> int:
         assert self._optimizer is not None, _NO_OPTIMIZER
-        return int(self._optimizer.state[self._masters[0]]["step"].item())
+        return self._optimizer.updates
 
     @updates.setter
     def updates(self, count: int) -> None:
         assert self._optimizer is not None, _NO_OPTIMIZER
-        for master in self._masters:
-            self._optimizer.state[master]["step"].fill_(count)
+        self._optimizer.updates = count
 
     @torch.no_grad()
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
@@ -263,9 +261,12 @@ class TorchBackend(Backend):
         if part == "accumulators":
             self._totals = [tensor.to(self._device) for tensor in self._on_host(arrays)]  # on a CPU the arrays' memory
             return
-        torch._foreach_copy_(self._part(part), self._on_host(arrays))
         if part == "weights":
+            torch._foreach_copy_([*self._masters], self._on_host(arrays))
             self._publish()
+            return
+        assert self._optimizer is not None, _NO_OPTIMIZER
+        self._optimizer.set_moments(part, self._on_host(arrays))
 
     def _on_host(self, arrays: Mapping[str, Array]) -> list[torch.Tensor]:
         return [torch.from_numpy(np.asarray(arrays[name], order="C")) for name in self.shapes]
@@ -276,7 +277,7 @@ class TorchBackend(Backend):
         if part == "weights":
             return [*self._masters]
         assert self._optimizer is not None, _NO_OPTIMIZER
-        return [self._optimizer.state[master][part] for master in self._masters]
+        return self._optimizer.moments(part)
 
     def _gradients(self) -> list[torch.Tensor]:
         if self._totals is None:
@@ -437,21 +438,6 @@ class TorchBackend(Backend):
             torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._device)
         if "torch.mps" in states and self._device.type == "mps":
             torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
-
-
-def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.optim.AdamW:
-    """torch's fused AdamW, which reads and writes each value once; decay on matrices only. Its moments are allocated
-    now, so that a lack of memory shows at load."""
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in masters if p.ndim >= 2], "weight_decay": table.weight_decay},
-        {"params": [p for p in masters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (table.beta1, table.beta2)
-    optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
-    for master in masters:
-        moments = {slot: torch.zeros_like(master) for slot in ADAMW_SLOTS}
-        optimizer.state[master] = {"step": torch.zeros((), device=master.device), **moments}
-    return optimizer
 
 
 def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ class Nf4(NamedTuple):
     """4-bit weights by bitsandbytes, packed as they are loaded (QLoRA, Dettmers et al. 2023)."""
 
     device: torch.device
+    compute_dtype: torch.dtype  # of products with packed weights
     double_quantization: bool  # of the scales too
 
 
@@ -57,7 +58,7 @@ def read_model(
             return _quantized(path, config, lambda: loader.from_config(whole, dtype=dtype), dtype)
         model, notes = loader.from_pretrained(
             path, config=whole, dtype=dtype, local_files_only=True, use_safetensors=True,
-            output_loading_info=True, **(_packed_while_loading(packing, dtype, where) if packing else {}),
+            output_loading_info=True, **(_packed_while_loading(packing, where) if packing else {}),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
@@ -67,15 +68,15 @@ def read_model(
     return loaded
 
 
-def _packed_while_loading(packing: Nf4, dtype: torch.dtype, where: str) -> dict[str, Any]:
+def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
     """What transformers is asked for. Raises InvalidInputError without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InvalidInputError(f"{where}: model.base", f'"nf4" needs bitsandbytes; {installing("nf4")}')
+        raise InvalidInputError(f"{where}: model.base", f'"nf4" needs bitsandbytes; {installing("bitsandbytes")}')
     from transformers import BitsAndBytesConfig
 
     make: Any = BitsAndBytesConfig
     how = make(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype,
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=packing.compute_dtype,
         bnb_4bit_use_double_quant=packing.double_quantization,
     )  # fmt: skip
     return {"quantization_config": how, "device_map": {"": packing.device}}

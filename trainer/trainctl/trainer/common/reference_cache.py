@@ -43,7 +43,8 @@ class ReferenceKey(NamedTuple):
 
 def compute_of(model: ModelTable) -> str:
     """How a model computes beyond what its files say: its type, and how weights are packed as they are loaded."""
-    packed = [model.base, *(["double"] * model.double_quantization)] if model.base == "nf4" else []
+    nf4 = [model.base, *(["double"] * model.double_quantization), *filter(None, [model.compute_dtype])]
+    packed = nf4 if model.base == "nf4" else []
     return " ".join([model.dtype, *packed])
 
 

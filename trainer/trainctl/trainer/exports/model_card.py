@@ -86,12 +86,13 @@ def base_name(model: Path) -> str:
 
 def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str, str]]:
     optimizer, held_out = config.optimizer, history.held_out
+    kind = "AdamW" if optimizer.kind == "adamw" else f"AdamW ({optimizer.kind})"
     return [
         ("base", base_name(Path(config.model.path))),
         ("trained", _recipe(config.adapter)),
         ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} samples each"),
         ("objective", objective_name(config.objective, config.data.kind)),
-        ("optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
+        ("optimizer", f"{kind}, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
         ("warm-up", f"{optimizer.warmup(config.run.steps):,} steps"),
         ("weight decay", f"{optimizer.weight_decay:g}"),
         ("seed", str(loop.seed)),

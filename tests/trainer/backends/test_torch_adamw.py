@@ -1,0 +1,142 @@
+"""AdamW by bitsandbytes: what the library does on its own, and the same after a checkpoint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import torch_adamw
+from trainctl.trainer.backends.base import ADAMW_SLOTS
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+
+RATE, UPDATES = 1e-2, 3
+EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
+
+bitsandbytes: Any = pytest.importorskip("bitsandbytes")
+
+
+def opened(run_file: Callable[..., Any], kind: str) -> Any:
+    config = run_file(optimizer__kind=kind, optimizer__weight_decay=0.1)
+    return load(config, config.nodes["here"], "run.toml")
+
+
+def train(backend: Any, first: int, updates: int = UPDATES) -> list[dict[str, np.ndarray]]:
+    """So many updates; the gradient of each."""
+    found = []
+    for step in range(first, first + updates):
+        backend.clear()
+        backend.forward(
+            batches.from_blocks(np.random.default_rng(step).integers(0, 200, (3, 21), dtype=np.int32)), 1 / 60
+        )
+        backend.backward()
+        backend.accumulate()
+        found.append(backend.copy_of("accumulators"))
+        backend.update(RATE, 1.0)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw"])
+def test_updates_are_bitsandbytes_own(run_file: Callable[..., Any], kind: str) -> None:
+    ours = opened(run_file, kind)
+    start = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in ours.copy_of("weights").items()}
+    groups = [
+        {"params": [p for p in start.values() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in start.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    bits = 8 if kind in EIGHT_BIT else 32
+    theirs = bitsandbytes.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8, optim_bits=bits)
+    for gradients in train(ours, 0):
+        for name, parameter in start.items():
+            parameter.grad = torch.from_numpy(gradients[name])
+        theirs.step()
+    for name, array in ours.copy_of("weights").items():
+        np.testing.assert_array_equal(array, start[name].detach().numpy(), name)
+    stored = [state["state1"].dtype for state in theirs.state.values()]
+    assert (torch.uint8 in stored) == (bits == 8)
+
+
+@pytest.mark.parametrize("kind", [*EIGHT_BIT, "paged-adamw"])
+def test_a_resumed_run_goes_on_to_the_bit(run_file: Callable[..., Any], kind: str) -> None:
+    whole, resumed = opened(run_file, kind), opened(run_file, kind)
+    train(whole, 0)
+    resumed.import_state(whole.export_state())
+    assert resumed.updates == UPDATES
+    for backend in (whole, resumed):
+        train(backend, UPDATES)
+    for part in ("weights", *ADAMW_SLOTS):
+        expected = whole.copy_of(part)
+        for name, array in resumed.copy_of(part).items():
+            np.testing.assert_array_equal(array, expected[name], f"{part} of {name}")
+
+
+def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(run_file: Callable[..., Any]) -> None:
+    """A run that goes on with another kind."""
+    before, after = opened(run_file, "adamw"), opened(run_file, "adamw-8bit")
+    train(before, 0)
+    after.import_state(before.export_state())
+    for slot, signed in zip(ADAMW_SLOTS, (True, False), strict=True):
+        numbers = bitsandbytes.functional.create_dynamic_map(signed=signed)
+        expected, found = before.copy_of(slot), after.copy_of(slot)
+        for name, array in expected.items():
+            if array.size < 4096:
+                np.testing.assert_array_equal(found[name], array)
+                continue
+            codes, state = bitsandbytes.functional.quantize_blockwise(
+                torch.from_numpy(array), code=numbers, blocksize=256
+            )
+            theirs = bitsandbytes.functional.dequantize_blockwise(codes, state).numpy()
+            errors = np.abs(found[name] - array), np.abs(theirs - array)
+            assert (errors[0] <= errors[1] + 1e-6 * np.abs(array).max()).all(), "the nearest value"
+            assert errors[0].any()
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 900), st.booleans(), st.floats(1e-30, 1e10),
+    st.sampled_from(["any", "negative", "mirrored", "zeros"]),
+)  # fmt: skip
+def test_packed_values_come_back(seed: int, count: int, signed: bool, size: float, block: str) -> None:
+    """Codes as the library makes them: some value of a block is its largest magnitude, of either sign."""
+    numbers = bitsandbytes.functional.create_dynamic_map(signed=signed)
+    random = np.random.default_rng(seed)
+    values = random.standard_normal(count).astype(np.float32) * np.float32(size)
+    mirrored = np.concatenate([-values, np.float32(0.992) * values])[:256]
+    kinds = {"any": values, "negative": -np.abs(values), "mirrored": mirrored, "zeros": 0 * values}
+    values = kinds[block] if signed else np.abs(values)
+    codes, state = bitsandbytes.functional.quantize_blockwise(torch.from_numpy(values), code=numbers, blocksize=256)
+    stored = torch_adamw._unpacked(codes, state.absmax, numbers)
+    theirs = bitsandbytes.functional.dequantize_blockwise(codes, state)
+    torch.testing.assert_close(stored, theirs, rtol=0, atol=0)
+    again = torch_adamw._unpacked(*torch_adamw._packed(stored, numbers), numbers)
+    torch.testing.assert_close(again, stored, rtol=0, atol=0)
+
+
+def test_an_8_bit_run_takes_a_quarter_of_the_memory(run_file: Callable[..., Any]) -> None:
+    whole, packed = (opened(run_file, kind)._optimizer for kind in ("adamw", "adamw-8bit"))
+    large = [index for index, state in enumerate(packed._states) if "absmax1" in state]
+    assert large
+
+    def size(optimizer: Any, names: tuple[str, ...]) -> int:
+        return sum(optimizer._states[index][name].nbytes for index in large for name in names)
+
+    assert size(packed, ("state1", "state2", "absmax1", "absmax2")) < 0.26 * size(whole, ADAMW_SLOTS)
+
+
+def test_mlx_is_refused(run_file: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidInputError, match=r"run\.toml: nodes\.here\.backend: MLX has no 'adamw-8bit'"):
+        run_file(optimizer__kind="adamw-8bit", nodes__here={"backend": "mlx"})
+
+
+def test_bitsandbytes_that_is_not_installed_is_named(
+    run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_file(optimizer__kind="paged-adamw")
+    find = torch_adamw.importlib.util.find_spec  # type: ignore[attr-defined]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    with pytest.raises(InvalidInputError, match=r"optimizer\.kind: 'paged-adamw' needs bitsandbytes; .*bitsandbytes"):
+        load(config, config.nodes["here"], "run.toml")
