@@ -95,7 +95,7 @@ def test_only_the_adapters_are_trained_and_travel(new_rig: Rigs) -> None:
             {"targets": ("lm_head",)},
             r"adapter.targets: adapters can't be attached to lm_head or the embeddings; choose",
         ),
-        ({"layers": 3}, r"adapter.layers: 3 are more than the model's 2"),
+        ({"layers": 3}, r"adapter.layers: 3 is above the model's 2; 0 means all"),
     ],
 )
 def test_a_layer_that_is_not_there_is_refused(assets: Path, change: dict[str, Any], what: str) -> None:

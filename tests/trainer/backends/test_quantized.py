@@ -280,7 +280,7 @@ def test_what_cannot_be_quantized_is_one_line_and_leaves_nothing(
 def test_a_quantized_model_or_a_folder_that_is_there_is_left_alone(copies: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"quantized already \(mlx-4bit\)"):
         quantize(str(copies("mlx-4bit")), "nvfp4", None, tmp_path / "out")
-    with pytest.raises(InvalidInputError, match="is there already"):
+    with pytest.raises(InvalidInputError, match="already exists"):
         quantize(str(copies("mlx-4bit").with_name("model")), "nvfp4", None, tmp_path)
 
 

@@ -242,12 +242,12 @@ def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., 
             {"nodes__here": {"backend": "mlx"}},
             r'nodes\.here\.backend: "seq2seq" needs torch, because mlx-lm has no enc',
         ),
-        ({"data__packing": "best-fit"}, r'data\.packing: "seq2seq" packs no prompts: set data\.packing = "none"'),
+        ({"data__packing": "best-fit"}, r'data\.packing: "seq2seq" does not support packing: set data\.packing'),
         ({"data__kind": "samples"}, r'data\.kind: "seq2seq" needs rows with a prompt and a completion: set "rows"'),
         ({"data__kind": "text"}, r"objective\.kind: 'seq2seq' needs data\.kind = \"rows\" or \"samples\""),
         ({"data__growing": True}, r'data\.growing: "seq2seq" needs whole files: set data\.growing = false'),
-        ({"adapter": LORA | {"dropout": 0.1}}, r'adapter\.dropout: "seq2seq" offers no dropout of adapters'),
-        ({"model__base": "nf4"}, r'model\.base: "seq2seq" quantizes no base: set model\.base = "stored"'),
+        ({"adapter": LORA | {"dropout": 0.1}}, r'adapter\.dropout: "seq2seq" does not support adapter dropout'),
+        ({"model__base": "nf4"}, r'model\.base: "seq2seq" does not support quantized bases: set model\.base'),
     ],
 )
 def test_what_it_does_not_offer_is_refused(
@@ -287,7 +287,7 @@ def test_adapters_of_layers_with_other_names_in_the_files_are_refused(start: Sta
     transformers.BartModel.from_pretrained(model).save_pretrained(headless)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copyfile(model / name, headless / name)
-    with pytest.raises(InvalidInputError, match=r"otherwise than the model's files: save the model with it, and set"):
+    with pytest.raises(InvalidInputError, match=r"another name in the model's files: save the model with transformers"):
         start(model__path=str(headless), adapter=LORA)
 
 

@@ -37,7 +37,7 @@ def test_json_is_one_object_and_the_folder_has_a_name(
     assert made["folder"] == str(tmp_path / "small-1-step-2-peft")
     assert made["difference"] <= made["tolerance"] == 1e-5
     refused = call_json("export-model", run, "--to", "peft", status=2)
-    assert refused["error"]["text"].startswith(f"{made['folder']}: is there already")
+    assert refused["error"]["text"].startswith(f"{made['folder']}: already exists")
 
 
 def test_what_cannot_be_done_is_one_line(run: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def adapted_layers(table: AdapterTable, stored: Mapping[str, tuple[int, ...]], w
         counts[stack] = max(counts.get(stack, 0), number + 1)
     count = max(counts.values())
     if table.layers > count:
-        raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} are more than the model's {count}")
+        raise InvalidInputError(f"{where}: adapter.layers", f"{table.layers} is above the model's {count}; 0 means all")
     last = table.layers or count
     chosen = {
         layer for layer, (stack, number) in found.items()

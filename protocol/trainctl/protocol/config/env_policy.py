@@ -1,8 +1,8 @@
 """Which environment variables a run file may give a trainer: those of its libraries, not those that choose its code.
 
-Who may start a run may not therefore run programs of their own on a node: what the system's loader, Python or a library
-would take code from comes from the node's own environment (`trainctl-agent install --env`), as does what trainctl and
-its engines set themselves.
+Permission to start a run isn't permission to run other programs on a node. So variables that tell the system's loader,
+Python or a library where to find code come only from the node's own environment (`trainctl-agent install --env`). A
+run file can't set the variables that trainctl and its engines set either.
 """
 
 import re
@@ -39,7 +39,7 @@ def check(variables: Mapping[str, str], where: str) -> None:
 
 
 def check_name(name: str, where: str) -> None:
-    """Raises InvalidInputError for what no environment variable is called."""
+    """Raises InvalidInputError for text that can't be a variable's name."""
     if not _NAME.fullmatch(name):
         raise InvalidInputError(where, f"{name[:40]!r} is not a variable name: use letters, digits and '_'")
 

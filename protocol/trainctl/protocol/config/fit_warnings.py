@@ -1,4 +1,4 @@
-"""What to warn of before a run: settings that work but rarely do what is meant, by the model's sizes."""
+"""Warnings before a run: settings that work but are rarely intended, given the model's sizes."""
 
 from trainctl.protocol.config import families
 from trainctl.protocol.config.adapted_layers import adapted_layers

@@ -31,9 +31,9 @@ def _check_seq2seq(config: RunFile, where: str) -> None:
     for field, is_wrong, problem in (
         ("data.kind", config.data.kind != "rows", 'needs rows with a prompt and a completion: set "rows"'),
         ("data.growing", config.data.growing, "needs whole files: set data.growing = false"),
-        ("data.packing", config.data.packing != "none", 'packs no prompts: set data.packing = "none"'),
-        ("adapter.dropout", config.adapter.dropout > 0, "offers no dropout of adapters: set adapter.dropout = 0"),
-        ("model.base", config.model.base != "stored", 'quantizes no base: set model.base = "stored"'),
+        ("data.packing", config.data.packing != "none", 'does not support packing: set data.packing = "none"'),
+        ("adapter.dropout", config.adapter.dropout > 0, "does not support adapter dropout: set adapter.dropout = 0"),
+        ("model.base", config.model.base != "stored", 'does not support quantized bases: set model.base = "stored"'),
         *((f"nodes.{name}.backend", node.backend == "mlx",
            'needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
           for name, node in config.nodes.items()),

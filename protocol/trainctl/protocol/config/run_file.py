@@ -174,7 +174,7 @@ def glob_root(path: Path) -> Path:
 
 
 def _check_tokenizer(config: RunFile, where: str) -> None:
-    """The model's own, where the model is there at all."""
+    """Whether the model has the tokenizer that the run file asks for, if the model is on this machine."""
     model = Path(config.model.path)
     tokenizer = model / "tokenizer.json"
     wanted = config.data.kind != "samples" and config.data.tokenizer == "model"

@@ -69,7 +69,7 @@ def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tupl
 
 
 def _of_choices(value: Any, kind: Any) -> str:
-    """A value that is none of those there are, with these."""
+    """The problem with a value that isn't one of the type's few values or names; empty for other types."""
     plain = _without_null(kind)
     if isinstance(value, str) and (reason := _reasons(kind).get(value)):
         return f"{value!r} is not supported: {reason}"
@@ -88,7 +88,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _reasons(kind: Any) -> dict[str, str]:
-    """Of values that people may expect: why they are none, as the type's metadata has it."""
+    """Values that people may expect but the type doesn't have, each with the reason from the type's metadata."""
     for part in (about for about in get_args(kind)[1:] if get_origin(kind) is Annotated):
         if isinstance(part, msgspec.Meta) and part.extra:
             return dict(part.extra.get(REFUSED, {}))

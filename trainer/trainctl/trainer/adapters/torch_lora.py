@@ -31,7 +31,7 @@ def attach(model: torch.nn.Module, lora: Lora) -> torch.nn.Module:
     made = {stored_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     if wrong := sorted(made - lora.names):
         problem = (
-            f"transformers names {wrong[0]!r} otherwise than the model's files: save the model with it, and set "
+            f"{wrong[0]!r} has another name in the model's files: save the model with transformers, and set "
             "model.path to that folder"
         )
         raise InvalidInputError("adapter.targets", problem)

@@ -322,8 +322,8 @@ class Backend(ABC):
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """Turn a library's several ways of saying that memory ran out into DeviceMemoryError, the scratch emptied;
-        where it kills instead, nothing can."""
+        """Turn a library's out-of-memory errors into DeviceMemoryError, and empty the scratch. This can't help if the
+        process is killed instead."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:

@@ -99,7 +99,7 @@ def _two_lines(error: BaseException) -> str:
 def _check_family(config: dict[str, Any], where: str) -> None:
     """Whether mlx-lm computes what the model does."""
     if (kind := config.get("model_type")) in _OTHERWISE:
-        problem = f"mlx-lm's {kind} model is another one than transformers': it {_OTHERWISE[kind]}; train with torch"
+        problem = f"mlx-lm's {kind} model differs from transformers': it {_OTHERWISE[kind]}; train with torch"
         raise InvalidInputError(f"{where}: model.path", problem)
 
 

@@ -1,6 +1,6 @@
-"""Attention masks of transformers, without its question to the device at every forward pass.
+"""Attention masks of transformers, without a device synchronization at every forward pass.
 
-From the positions of a batch, transformers looks for several documents in a row, and the host waits for the answer.
+transformers searches the positions of a batch for several documents per row, and the host waits for the result.
 Within `one_document_per_row`, it skips that search.
 """
 

@@ -120,7 +120,7 @@ class GrowingDataset:
         return self._now.order.covers(stop)
 
     def wait_for(self, stop: int, look: Look) -> float:
-        """Until it `covers` them; since when it does. Raises what `look` does, and why no more can be sealed."""
+        """Wait until it `covers` them; returns since when it does. Raises what `look` does, and why sealing ended."""
         self.wait_until(lambda now: now.order.covers(stop), look)
         now = self._now
         return now.times[-1] if stop > now.order.samples else now.times[now.order.needed(stop) - 1]

@@ -36,7 +36,7 @@ from trainctl.trainer.data.token_cache import (
 from trainctl.trainer.data.worker_pool import usable_cores
 
 PROCESS_BYTES = 8_000_000
-"""Bytes of sources from which on a process of its own tokenizes them. Starting processes takes longer for less."""
+"""Sources of at least so many bytes are tokenized by a separate process. For less, starting it takes longer."""
 _REPORT_SECONDS = 0.5
 """Seconds between two reports of progress."""
 _EXIT_SECONDS = 5.0

@@ -28,8 +28,8 @@ def write_peft(trained: TrainedModel, lora: Lora, folder: Path) -> None:
 
 
 def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
-    """mlx-lm's directory, whose matrices are the transposes of peft's. Beside it a base that mlx-lm reads right, if it
-    doesn't so read the one that there is. Raises OSError."""
+    """mlx-lm's directory, whose matrices are the transposes of peft's. If mlx-lm would misread
+    the base, the folder `OWN_BASE` in it has a base that mlx-lm reads correctly. Raises OSError."""
     from safetensors.numpy import save_file
 
     stored, found = float32_file(trained.weights), places(lora)

@@ -44,7 +44,7 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
     _check(trained, form, dtype)
     folder: Path = (wanted.output or Path(f"{run}-step-{trained.loop.step}-{form}")).absolute()
     if folder.exists():
-        raise InvalidInputError(str(folder), "is there already: remove it, or give another --output")
+        raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
     made: dict[str, Any] = {"run": run, "step": trained.loop.step, "form": form, "folder": str(folder)}
 
     def write(work: Path) -> None:

@@ -48,7 +48,7 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
         raise InvalidInputError("MODEL", f"no *.safetensors weights in {model}")
     folder = (output or Path(f"{Path(hub_models.reference(model).name).name}-{form}")).absolute()
     if folder.exists():
-        raise InvalidInputError(str(folder), "is there already: remove it, or give another --output")
+        raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
 
     def write(work: Path) -> None:
         write_quantized(model, work, how)

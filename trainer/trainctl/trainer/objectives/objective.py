@@ -95,8 +95,8 @@ class Objective(ABC):
         """Those of one batch, differentiable, in the order of the objective's row."""
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        """Those that only an evaluation has, by the names of the row's `held_out`; what the model can't tell is
-        missing."""
+        """The sums that only an evaluation has, by the names in the row's `held_out`. Sums that the model can't give
+        are missing."""
         return {}
 
     def weights(self, batch: Batch) -> dict[str, float]:

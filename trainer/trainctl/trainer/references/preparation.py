@@ -90,7 +90,7 @@ def _add(report: Report, first: int, samples: int, done: int) -> None:
 def _compute_together(
     key: ReferenceKey, model: ReferenceModel, target: Path, company: Company, report: Report
 ) -> None:  # fmt: skip
-    """Have the values that all ranks of the run have: this node's own, or others in their place."""
+    """Get the values that all ranks of the run have. They replace this node's own values if those differ."""
     supply: Supply = model
     own_digest = ""
     if target.is_dir():

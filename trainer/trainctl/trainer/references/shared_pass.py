@@ -24,7 +24,7 @@ MOST_VALUES = 200_000
 """Values of a unit, which are sent in one message."""
 PART_BYTES = 60 * 1024
 MOST_UNLIKE = 2
-"""Times that all values were fetched and were not those that the lead names."""
+"""Times that all fetched values may differ from the lead's digest before they count as damaged."""
 AGAIN_SECONDS = 1.0
 """Time after which an unanswered ask is repeated."""
 IDLE_SECONDS = 0.1
@@ -82,7 +82,7 @@ class SharedPass:
                 ask = self._next(answer, file)
 
     def _is_whole(self, answer: ReferenceSlice, file: IO[bytes]) -> bool:
-        """Whether the rank has what all ranks are to have; fetched from the beginning if it turned out to be unlike."""
+        """Whether the rank has the values that all ranks must have. If they differ, it fetches all of them again."""
         if self._own or self._received == self._key.counted:
             if answer.digest == (self._own or self._whole.hexdigest()):
                 return True

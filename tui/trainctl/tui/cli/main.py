@@ -270,7 +270,7 @@ def _hint(error: typer.TyperException) -> str:
 
 
 def _prepare(*, json: bool) -> None:
-    """Streams that print what their encoding lacks as `?`, and a fault of our own told in one line, or one object."""
+    """Make streams print `?` for what their encoding lacks, and print an internal error as one line or object."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

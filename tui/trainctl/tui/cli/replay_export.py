@@ -120,7 +120,7 @@ def export_model(
     from trainctl.tui.export.model_export import description, make
 
     if step is not None and best:
-        raise InvalidInputError("--best", "and --step exclude each other: give one")
+        raise InvalidInputError("--best", "can't be combined with --step: give only one")
     directory = run_lookup.find_or_ask(ctx, run)
     given = {"--to": to, "--step": step, "--output": output_folder, "--dtype": dtype}
     words = [f"{option}={value}" for option, value in given.items() if value is not None]
@@ -168,7 +168,7 @@ def score(
     from trainctl.tui.export.writers import destination
 
     if step is not None and best:
-        raise InvalidInputError("--best", "and --step exclude each other: give one")
+        raise InvalidInputError("--best", "can't be combined with --step: give only one")
     chosen = tuple(name for name in (nodes or "").split(",") if name)
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = row_scores.answer_options(given, answers=answers)

@@ -213,7 +213,7 @@ def bench(
     need: Annotated[
         float | None,
         typer.Option(
-            metavar="TOKENS_PER_SECOND", min=1, show_default=False, help="What training takes on this machine."
+            metavar="TOKENS_PER_SECOND", min=1, show_default=False, help="Rate that training needs on this machine."
         ),
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Don't load the model to time it.")] = False,
@@ -227,8 +227,8 @@ def bench(
     """Measure how fast a run's data are tokenized and read, beside what training takes.
 
     It tokenizes all data into a temporary folder. Then it assembles micro-batches for a few seconds, from the disk and
-    from memory. What training takes is --need, or what the newest run with the same settings on this machine
-    measured. Without either, a few micro-batches of the model are timed.
+    from memory. The rate that training needs is --need, or the rate of the newest run with the same settings on
+    this machine. Without either, a few micro-batches of the model are timed.
     """
     if need is not None and not math.isfinite(need):
         raise InvalidInputError("--need", "must be a finite number of tokens per second")

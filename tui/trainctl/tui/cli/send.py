@@ -116,7 +116,7 @@ def promote(
 
 
 def _own_agent(at: targets.Where, node: str) -> str:
-    """Where the agent of a node is; by the others' word if it isn't where the cluster file has it."""
+    """The address of a node's agent. If it isn't at the one in the cluster file, the other agents are asked."""
     if at.cluster is None:
         return agent_call.find_lead(at.addresses)
     own = at.cluster.address_of(node)

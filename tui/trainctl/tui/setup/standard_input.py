@@ -67,7 +67,7 @@ class InputCopy:
         """Until the input has ended. Raises TrainctlError if it could not be copied to its end."""
         self._thread.join()
         if self._error:
-            raise TrainctlError(f"{self.path}: {self._error}; the run goes on with the {self.lines:,} lines before")
+            raise TrainctlError(f"{self.path}: {self._error}; the run continues with the first {self.lines:,} lines")
 
     def end(self) -> bool:
         """Whatever is still to come is left out: mark the end after the last whole line. False if it was marked."""
@@ -133,7 +133,7 @@ def _finish(copy: InputCopy, tell: Callable[[str], None]) -> None:
     if not copy.begun:
         copy.discard()
     elif copy.end():
-        tell(f"input: stopped after {copy.lines:,} lines; the run goes on with those, the rest is lost")
+        tell(f"input: stopped after {copy.lines:,} lines; the run continues with those; the rest is lost")
 
 
 @contextlib.contextmanager

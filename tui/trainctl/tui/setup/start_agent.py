@@ -1,4 +1,4 @@
-"""Where no agent runs yet: a person at a terminal is offered to have one started here, which goes on by itself."""
+"""If no agent is running, offers a person at a terminal to start one here. It outlives this program."""
 
 import subprocess
 import sys
