@@ -21,6 +21,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.torch_model import read_model
 from trainctl.trainer.backends.torch_quantized import Packed, QuantizedEmbedding, QuantizedLinear, packed, unpack, whole
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data import batch as batches
@@ -120,6 +121,24 @@ def curve(backend: Backend, steps: int = 6) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("form", ["mlx-4bit", "nvfp4"])
+def test_no_part_of_a_packed_layer_is_loaded_twice(
+    copies: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Copies in the run's type would be dropped after they were made."""
+    loaded: list[str] = []
+    load_state_dict = torch.nn.Module.load_state_dict
+
+    def watched(self: torch.nn.Module, state: Any, **options: Any) -> Any:
+        loaded.extend(state)
+        return load_state_dict(self, state, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", watched)
+    model = read_model(copies(form), "run.toml", torch.bfloat16)
+    assert loaded and all(name.endswith("norm.weight") for name in loaded)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
 @pytest.mark.parametrize("form", DEFAULTS)
 def test_both_backends_train_one_curve_on_the_same_bits(
     run_file: Callable[..., Any], copies: Callable[..., Path], form: str
@@ -206,8 +225,6 @@ def test_shapes_and_memory_are_those_of_the_whole_weights(
 
 def test_a_model_is_made_whole_again(copies: Callable[..., Path]) -> None:
     """Embeddings too."""
-    from trainctl.trainer.backends.torch_model import read_model
-
     tokens = torch.arange(24).view(2, 12)
     with torch.inference_mode():
         expected = read_model(copies("mxfp4"), "run.toml")(input_ids=tokens).logits

@@ -96,10 +96,8 @@ def _quantized(
     torch_quantized.put_in(model, stored, config, dtype)
     names = dict(model.named_parameters())
     constants = dict(model.named_buffers())
-    plain = {
-        name: tensor.to(dtype) for name, tensor in stored.items()
-        if name in constants or (name in names and names[name].is_meta)
-    }  # fmt: skip
+    used = [name for name in stored if name in constants or (name in names and names[name].is_meta)]
+    plain = {name: stored.pop(name).to(dtype) for name in used}
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()  # type: ignore[operator]
     if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:

@@ -196,14 +196,15 @@ def _hold(layer: Any, weight: Packed) -> None:
 
 
 def put_in(
-    model: torch.nn.Module, stored: Mapping[str, torch.Tensor], config: Mapping[str, Any], dtype: torch.dtype
+    model: torch.nn.Module, stored: dict[str, torch.Tensor], config: Mapping[str, Any], dtype: torch.dtype
 ) -> None:
-    """Replace the layers of `model` that `stored` has packed, and tie its head to the embeddings if `config` wants it
-    and the head isn't stored. Raises KeyError for a layer that the model doesn't have."""
+    """Replace the layers of `model` that `stored` has packed, whose parts are taken out of it, and tie its head to the
+    embeddings if `config` wants it and the head isn't stored. Raises KeyError for a layer that the model doesn't
+    have."""
     for layer in [name.removesuffix(".scales") for name in stored if name.endswith(".scales")]:
         how = quantization_of(config, layer)
         assert how is not None
-        parts = {part: stored[name] for part, name in layer_parts(layer, stored).items()}
+        parts = {part: stored.pop(name) for part, name in layer_parts(layer, stored).items()}
         _replace(model, layer, packed(how, parts), dtype)
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
