@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.quantized_model import quantized_copy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config.model_facts import read_facts
@@ -22,7 +23,15 @@ from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.backends.torch_model import read_model
-from trainctl.trainer.backends.torch_quantized import Packed, QuantizedEmbedding, QuantizedLinear, packed, unpack, whole
+from trainctl.trainer.backends.torch_quantized import (
+    Packed,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    _scales,
+    packed,
+    unpack,
+    whole,
+)
 from trainctl.trainer.common.model_files import stored_shapes
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.exports.quantize_model import quantize
@@ -55,6 +64,32 @@ def test_what_torch_unpacks_is_mlx_s_bit_for_bit(
     assert np.array_equal(unpack(weight, torch.float32).numpy(), expected)
     some = torch.tensor([[3, 1], [47, 3]])
     assert np.array_equal(unpack(weight.rows(some), torch.float32).numpy(), expected[some.numpy()])
+
+
+class CommonFloats(TorchDispatchMode):
+    """Refuses float types that torch's MPS device lacks: those of 64 and of 8 bits."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.is_floating_point():
+            assert made.dtype in (torch.float32, torch.bfloat16, torch.float16), func
+        return made
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_unpacking_takes_types_that_all_devices_have(how: Quantization) -> None:
+    weight, expected = quantized(how)
+    with CommonFloats():
+        found = unpack(weight, torch.float32)
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_scales_of_nvfp4_are_those_of_torch_s_type() -> None:
+    """For all bytes; two aren't numbers."""
+    stored = torch.arange(256, dtype=torch.uint8)
+    found, expected = _scales("nvfp4", stored), stored.view(torch.float8_e4m3fn).float()
+    assert torch.equal(found[~expected.isnan()], expected[~expected.isnan()])
+    assert found.isnan().nonzero().flatten().tolist() == [127, 255]
 
 
 @pytest.mark.parametrize("parts", [1, 5])

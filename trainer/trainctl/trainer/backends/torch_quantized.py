@@ -19,6 +19,8 @@ import torch
 from trainctl.protocol.config.quantization import UNPACKED_VALUES, Quantization, layer_parts, quantization_of
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+"""By byte. It is looked up because Apple's GPUs lack torch's type."""
 _BLOCK_VALUES = {"cpu": 1 << 18}
 """Values that are unpacked at once, by the kind of device: on a CPU, those that its caches hold."""
 _MOST_BLOCK_VALUES = 1 << 24
@@ -95,7 +97,7 @@ def _values(weight: Packed) -> torch.Tensor:
 
 def _scales(mode: str, stored: torch.Tensor) -> torch.Tensor:
     if mode == "nvfp4":
-        return stored.view(torch.float8_e4m3fn).float()
+        return torch.tensor(_E4M3, device=stored.device)[stored.int()]
     return torch.exp2(stored.float() - 127)
 
 
