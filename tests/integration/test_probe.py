@@ -166,9 +166,10 @@ def test_a_rank_with_another_quantization_of_the_model_is_refused(cluster, run_c
     for form in ("mlx-4bit", "nvfp4"):
         quantize(str(model), form, None, tmp_path / form)
     adapter = {"kind": "lora", "rank": 4}
-    for read, other, says in (
-        (tmp_path / "nvfp4", {}, "probe: gamma differs from "),
-        ("", {"model_path": "nvfp4"}, "model"),
+    digests = "model digests of gamma and alpha differ: config.json differs; "
+    for read, other, says, probes in (
+        (tmp_path / "nvfp4", {}, "probe: gamma differs from alpha by ", 1),
+        ("", {"model_path": "nvfp4"}, digests, 0),
     ):
         wish(str(read))
         nodes = on(*NODES, gamma={name: str(tmp_path / form) for name, form in other.items()})
@@ -176,4 +177,5 @@ def test_a_rank_with_another_quantization_of_the_model_is_refused(cluster, run_c
         with cluster.client(timeout_seconds=120) as client:
             reply = client.send("start-run", {"config": config}, timeout_seconds=120)
             assert reply.state == "failed"
-            assert says in reply.reason, reply.reason
+            assert reply.reason.startswith(f"the run failed: {says}"), reply.reason
+            assert len(probes_of(cluster, reply.run)) == probes
