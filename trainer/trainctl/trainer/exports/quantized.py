@@ -26,8 +26,8 @@ def check_mlx_installed(field: str, what: str) -> None:
 
 
 def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:
-    """Quantize the model in the directory `whole`. Layers whose width the group size doesn't divide stay as they
-    are. Its config.json states RoPE where mlx-lm and transformers look for it."""
+    """Quantize the model in the directory `whole`. mlx-lm leaves layers whose width the group size doesn't divide as
+    they are: the caller decides about them. The config.json states RoPE where mlx-lm and transformers look for it."""
     from mlx_lm import utils
 
     stated = rope_config.changed(rope_config.read(whole), whole)
