@@ -317,16 +317,45 @@ def test_tensors_and_configuration_that_do_not_fit_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("form", "group_size", "where"),
-    [("mxfp4", 64, "--group-size"), ("mlx-8bit", 48, "--group-size"), ("mlx-4bit", 128, "--group-size")],
+    ("form", "group_size", "says"),
+    [
+        ("mxfp4", 64, "--group-size: mxfp4 always has groups of 32: leave it out"),
+        ("mlx-8bit", 48, "--group-size: 48 isn't one of 32, 64, 128"),
+    ],
 )
-def test_what_cannot_be_quantized_is_one_line_and_leaves_nothing(
-    model: Path, tmp_path: Path, form: str, group_size: int, where: str
+def test_a_group_size_that_a_format_lacks_is_one_line(
+    model: Path, tmp_path: Path, form: str, group_size: int, says: str
 ) -> None:
     with pytest.raises(InvalidInputError) as refusal:
         quantize(str(model), form, group_size, tmp_path / "out")
-    assert refusal.value.where == where
-    assert not [*tmp_path.iterdir()]
+    assert str(refusal.value) == says
+
+
+NONE_FITS = 'no format has groups that divide all widths; on torch, model.base = "nf4" takes any width'
+
+
+@pytest.mark.parametrize(
+    ("width", "form", "group_size", "option", "advice"),
+    [
+        (96, "mlx-4bit", 128, "--group-size", "mlx-4bit or mlx-8bit with --group-size 32, mxfp4, nvfp4"),
+        (96, "mlx-8bit", None, "--to", "mlx-4bit or mlx-8bit with --group-size 32, mxfp4, nvfp4"),
+        (48, "mxfp4", 32, "--to", "nvfp4"),
+        (40, "nvfp4", None, "--to", ""),
+    ],
+)
+def test_a_width_that_groups_do_not_divide_is_one_line_and_leaves_nothing(
+    tmp_path: Path, width: int, form: str, group_size: int | None, option: str, advice: str
+) -> None:
+    model = make_chat_model(tmp_path / "model", hidden=width, intermediate=128)
+    with pytest.raises(InvalidInputError) as refusal:
+        quantize(str(model), form, group_size, tmp_path / "out")
+    size = group_size or DEFAULTS[form].group_size
+    assert refusal.value.where == option
+    assert refusal.value.problem == (
+        f"groups of {size} don't divide the width {width} of lm_head in {model}; "
+        + (f"these divide all widths: {advice}" if advice else NONE_FITS)
+    )
+    assert [*tmp_path.iterdir()] == [model]
 
 
 def test_a_quantized_model_or_a_folder_that_is_there_is_left_alone(copies: Callable[..., Path], tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ or what is wrong, with the exit status that fits. The folder appears under its n
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config import hub_models
-from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, whole_shapes
+from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.model_files import model_config, stored_shapes, stored_tensors
@@ -52,7 +53,7 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
 
     def write(work: Path) -> None:
         write_quantized(model, work, how)
-        _check(model, work, how, shapes)
+        _check(model, work, how, shapes, "--to" if group_size is None or how.mode != "affine" else "--group-size")
 
     make_folder(folder, write)
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -70,19 +71,33 @@ def _how(form: str, group_size: int | None) -> Quantization:
     return how._replace(group_size=group_size)
 
 
-def _check(model: Path, made: Path, how: Quantization, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Whether all that should be packed is, under its name. Raises InvalidInputError."""
+def _check(model: Path, made: Path, how: Quantization, shapes: dict[str, tuple[int, ...]], option: str) -> None:
+    """Whether all that should be packed is, under its name. Raises InvalidInputError, blaming `option` if the groups
+    don't divide a layer's width."""
     stored = {name: tensor.shape for name, tensor in stored_tensors(made).items()}
     if other := sorted(whole_shapes(stored, model_config(made)).keys() - shapes.keys()):
         problem = f"mlx-lm stores {other[0]!r} of this family under a name that torch doesn't know"
         raise InvalidInputError("MODEL", f"{problem}; it can't be trained on both")
-    for name, shape in shapes.items():
+    widths = {name: shape[1] for name, shape in shapes.items() if len(shape) == 2 and name in stored}
+    for name, width in widths.items():
         layer = name.removesuffix(".weight")
-        if len(shape) == 2 and shape[1] % how.group_size and name in stored and f"{layer}.scales" not in stored:
-            raise InvalidInputError(
-                "--group-size", f"groups of {how.group_size} don't divide the width {shape[1]} of {layer} in {model}; "
-                f"choose a format or a group size that does"
-            )  # fmt: skip
+        if width % how.group_size and not is_quantized(layer, stored):
+            problem = f"groups of {how.group_size} don't divide the width {width} of {layer} in {model}"
+            raise InvalidInputError(option, f"{problem}; {_alternatives({*widths.values()})}")
+
+
+def _alternatives(widths: Collection[int]) -> str:
+    """The formats and group sizes that divide all widths of layers, as advice."""
+
+    def divides(size: int) -> bool:
+        return not any(width % size for width in widths)
+
+    affine = " or ".join(form for form, how in DEFAULTS.items() if how.mode == "affine")
+    found = [f"{affine} with --group-size {size}" for size in GROUP_SIZES if divides(size)]
+    found += [form for form, how in DEFAULTS.items() if how.mode != "affine" and divides(how.group_size)]
+    if not found:
+        return 'no format has groups that divide all widths; on torch, model.base = "nf4" takes any width'
+    return f"these divide all widths: {', '.join(found)}"
 
 
 if __name__ == "__main__":
