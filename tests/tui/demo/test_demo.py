@@ -98,6 +98,16 @@ def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytes
         demo.ranks_of(demo.DemoOptions(steps=1))
 
 
+@pytest.mark.parametrize("nodes", [None, 1])
+def test_qlora_says_at_once_that_it_needs_mlx_lm(monkeypatch: pytest.MonkeyPatch, nodes: int | None) -> None:
+    monkeypatch.setitem(demo.NEEDED, "torch", TORCH)
+    monkeypatch.setitem(demo.NEEDED, "mlx", MISSING)
+    wanted = demo.DemoOptions(steps=1, nodes=nodes, objective="qlora")
+    with pytest.raises(InvalidInputError, match=r"^objective: qlora needs mlx-lm.*pip install '\.\[mlx\]'"):
+        demo.ranks_of(wanted)
+    demo.ranks_of(wanted._replace(objective="sft"))
+
+
 TORCH, MLX = ("numpy",), ("msgspec",)
 """Stand for what is installed."""
 MISSING = ("no_such_module",)

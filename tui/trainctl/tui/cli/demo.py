@@ -238,12 +238,12 @@ def close_pipes(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ranks_of(wanted: DemoOptions) -> dict[str, str]:
-    """The demo's nodes in rank order, each with its backend. Raises InvalidInputError if no backend is installed.
+    """The demo's nodes in rank order, each with its backend. Raises InvalidInputError if what it needs isn't installed.
 
     If there are several nodes and both backends are installed, the last node uses MLX. It is much slower on a Linux
     CPU.
     """
-    there = installed(wanted.backend)
+    there = installed(wanted.backend, wanted.objective)
     if wanted.nodes == 1:
         return {node_name(): wanted.backend}
     count = wanted.nodes or len(there) + 1
@@ -251,10 +251,13 @@ def ranks_of(wanted: DemoOptions) -> dict[str, str]:
     return {f"{kind}-{letter}": kind for kind, letter in zip(kinds, string.ascii_lowercase, strict=False)}
 
 
-def installed(backend: str) -> tuple[str, ...]:
-    """The installed backends among those that `backend` selects. Raises InvalidInputError if there are none."""
+def installed(backend: str, objective: Objective) -> tuple[str, ...]:
+    """The installed backends among those that `backend` selects. Raises InvalidInputError if there are none, or if the
+    objective's assets can't be made."""
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:
         raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed; {installing(*wanted)}")
+    if objective == "qlora" and not all(importlib.util.find_spec(module) for module in NEEDED["mlx"]):
+        raise InvalidInputError("objective", f"qlora needs mlx-lm, to quantize its model; {installing('mlx')}")
     return found
