@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.support.quantized_model import quantized_copy
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate, estimate_memory
@@ -38,16 +39,45 @@ def estimated(config: Any) -> MemoryEstimate:
 def test_the_estimate_is_within_a_quarter_of_what_is_measured(
     run_file: Callable[..., Any], tmp_path: Path, backend: str, length: int, changes: dict[str, Any]
 ) -> None:
-    shape = demo_assets.llama_config(hidden=384, layers=10, heads=6, intermediate=1024) | {"vocab_size": 8192}
-    demo_assets.make_model(tmp_path / "model", shape)
+    make_model(tmp_path / "model")
     there = {"backend": backend, "device": "cpu", "threads": 1}
     model = str(tmp_path / "model")
     config = run_file(model__path=model, data__sequence_length=length, nodes__here=there, **changes)
     found = estimated(config)
     assert 18e6 < found.parameters < 50e6
-    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(tmp_path / "run.toml"), "here"]
+    assert found.total == pytest.approx(measured_peak(tmp_path / "run.toml"), rel=0.25)
+
+
+def make_model(folder: Path) -> None:
+    shape = demo_assets.llama_config(hidden=384, layers=10, heads=6, intermediate=1024) | {"vocab_size": 8192}
+    demo_assets.make_model(folder, shape)
+
+
+def measured_peak(run: Path) -> int:
+    """Bytes, of a process of its own."""
+    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(run), "here"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=10 * HANG_SECONDS)
-    assert found.total == pytest.approx(int(done.stdout), rel=0.25)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is the kernel's")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("backend", "base", "length"), [("torch", "mlx-4bit", 128), ("torch", "nf4", 128), ("mlx", "mlx-4bit", 64)]
+)
+def test_the_estimate_of_a_quantized_base_is_within_15_percent(
+    run_file: Callable[..., Any], tmp_path: Path, backend: str, base: str, length: int
+) -> None:
+    """At times glibc's allocator keeps less of what is freed, so a peak that is outside is measured again."""
+    make_model(tmp_path / "model")
+    model = tmp_path / "model" if base == "nf4" else quantized_copy(tmp_path / "model", base)
+    there = {"backend": backend, "device": "cpu", "threads": 1}
+    changes = {"model__base": base, "data__sequence_length": length, "adapter": {"kind": "lora"}}
+    found = estimated(run_file(model__path=str(model), nodes__here=there, **changes)).total
+    ratios: list[float] = []
+    while not any(1 / 1.15 < ratio < 1.15 for ratio in ratios):
+        assert len(ratios) < 3, ratios
+        ratios.append(found / measured_peak(tmp_path / "run.toml"))
 
 
 def test_what_is_trained_and_how_each_setting_changes_a_part(run_file: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.backends.torch_model import read_model
+from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_quantized import (
     Packed,
     QuantizedEmbedding,
@@ -406,6 +407,14 @@ def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, 
             assert np.linalg.norm(found - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-6), name
     whole = load_whole(run_file, model)
     assert abs(ours.evaluate(given).losses["tokens"] - whole.evaluate(given).losses["tokens"]) > 1e-3, "packed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel lists what is mapped")
+def test_nf4_keeps_no_whole_weights_of_the_files(model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    loaded = read_model(folder, "run.toml", packing=Nf4(torch.device("cpu"), torch.float32, False))
+    assert any(parameter.dtype == torch.uint8 for parameter in loaded.parameters())
+    assert str(folder) not in Path("/proc/self/maps").read_text("utf-8")
 
 
 def load_whole(run_file: Callable[..., Any], model: Path) -> Backend:

@@ -9,8 +9,8 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
     gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
-                 6 T outputs of the adapted layers, which the allocator keeps between what is held. There, if layers
-                 are computed again, the one that backward works on counts 3.6 times
+                 6 T outputs of the adapted layers, which the allocator keeps between what is held, or 10 T with
+                 nf4. There, if layers are computed again, the one that backward works on counts 3.6 times
                  What a decoder's layers have beside an encoder is half a layer more
     logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
     sum          4 t: the buffer in which a group sums gradients
@@ -38,6 +38,8 @@ _OVERHEAD_PART, _OVERHEAD_BYTES = 0.1, 50_000_000
 _KEPT_OUTPUT_BYTES = 6
 """For each output of an adapted layer whose activations are held: glibc's allocator leaves gaps between aligned
 arrays, and adapters compute in float32."""
+_COPIED_OUTPUT_BYTES = 4
+"""Further ones with nf4: peft copies what the packed layer gave."""
 _COMPUTED_AGAIN = 3.6
 """Layers whose size the allocator keeps to compute one again, measured with and without adapters."""
 _CROSSING = 0.5
@@ -130,7 +132,8 @@ def _activations(
     layer += width * facts.heads * config.data.sequence_length if backend == "mlx" else 0
     if is_torch_on_cpu and config.adapter.kind != "full":
         outputs = sum(rows for rows, _ in adapted_layers(config.adapter, facts.shapes, where).shapes.values())
-        layer += _KEPT_OUTPUT_BYTES * outputs / facts.layers
+        copied = _COPIED_OUTPUT_BYTES if config.model.base == "nf4" else 0
+        layer += (_KEPT_OUTPUT_BYTES + copied) * outputs / facts.layers
     mode: GradientCheckpointing = config.model.gradient_checkpointing
     saving = round(_CHECKPOINTED[mode] * facts.layers)
     worked_on = min(_COMPUTED_AGAIN, saving + 1) if is_torch_on_cpu else 1

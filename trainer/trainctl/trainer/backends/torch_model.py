@@ -65,7 +65,16 @@ def read_model(
     if notes["missing_keys"]:
         raise InvalidInputError(f"{where}: model.path", f"{path} has no weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
+    if packing:
+        _release_files(loaded)
     return loaded
+
+
+def _release_files(model: torch.nn.Module) -> None:
+    """Copy the weights that aren't packed. On a CPU they are parts of mapped files, which would stay in memory."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.clone()
 
 
 def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
