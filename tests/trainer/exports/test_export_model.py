@@ -15,6 +15,7 @@ from tests.trainer.support.trained_run import TrainedRun
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.common.model_files import stored_tensors
 from trainctl.trainer.exports import export_model, tensor_files
+from trainctl.trainer.exports.origin import ORIGIN_FILE
 from trainctl.trainer.exports.quantize_model import quantize
 from trainctl.trainer.exports.trained_model import open_trained
 from trainctl.trainer.exports.verification import Form, Logits, mlx_logits, torch_logits, verify_export
@@ -346,13 +347,56 @@ def test_adapters_of_a_quantized_base_are_fused_into_its_unpacked_weights(
 def test_adapters_of_a_quantized_base_are_for_mlx_lm_alone(
     quantized: TrainedRun, export: Export, tmp_path: Path
 ) -> None:
-    for form in ("peft", "mlx-4bit"):
-        refused = export(quantized.paths, form)
-        assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
+    """Of one whose directory doesn't say what it was made from."""
+    noted = quantized.paths.directory.parent / "model" / ORIGIN_FILE
+    kept = noted.rename(tmp_path / "kept")
+    try:
+        for form in ("peft", "mlx-4bit"):
+            refused = export(quantized.paths, form)
+            assert (refused["status"], refused["where"]) == (2, "--to") and not (tmp_path / "out").exists()
+        assert f"no {ORIGIN_FILE}" in export(quantized.paths, "peft")["problem"]
+    finally:
+        kept.rename(noted)
     made = export(quantized.paths, "mlx", "--verify")
     assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
     base = quantized.paths.directory.parent / "model"
     assert difference(by_mlx(tmp_path / "out", quantized, base), quantized) <= EXACT
+
+
+def test_peft_opens_adapters_of_a_quantized_base_on_the_model_it_was_made_from(
+    quantized: TrainedRun, export: Export, tmp_path: Path
+) -> None:
+    whole = quantized.paths.directory.parent / "whole"
+    made = export(quantized.paths, "peft", "--verify")
+    assert made["status"] == 0 and made["difference"] <= made["tolerance"], made
+    assert made["warning"].startswith("the adapters were trained on mlx-4bit values")
+    stated = json.loads((tmp_path / "out" / "adapter_config.json").read_text("utf-8"))
+    assert stated["base_model_name_or_path"] == str(whole)
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "| base | whole |" in card and "trained on a copy of the base in the format mlx-4bit. " in card
+    assert EXACT < difference(by_torch(tmp_path / "out", quantized), quantized) < 1.0, "of quantization"
+    shutil.rmtree(tmp_path / "out")
+
+
+def test_a_model_that_a_base_was_not_made_from_is_refused(
+    quantized: TrainedRun, export: Export, tmp_path: Path
+) -> None:
+    weights = quantized.paths.directory.parent / "whole" / "model.safetensors"
+    config, content = weights.with_name("config.json"), weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    try:
+        refused = export(quantized.paths, "peft")
+        assert (refused["status"], refused["where"]) == (2, str(weights.parent))
+        assert "aren't those that the base was made from" in refused["problem"]
+    finally:
+        weights.write_bytes(content)
+    away = config.rename(tmp_path / "away")
+    try:
+        refused = export(quantized.paths, "peft")
+        assert refused["status"] == 2 and f"{weights.parent}, which isn't on this machine" in refused["problem"]
+    finally:
+        away.rename(config)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_peft_is_refused_for_a_whole_model(trained: Callable[[str], TrainedRun], export: Export) -> None:

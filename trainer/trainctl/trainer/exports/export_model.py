@@ -6,10 +6,13 @@ appears under its name only when whole, and verified if that was asked for.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from trainctl.protocol.config.quantization import DEFAULTS, quantization_key
+import msgspec
+
+from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -22,6 +25,7 @@ from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import encodes_prompts, llama_cpp_lines, loading_lines, model_card
+from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of
 from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
 from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
 from trainctl.trainer.exports.verification import Comparison, Form, verify_export
@@ -42,6 +46,9 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         trained = open_trained(paths, wanted.step, wanted.best, record.evaluations())
         run, history = record.run, read_history(record, trained.loop.step)
     _check(trained, form, dtype)
+    packed = format_of(model_config(trained.model)) if form == "peft" else None
+    if packed is not None:
+        trained = _on_original(trained)
     folder: Path = (wanted.output or Path(f"{run}-step-{trained.loop.step}-{form}")).absolute()
     if folder.exists():
         raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
@@ -51,7 +58,7 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         kept = _write(trained, form, dtype, work)
         own = OWN_BASE if (work / OWN_BASE).exists() else ""
         card = model_card(
-            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config)
+            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config), packed or ""
         )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
         compared = _verified(trained, form, work) if wanted.verify else None
@@ -62,15 +69,15 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         made["rounding"] = compared.rounding if compared else None
 
     make_folder(folder, write)
-    return made | _advice(trained.config, form, folder)
+    return made | _advice(trained.config, form, folder, packed)
 
 
 def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
     """Whether the form can hold what was trained. Raises InvalidInputError."""
     if form == "peft" and trained.lora is None:
         raise InvalidInputError("--to", "peft holds adapters, and this run trained all weights: use --to fused")
-    if form in ("peft", "mlx-4bit") and quantization_key(model_config(trained.model)):
-        why = "peft can't open a base in MLX's format" if form == "peft" else "quantizing again loses what was learned"
+    if form == "mlx-4bit" and quantization_key(model_config(trained.model)):
+        why = "quantizing again loses what was learned"
         raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
     if dtype is not None and form in ("peft", "mlx") and trained.lora is not None:
         raise InvalidInputError("--dtype", f"{form} holds adapters alone, in float32: leave it out, or use --to fused")
@@ -79,6 +86,17 @@ def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
         raise InvalidInputError("--to", problem)
     if form == "mlx-4bit":
         check_mlx_installed("--to", form)
+
+
+def _on_original(trained: TrainedModel) -> TrainedModel:
+    """With the whole model that the quantized base was made from as its base. Raises InvalidInputError if that isn't
+    known, or isn't on this machine."""
+    original = original_of(trained.model)
+    if original is None:
+        why = f"peft can't open a base in MLX's format, and no {ORIGIN_FILE} in {trained.model} names the whole model"
+        raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
+    model = msgspec.structs.replace(trained.config.model, path=str(original))
+    return replace(trained, base=original, config=msgspec.structs.replace(trained.config, model=model))
 
 
 def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path) -> str | None:
@@ -106,16 +124,17 @@ def _verified(trained: TrainedModel, form: Form, work: Path) -> Comparison:
     return found
 
 
-def _advice(config: RunFile, form: Form, folder: Path) -> dict[str, Any]:
+def _advice(config: RunFile, form: Form, folder: Path, packed: str | None) -> dict[str, Any]:
     """What to do with the folder next."""
     next_lines = llama_cpp_lines(folder) if form == "fused" else ()
     own = str(folder / OWN_BASE) if (folder / OWN_BASE).exists() else ""
     note = (
         f"mlx-lm would misread the base's config.json (RoPE): use {own} as --model; its weights are links to the base"
     )
-    return {
-        "load": loading_lines(form, folder, config, own), "llama_cpp": next_lines, "warning": note if own else None,
-    }  # fmt: skip
+    warning = note if own else None
+    if packed is not None:
+        warning = f"the adapters were trained on {packed} values, and peft adds them to those of {config.model.path}"
+    return {"load": loading_lines(form, folder, config, own), "llama_cpp": next_lines, "warning": warning}
 
 
 def _parser() -> argparse.ArgumentParser:

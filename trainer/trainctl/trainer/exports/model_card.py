@@ -17,21 +17,28 @@ _OWN_BASE = (
     "mlx-lm looks for the rotary embeddings (RoPE) under older names than the base's `config.json` has. The one in",
     "`base/` has both. The other files there are links to the base on the machine of the export.",
 )
+_TRAINED_ON_PACKED = (
+    "The adapters were trained on a copy of the base in the format {}. Here they are added to the base itself, whose",
+    "values differ from the copy's. So its answers differ from those that the run evaluated.",
+)
 _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformers", "mlx-4bit": "mlx"}
 
 
 def model_card(
     run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "",
-    data: Sequence[DataFile] = (),
+    data: Sequence[DataFile] = (), packed: str = "",
 ) -> str:  # fmt: skip
     """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder. `data`: the
-    files of the run's data, as they are on this machine."""
+    files of the run's data, as they are on this machine. `packed`: the format of the base that was trained on, if the
+    export is for the whole base."""
     rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
     head = ["---", f"library_name: {_LIBRARY[form]}", f"pipeline_tag: {_task(config)}", "tags:", "- trainctl"]
     if "/" in (name := base_name(Path(config.model.path))):
         head.append(f"base_model: {name}")
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
+    if packed:
+        lines += ["", *(line.format(packed) for line in _TRAINED_ON_PACKED)]
     if curve:
         lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
     if data:

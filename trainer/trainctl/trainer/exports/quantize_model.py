@@ -16,6 +16,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.model_files import model_config, stored_shapes, stored_tensors
 from trainctl.trainer.exports.answers import answered
+from trainctl.trainer.exports.origin import write_origin
 from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
 
 GROUP_SIZES = (32, 64, 128)
@@ -53,6 +54,7 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
 
     def write(work: Path) -> None:
         write_quantized(model, work, how)
+        write_origin(model, work)
         _check(model, work, how, shapes, "--to" if group_size is None or how.mode != "affine" else "--group-size")
 
     make_folder(folder, write)
