@@ -1,6 +1,7 @@
 """The pure parts of exports: which file holds a weight, what a card says, when logits agree."""
 
 import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from trainctl.protocol.config.run_tables import (
     RunFile,
     RunTable,
 )
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
 from trainctl.trainer.common.model_files import StoredTensor
@@ -26,6 +28,7 @@ from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import change_of, shards
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines
+from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of, write_origin
 from trainctl.trainer.exports.verification import compare, probe_tokens
 
 NAN = float("nan")
@@ -35,6 +38,35 @@ def test_weights_go_into_the_files_of_the_base() -> None:
     base = {"a": StoredTensor("2.safetensors", (1,), "F32"), "b": StoredTensor("1.safetensors", (1,), "F32")}
     assert shards(["a", "b", "new"], base) == {"2.safetensors": ["a"], "1.safetensors": ["b", "new"]}
     assert shards(["a"], {}) == {"model.safetensors": ["a"]}
+
+
+def test_a_quantized_copy_knows_its_model_by_id_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))  # read once, at import
+    commit, copy = "a" * 40, tmp_path / "copy"
+    whole = tmp_path / "models--org--name" / "snapshots" / commit
+    for folder in (whole, copy):
+        folder.mkdir(parents=True)
+    (whole / "config.json").write_text("{}", "utf-8")
+    (whole / "model.safetensors").write_bytes(b"weights")
+    assert original_of(copy) is None
+    write_origin(whole, copy)
+    noted = json.loads((copy / ORIGIN_FILE).read_text("utf-8"))
+    assert (noted["model"], noted["revision"], len(noted["weights"])) == ("org/name", commit, 64)
+    assert original_of(copy) == whole
+    (whole / "config.json").unlink()
+    with pytest.raises(
+        InvalidInputError, match=rf"org/name \(commit {commit}\), which isn.t .*: download it"
+    ):
+        original_of(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"model": "org/name"}'])
+def test_a_damaged_note_of_a_quantized_copy_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ORIGIN_FILE).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=rf"{ORIGIN_FILE}: cannot read it: "):
+        original_of(tmp_path)
 
 
 def test_an_adapter_adds_its_scaled_product() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.protocol.config.hub_models import model_folder, reference
+from trainctl.protocol.config.hub_models import is_hub_id, model_folder, reference
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import files_digests
@@ -44,7 +44,8 @@ def original_of(quantized: Path) -> Path | None:
     found = model_folder(origin.model, origin.revision)
     if not (found / "config.json").is_file():
         named = origin.model if origin.revision is None else f"{origin.model} (commit {origin.revision})"
-        problem = f"the base was made from {named}, which isn't on this machine: put it there"
+        get = "download it" if is_hub_id(origin.model) else "put it there"
+        problem = f"the base was made from {named}, which isn't on this machine: {get}, or use --to mlx or fused"
         raise InvalidInputError(str(noted), problem)
     if _digest(found) != origin.weights:
         raise InvalidInputError(str(found), f"its weights aren't those that the base was made from, by {noted}")
