@@ -245,6 +245,7 @@ def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., 
         ({"data__packing": "best-fit"}, r'data\.packing: "seq2seq" does not support packing: set data\.packing'),
         ({"data__kind": "samples"}, r'data\.kind: "seq2seq" needs rows with a prompt and a completion: set "rows"'),
         ({"data__kind": "text"}, r"objective\.kind: 'seq2seq' needs data\.kind = \"rows\" or \"samples\""),
+        ({"data__tokenizer": "bytes"}, r'data\.tokenizer: "seq2seq" needs the tokenizer of its model: set "model"'),
         ({"data__growing": True}, r'data\.growing: "seq2seq" needs whole files: set data\.growing = false'),
         ({"adapter": LORA | {"dropout": 0.1}}, r'adapter\.dropout: "seq2seq" does not support adapter dropout'),
         ({"model__base": "nf4"}, r'model\.base: "seq2seq" does not support quantized bases: set model\.base'),
@@ -279,6 +280,15 @@ def test_a_model_of_the_other_kind_or_a_row_without_a_completion_is_refused(
     )
     with pytest.raises(InvalidInputError, match=r'line 1: needs "prompt" and "completion" of text for an encoder-dec'):
         start(data__path=str(rows))
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_a_run(
+    run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]
+) -> None:
+    config = run_file(**told("t5"))
+    (Path(config.model.path) / "tokenizer.json").unlink()
+    with pytest.raises(InvalidInputError, match=r'"model" needs .*tokenizer\.json; save the model\'s tokenizer there'):
+        runfile.check_paths(config, "run.toml")
 
 
 def test_adapters_of_layers_with_other_names_in_the_files_are_refused(start: Start, tmp_path: Path) -> None:

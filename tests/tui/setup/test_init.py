@@ -300,6 +300,9 @@ def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: 
     assert_one_line(call(*chosen, inputs / "data"), 2, refused)
     refused = "--objective: seq2seq needs an encoder-decoder model, such as T5 or BART"
     assert_one_line(call(*words(inputs), "--objective", "seq2seq"), 2, refused)
+    (inputs / "t5" / "tokenizer.json").unlink()
+    refused = "t5 has no tokenizer.json, which an encoder-decoder model needs: save its tokenizer there"
+    assert_one_line(call(*chosen, inputs / "rows.jsonl"), 2, f"--model: {inputs}", refused)
 
 
 def test_text_has_no_answers_to_learn(inputs: Path) -> None:

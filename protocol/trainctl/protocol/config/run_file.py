@@ -179,9 +179,10 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
     tokenizer = model / "tokenizer.json"
     wanted = config.data.kind != "samples" and config.data.tokenizer == "model"
     if wanted and (model / "config.json").is_file() and not tokenizer.is_file():
-        raise InvalidInputError(
-            f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'
-        )
+        remedy = 'use "bytes" for a byte-level model'
+        if objective_of(config.objective, config.data.kind).encodes_prompts:
+            remedy = "save the model's tokenizer there with save_pretrained of transformers"
+        raise InvalidInputError(f"{where}: data.tokenizer", f'"model" needs {tokenizer}; {remedy}')
 
 
 def _check_direction(config: RunFile, where: str) -> None:
