@@ -65,7 +65,7 @@ class Dataset:
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
-        self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
+        self.left_out = 0  # samples without a counted target in the sequence length, or dropped (length, equal answers)
         self.truncated = 0  # samples that lose their end
         self.counted = 0  # targets of usable samples
         found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
@@ -298,6 +298,8 @@ class Dataset:
         targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
         learned = _learned(counts, encodes_prompts=self.encodes_prompts)
         chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
+        if drop_overlong and self.has_pairs:
+            chosen &= ~_equal_pairs(cache, self._length)
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
@@ -405,21 +407,26 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callab
     length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
     each, counts = (values.reshape(-1, objective.sequences) for values in _targets(cache, length))
     targets = each.max(axis=1)
-    refuse = config.data.overlong == "refuse"
-    is_wrong = targets > length if refuse else ~_learned(counts, encodes_prompts=objective.encodes_prompts)
+    first_tokens = f"within its first {length + 1:,} tokens (data.sequence_length)"
+    if config.data.overlong == "refuse":
+        limit = f"data.sequence_length = {length:,} allows {length + 1:,}"
+        _check_none(targets > length, lambda at: f"is {targets[at] + 1:,} tokens long; {limit}", where, place)
+    elif config.data.kind == "rows":
+        empty = ~_learned(counts, encodes_prompts=objective.encodes_prompts)
+        _check_none(empty, lambda _: f"has nothing to learn {first_tokens}", where, place)
+    if objective.has_pairs:
+        _check_none(_equal_pairs(cache, length), lambda _: f"has two equal answers {first_tokens}", where, place)
+
+
+def _check_none(
+    is_wrong: NDArray[np.bool_], problem: Callable[[int], str], where: str, place: Callable[[int], str]
+) -> None:
     wrong = np.flatnonzero(is_wrong)
-    if not len(wrong) or (not refuse and config.data.kind != "rows"):
-        return
-    first = int(wrong[0])
-    if refuse:
-        problem = f"is {targets[first] + 1:,} tokens long; data.sequence_length = {length:,} allows {length + 1:,}"
-    else:
-        problem = f"has nothing to learn within its first {length + 1:,} tokens (data.sequence_length)"
-    others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
-    raise InvalidInputError(
-        where,
-        f'{place(first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
-    )
+    if len(wrong):
+        first = int(wrong[0])
+        others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+        said = f"{place(first)} {problem(first)}{others}"
+        raise InvalidInputError(where, f'{said}; set data.overlong = "drop", or raise data.sequence_length')
 
 
 def place_of(config: RunFile, index: int) -> str:
@@ -452,6 +459,18 @@ def _learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_
     none."""
     learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
     return learned
+
+
+def _equal_pairs(cache: TokenCache, length: int) -> NDArray[np.bool_]:
+    """[pairs] Whether both halves of a pair have the same first `length` + 1 tokens, so that its margin is always 0."""
+    assert cache.offsets is not None
+    begins, widths = cache.offsets[:-1], np.minimum(np.diff(cache.offsets), length + 1)
+    last = cache.tokens[begins + widths - 1]
+    equal: NDArray[np.bool_] = (widths[0::2] == widths[1::2]) & (last[0::2] == last[1::2])
+    for pair in np.flatnonzero(equal):
+        one, other = (cache.tokens[begins[half] :][: widths[half]] for half in (2 * pair, 2 * pair + 1))
+        equal[pair] = np.array_equal(one, other)
+    return equal
 
 
 def _held_out_count(samples: int, fraction: float) -> int:
