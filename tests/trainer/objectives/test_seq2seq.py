@@ -1,5 +1,6 @@
 """Encoder-decoder models: transformers' losses, whatever the micro-batches and shares; answers, scores and refusals."""
 
+import contextlib
 import functools
 import shutil
 import time
@@ -205,6 +206,26 @@ def test_answers_are_those_of_generate_and_scores_those_of_its_loss(start: Start
     assert found["mean"] == pytest.approx(-loss, rel=1e-5)
     (refused,) = Scorer(rig.backend, tokenizer, 8, 512).process(0, [f'{{"prompt": "{prompt}", "completion": "a"}}'])
     assert refused["error"].endswith("tokens long; the model allows 8")
+
+
+def test_a_prompt_may_be_as_long_as_the_encoder(start: Start, tmp_path: Path) -> None:
+    prompt = ROWS[3]["prompt"]
+    rows = write_rows(tmp_path / "one.jsonl", [ROWS[3] | {"completion": "a"}] * 2)
+    tokens = transformers.AutoTokenizer.from_pretrained(make_seq2seq_model(tmp_path / "t5"))(prompt)["input_ids"]
+    limits = {"overlong": "refuse", "kind": "rows", "path": str(rows), "held_out": 0.0}
+    rig = start(data=limits | {"sequence_length": len(tokens)})
+    found = preview(rig.config, 0, "run.toml")
+    assert found.lengths["p100"] == len(tokens) and found.padding == 0.0
+    assert found.tokens == rig.dataset.batch(np.arange(2)).tokens
+    with pytest.raises(InvalidInputError, match=rf"line 1 is {len(tokens)} tokens long; .* allows {len(tokens) - 1},"):
+        start(data=limits | {"sequence_length": len(tokens) - 1})
+    tokenizer = row_tokenizer(Path(rig.config.model.path), "model", "run.toml")
+    for most, is_short in ((len(tokens), False), (len(tokens) - 1, True)):
+        (scored,) = Scorer(rig.backend, tokenizer, most, 512).process(0, [rows.read_text().splitlines()[0]])
+        assert scored.get("error", "") == (f"is {len(tokens)} tokens long; the model allows {most}" * is_short)
+        answerer = Answerer(rig.backend, tokenizer, most, plain=False)
+        with pytest.raises(InvalidInputError) if is_short else contextlib.nullcontext():
+            assert answerer.answer(prompt, Decoding(2, 0.0, 1.0, 0), lambda: None).tokens
 
 
 def test_a_batch_has_what_transformers_shifts(start: Start) -> None:

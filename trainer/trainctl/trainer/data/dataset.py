@@ -233,11 +233,17 @@ class Dataset:
 
     @property
     def lengths(self) -> Indices:
-        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training."""
+        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training. A
+        completion is counted without the token that a decoder begins with."""
         if self._cache.offsets is None:
             return np.full((len(self._usable), 1), self._length + 1, np.int64)
-        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
+        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)] - self.encodes_prompts
         return each.reshape(-1, self.sequences)
+
+    @property
+    def sequence_targets(self) -> Indices:
+        """[N, sequences] targets of each usable sample after it is truncated; of a prompt, what its encoder reads."""
+        return self._targets_of_entries(self._entries(self._usable)).reshape(-1, self.sequences)
 
     @property
     def duplicates(self) -> int:
@@ -406,11 +412,11 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callab
         return
     length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
     each, counts = (values.reshape(-1, objective.sequences) for values in _targets(cache, length))
-    targets = each.max(axis=1)
-    first_tokens = f"within its first {length + 1:,} tokens (data.sequence_length)"
+    targets, first = each.max(axis=1), 0 if objective.encodes_prompts else 1  # the first token is no one's target
+    first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
     if config.data.overlong == "refuse":
-        limit = f"data.sequence_length = {length:,} allows {length + 1:,}"
-        _check_none(targets > length, lambda at: f"is {targets[at] + 1:,} tokens long; {limit}", where, place)
+        limit = f"data.sequence_length = {length:,} allows {length + first:,}"
+        _check_none(targets > length, lambda at: f"is {targets[at] + first:,} tokens long; {limit}", where, place)
     elif config.data.kind == "rows":
         empty = ~_learned(counts, encodes_prompts=objective.encodes_prompts)
         _check_none(empty, lambda _: f"has nothing to learn {first_tokens}", where, place)
