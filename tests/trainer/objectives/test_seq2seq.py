@@ -247,6 +247,21 @@ def test_a_batch_has_what_transformers_shifts(start: Start) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_prompt_is_cut_as_transformers_cuts_it(start: Start, name: str) -> None:
+    rig = start(name, data__sequence_length=20)
+    batch, made = rig.dataset.batch(np.arange(80)), transformers.AutoTokenizer.from_pretrained(rig.config.model.path)
+    rows = [ROWS[int(index)]["prompt"] for index in rig.dataset._training[:80]]
+    cut = made(rows, truncation=True, max_length=20, padding=True, padding_side="right", return_tensors="np")
+    assert batch.prompts is not None
+    assert {19, 20} <= {*batch.prompts.lengths.tolist()} and rig.dataset.truncated > 0
+    assert batch.prompts.lengths.tolist() == cut["attention_mask"].sum(axis=1).tolist()
+    assert np.array_equal(batch.prompts.inputs, cut["input_ids"] * cut["attention_mask"])
+    number = int(np.argmax(batch.prompts.lengths))
+    shown = rig.dataset.sample(int(rig.dataset.training[number]))[0][0]
+    assert shown.tolist() == batch.prompts.inputs[number].tolist()
+
+
 def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> None:
     config = run_file(**told("t5"))
     shown = preview(config, 1, "run.toml").shown[0]

@@ -268,8 +268,8 @@ class Dataset:
         index = self.index(number)
         if self._cache.offsets is not None:
             found = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
-            if self.encodes_prompts:  # whose last token the encoder isn't given
-                found[0] = found[0][0][:-1], found[0][1][:-1]
+            if self.encodes_prompts:
+                found[0] = self._prompts(np.array([2 * index])).inputs[0], found[0][1][:-1]
             return found
         tokens = self._tokens(index)
         return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
@@ -318,13 +318,19 @@ class Dataset:
         assert self._cache.counted is not None
         entries = self._entries(chosen)
         if self.encodes_prompts:
-            prompts = self._gathered(entries[0::2])
-            return dataclasses.replace(
-                self._gathered(entries[1::2]), prompts=Prompts(prompts.inputs, prompts.lengths)
-            )  # fmt: skip
+            return dataclasses.replace(self._gathered(entries[1::2]), prompts=self._prompts(entries[0::2]))
         batch = self._gathered(entries)
         reference = self._reference.of(entries, batch.counted) if self._reference is not None else None
         return dataclasses.replace(batch, sequences=self.sequences, reference=reference)
+
+    def _prompts(self, entries: Indices) -> Prompts:
+        """For the encoder. What is cut keeps the special tokens at its end, as transformers' tokenizers truncate."""
+        assert self._cache.offsets is not None
+        batch, ends = self._gathered(entries), self._cache.offsets[entries + 1] - 1  # the last token is never read
+        is_cut = ends - self._cache.offsets[entries] > self._length
+        columns = np.arange(-min(self._cache.prompt_end, self._length), 0)
+        batch.inputs[np.ix_(is_cut, columns)] = self._cache.tokens[ends[is_cut][:, None] + columns]
+        return Prompts(batch.inputs, batch.lengths)
 
     def _gathered(self, entries: Indices) -> Batch:
         assert self._cache.offsets is not None and self._cache.counted is not None
