@@ -144,6 +144,12 @@ def grows(config: RunFile) -> bool:
     return config.data.growing and not end_mark(Path(config.data.path)).exists()
 
 
+def needs_torch(config: RunFile) -> bool:
+    """Whether only torch has what a run asks for, so that it is what backend = "auto" means on every node."""
+    encodes_prompts = objective_of(config.objective, config.data.kind).encodes_prompts
+    return encodes_prompts or config.model.base == "nf4" or config.optimizer.kind != "adamw"
+
+
 def data_files(path: Path, kind: DataKind) -> list[Path]:
     """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
     itself."""
