@@ -5,6 +5,8 @@ import math
 import tomllib
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
@@ -198,15 +200,28 @@ def test_pairs_are_trained_as_preferences(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
     pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(80)]
-    (inputs / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = inputs / ("pairs.parquet" if objective == "dpo" else "pairs.jsonl")
+    if objective == "dpo":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), data)
+    else:
+        data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     asked = [] if objective == "dpo" else ["--objective", objective]
-    call_json(*words(inputs), "--data", inputs / "pairs.jsonl", *asked)
+    call_json(*words(inputs), "--data", data, *asked)
     made = tomllib.loads((inputs / "run.toml").read_text())
     assert (made["objective"]["kind"], made["adapter"]["kind"]) == (objective, "lora")
     assert made["optimizer"]["learning_rate"] == {"dpo": 2e-5, "orpo": 5e-5}[objective]
     assert made["batch"]["global"] == 8, "an eighth of the pairs"
     assert made["batch"]["micro_tokens"] % (2 * made["data"]["sequence_length"]) == 0
     assert "1,000 steps of 8 pairs" in call("check", inputs / "run.toml").stdout
+
+
+def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"chosen": ["a"], "rejected": ["b"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (tmp_path / "c.parquet").write_bytes(b"PAR1")
+    (tmp_path / "d.jsonl").write_text('{"chosen": "a", "rejected": null}\n')
+    found = [init_probe.has_pairs(path) for path in (tmp_path, *sorted(tmp_path.iterdir()))]
+    assert found == [True, True, False, False, False]
 
 
 def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
