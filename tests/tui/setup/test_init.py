@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tests.conftest import ROOT
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
@@ -252,6 +253,9 @@ def test_values_follow_from_the_model_s_size() -> None:
     rate = init_values.learning_rate
     assert [rate("pretrain", "full", random=True), rate("sft", "full", random=False)] == [3e-4, 2e-5]
     assert rate("sft", "rslora", random=False) == 2e-4
+    kinds = [(family, adapter) for family in ("t5", "bart") for adapter in ("full", "lora")]
+    found = [rate("seq2seq", adapter, random=False, family=family) for family, adapter in kinds]
+    assert found == [1e-4, 1e-3, 2e-5, 2e-4]
 
 
 def test_passes_fit_the_memory(inputs: Path) -> None:
@@ -307,6 +311,8 @@ def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: 
     call_json(*chosen, inputs / "rows.jsonl")
     run = tomllib.loads((inputs / "run.toml").read_text())
     assert (run["objective"]["kind"], run["adapter"]["kind"], run["data"]["sequence_length"]) == ("seq2seq", "lora", 64)
+    example = tomllib.loads((ROOT / "examples" / "seq2seq.toml").read_text())
+    assert run["optimizer"]["learning_rate"] == example["optimizer"]["learning_rate"]
     assert call("check", inputs / "run.toml").returncode == 0
     (inputs / "run.toml").unlink()
     refused = "--objective: an encoder-decoder model learns seq2seq, not sft"
