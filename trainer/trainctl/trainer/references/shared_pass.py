@@ -92,8 +92,9 @@ class SharedPass:
         elif not answer.values:
             self._unlike = MOST_UNLIKE
         if self._unlike >= MOST_UNLIKE:
+            name = self._key.name
             raise TrainctlError(
-                f"the lead's values of the reference are damaged: delete {self._key.name} in its caches"
+                f"the lead's values of the reference are damaged: delete {name} and .{name}.* in its caches"
             )
         return False
 
