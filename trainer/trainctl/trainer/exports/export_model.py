@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from trainctl.protocol.config.quantization import DEFAULTS, quantization_key
+from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -51,7 +51,8 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         kept = _write(trained, form, dtype, work)
         own = OWN_BASE if (work / OWN_BASE).exists() else ""
         card = model_card(
-            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config)
+            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config),
+            format_of(model_config(trained.model)) or "",
         )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
         compared = _verified(trained, form, work) if wanted.verify else None
