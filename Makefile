@@ -17,9 +17,9 @@ test: $(VENV)/.ready-dev nodejs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
-# engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch and
-# on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed between a command's journal and its
-# effect; mutated frames by the million at each socket.
+# engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
+# and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
+# between a command's journal and its effect; mutated frames by the million at each socket.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)

@@ -4,9 +4,11 @@
         [--adapters LIST]
 
 One Llama of 56 M parameters in float32 and rows of unlike lengths, prompts masked. The torch backend is compared with
-transformers' Trainer and TRL's SFTTrainer, the MLX backend with mlx_lm's trainer. All contenders of a backend are alive
-at once and train in turns, so that whatever else the machine does weighs on all. Prints a table and one JSON object;
-exits 1 if a bar is missed.
+transformers' Trainer and TRL's SFTTrainer, the MLX backend with mlx_lm's trainer. With `--adapters qlora` the base has
+4 bits. On torch it is in MLX's format or in bitsandbytes' nf4, and the peer is transformers' Trainer on nf4; on MLX it
+is mlx_lm's trainer on the same model. There is no bar for these. All contenders of a backend are alive at once and
+train in turns, so that whatever else the machine does weighs on all. Prints a table and one JSON object; exits 1 if a
+bar is missed.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ from trainctl.protocol.config import run_file
 from trainctl.trainer import demo_assets
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.permutation import samples_at
+from trainctl.trainer.exports.quantize_model import quantize
 
 PEERS = {"torch": ("trainer", "trl"), "mlx": ("mlx_lm",)}
+QLORA_PEERS = {"torch": ("torch nf4", "trainer nf4"), "mlx": ("mlx_lm",)}
 RATE_BAR, LOWER_RATE_BAR = 1.0, 0.97
 """Tokens per second over those of the best peer: the median of the rounds, and its lower 95 % bound."""
 MEMORY_BAR = 1.02
@@ -41,7 +45,9 @@ BYTES_PER_PARAMETER_BAR = 4
 """Bytes per trained parameter above the leanest peer, with more than one micro-batch a step."""
 VOCABULARY, LENGTH = 8192, 256
 SHAPE: dict[str, Any] = {"hidden": 768, "layers": 7, "heads": 12, "intermediate": 2048}
-ADAPTERS: dict[str, dict[str, Any]] = {"full": {"kind": "full"}, "lora": {"kind": "lora", "rank": 16, "alpha": 32.0}}
+_LORA = {"kind": "lora", "rank": 16, "alpha": 32.0}
+ADAPTERS: dict[str, dict[str, Any]] = {"full": {"kind": "full"}, "lora": _LORA, "qlora": _LORA}
+PACKED = "model-mlx-4bit"
 WORKER = Path(__file__).parent / "lib" / "finetune_worker.py"
 
 
@@ -63,6 +69,8 @@ def main() -> int:
         make_rows(folder / "rows.jsonl", 3 * options.rounds * options.steps * options.batch)
         for backend in options.backends.split(","):
             for adapter in options.adapters.split(","):
+                if adapter == "qlora" and not (folder / PACKED).exists():
+                    quantize(str(folder / "model"), "mlx-4bit", None, folder / PACKED)
                 results.append(measure(folder, backend, adapter, options))
                 print(table(results[-1]), flush=True)
     print(json.dumps({"parameters": parameters, "results": results}))
@@ -102,12 +110,12 @@ def make_rows(path: Path, count: int) -> None:
 
 
 class Contender:
-    """A worker process that trains when it is asked to."""
+    """A worker process that trains when it is asked to. Its name is the trainer's and, if any, the base's."""
 
     def __init__(self, name: str, config: Path, threads: int) -> None:
         self.name, self.peak_bytes = name, 0
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), name, str(config)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, str(WORKER), name.split()[0], str(config)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )  # fmt: skip
 
@@ -138,11 +146,11 @@ class Contender:
 
 
 @contextlib.contextmanager
-def contenders(backend: str, config: Path, threads: int) -> Iterator[list[Contender]]:
-    """Ours first, each warmed up before the next is started."""
+def contenders(configs: dict[str, Path], threads: int) -> Iterator[list[Contender]]:
+    """Of run files by name, each warmed up before the next is started."""
     alive: list[Contender] = []
     try:
-        for name in (backend, *PEERS[backend]):
+        for name, config in configs.items():
             alive.append(Contender(name, config, threads))
             alive[-1].answer()
         yield alive
@@ -159,11 +167,11 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
         "batch": {"global": options.batch, "micro": options.micro}, "optimizer": {"learning_rate": 1e-4},
         "adapter": ADAPTERS[adapter], "nodes": {"here": {"backend": backend, "threads": options.threads}},
     }  # fmt: skip
-    path = folder / "run.toml"
-    path.write_text(tomli_w.dumps(config), "utf-8")
-    tokens = tokens_of_steps(path)
+    peers = (QLORA_PEERS if adapter == "qlora" else PEERS)[backend]
+    configs = {name: run_file_of(folder, name, adapter, config) for name in (backend, *peers)}
+    tokens = tokens_of_steps(configs[backend])
     seconds: dict[str, list[float]] = {}
-    with contenders(backend, path, options.threads) as alive:
+    with contenders(configs, options.threads) as alive:
         for number in range(options.rounds):
             for contender in alive if number % 2 else alive[::-1]:
                 seconds.setdefault(contender.name, []).append(contender.train(options.steps))
@@ -173,19 +181,31 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
     per_round = [int(tokens[first + at * options.steps :][: options.steps].sum()) for at in range(options.rounds)]
     rates = {name: [count / spent for count, spent in zip(per_round, values, strict=True)]
              for name, values in seconds.items()}  # fmt: skip
-    return judged(backend, adapter, rates, peaks, trained, one_micro_batch=options.micro == options.batch)
+    return judged(backend, adapter, peers, rates, peaks, trained, one_micro_batch=options.micro == options.batch)
+
+
+def run_file_of(folder: Path, name: str, adapter: str, config: dict[str, Any]) -> Path:
+    """One contender's, with the base that its name says or that all of `adapter` have."""
+    model = config["model"]
+    if name.endswith(" nf4"):
+        model = model | {"base": "nf4"}
+    elif adapter == "qlora":
+        model = model | {"path": str(folder / PACKED)}
+    path = folder / f"{name.replace(' ', '-')}.toml"
+    path.write_text(tomli_w.dumps(config | {"model": model}), "utf-8")
+    return path
 
 
 def judged(
-    backend: str, adapter: str, rates: dict[str, list[float]], peaks: dict[str, int], trained: int,
-    *, one_micro_batch: bool,
+    backend: str, adapter: str, peers: Sequence[str], rates: dict[str, list[float]], peaks: dict[str, int],
+    trained: int, *, one_micro_batch: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Figures of one backend and adapter, and whether they meet the bars."""
-    best = max(PEERS[backend], key=lambda name: statistics.median(rates[name]))
+    best = max(peers, key=lambda name: statistics.median(rates[name]))
     ratios = [one / other for one, other in zip(rates[backend], rates[best], strict=True)]
     chance = np.random.default_rng(1)
     medians = np.median(chance.choice(ratios, (10_000, len(ratios))), axis=1)
-    leanest = min(peaks[name] for name in PEERS[backend])
+    leanest = min(peaks[name] for name in peers)
     more = (peaks[backend] - leanest) / trained
     memory_passed = peaks[backend] <= MEMORY_BAR * leanest if one_micro_batch else more <= BYTES_PER_PARAMETER_BAR
     ratio, lower = statistics.median(ratios), float(np.percentile(medians, 5))
@@ -194,7 +214,7 @@ def judged(
         "tokens_per_second": {name: statistics.median(found) for name, found in rates.items()},
         "peak_bytes": peaks, "best_peer": best, "rate_ratio": ratio, "rate_ratio_lower": lower,
         "memory_ratio": peaks[backend] / leanest, "bytes_per_parameter_more": more, "trained_parameters": trained,
-        "passed": ratio >= RATE_BAR and lower >= LOWER_RATE_BAR and memory_passed,
+        "passed": adapter == "qlora" or (ratio >= RATE_BAR and lower >= LOWER_RATE_BAR and memory_passed),
     }  # fmt: skip
 
 
@@ -210,7 +230,7 @@ def tokens_of_steps(path: Path) -> Any:
 def trained_parameters(folder: Path, adapter: str) -> int:
     """Trained scalars of the adapter, or of the whole model."""
     hidden, inner, rank = SHAPE["hidden"], SHAPE["intermediate"], ADAPTERS["lora"]["rank"]
-    if adapter == "lora":
+    if adapter != "full":
         return int(SHAPE["layers"] * rank * (4 * (hidden + hidden) + 3 * (hidden + inner)))
     index = json.loads((folder / "model" / "config.json").read_text("utf-8"))
     whole = index["vocab_size"] * hidden + SHAPE["layers"] * (4 * hidden**2 + 3 * hidden * inner + 2 * hidden) + hidden
@@ -220,7 +240,7 @@ def trained_parameters(folder: Path, adapter: str) -> int:
 def table(row: dict[str, Any]) -> str:
     lines = [f"{row['backend']}, {row['adapter']}"]
     for name, rate in row["tokens_per_second"].items():
-        lines.append(f"  {name:<10} {rate:>8,.0f} tok/s {row['peak_bytes'][name] / 1e6:>9,.0f} MB peak")
+        lines.append(f"  {name:<12} {rate:>8,.0f} tok/s {row['peak_bytes'][name] / 1e6:>9,.0f} MB peak")
     lines.append(
         f"  over {row['best_peer']}: {row['rate_ratio']:.3f} (at least {row['rate_ratio_lower']:.3f}); memory"
         f" {row['memory_ratio']:.3f}, {row['bytes_per_parameter_more']:+.1f} bytes per trained parameter"

@@ -85,6 +85,8 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
         import mlx_lm.models.llama  # noqa: F401
     if config.adapter.kind != "full":
         import peft  # noqa: F401
+    if config.model.base == "nf4":
+        import bitsandbytes  # noqa: F401
     turns = Turns()
     progress = Progress()
     progress.load(0, 0)
@@ -125,6 +127,17 @@ def lora_config(config: Any) -> Any:
     )
 
 
+def nf4() -> dict[str, Any]:
+    """What packs a model by bitsandbytes as transformers loads it."""
+    import bitsandbytes  # noqa: F401
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    make: Any = BitsAndBytesConfig
+    how = make(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    return {"quantization_config": how, "device_map": {"": "cpu"}}
+
+
 def transformers_trainer(config: Any, dataset: Dataset, trl: bool) -> None:
     """transformers' Trainer with peft, or TRL's SFTTrainer."""
     import datasets
@@ -143,8 +156,9 @@ def transformers_trainer(config: Any, dataset: Dataset, trl: bool) -> None:
         for tokens, flags in ordered(config, dataset)
     ]
     data = datasets.Dataset.from_list(rows)
+    packing = nf4() if config.model.base == "nf4" else {}
     turns = Turns()
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32, **packing)
     options: dict[str, Any] = {
         "output_dir": str(Path(config.model.path).parent / f"out-{os.getpid()}"), "report_to": [], "use_cpu": True,
         "max_steps": config.run.steps, "per_device_train_batch_size": config.batch.micro, "bf16": False,

@@ -1,6 +1,7 @@
 """The demo as a newcomer runs it: one command, a real model on real text, one JSON object, nothing left behind."""
 
 import json
+import math
 import re
 import subprocess
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.lacking import lacks
-from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_none_left, call, end_all, started
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_none_left, call, call_json, end_all, started
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.record.reader import RecordReader
 
 STEPS = 8
 TOKENS_PER_STEP = 24 * 128
@@ -105,6 +107,24 @@ def test_the_nodejs_example_steers_the_live_demo(shown):
     applied = re.match(r"rebalance applied at step (\d+): ", last)
     assert applied and 2 < int(applied[1]) <= STEPS
     assert {node["name"]: node["share"] for node in json.loads(shown.out)["nodes"]} == SHARES
+
+
+def test_the_dpo_demo_trains_adapters_on_torch_and_mlx_and_evaluates_held_out_pairs(shown, tmp_path):
+    for name in ("model", "data"):  # made by the first demo
+        (tmp_path / name).symlink_to(shown.cluster.parents[1] / name)
+    words = ("demo", "--folder", tmp_path, "--headless", "--objective", "dpo", "--nodes", "2", "--steps", "2")
+    try:
+        result = call_json(*words, TRAINCTL_STATE=str(tmp_path / "state"))
+        assert_none_left(tmp_path)
+    finally:
+        end_all(tmp_path)
+    assert (result["steps"], result["state"], result["mixed"]) == (2, "finished", True)
+    assert [node["backend"] for node in result["nodes"]] == ["torch", "mlx"]
+    assert result["first_loss"] == pytest.approx(math.log(2), abs=1e-3), "at first the model is its own reference"
+    with RecordReader(Path(result["run_directory"])) as record:
+        (evaluated,) = record.held_out_pairs(5)
+    assert all(pair.prompt and pair.chosen_text and pair.rejected_text for pair in evaluated.pairs)
+    assert any(pair.margin for pair in evaluated.pairs)
 
 
 def test_a_demo_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):

@@ -15,6 +15,8 @@ WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lor
     "qlora": "adapter_model.safetensors",
     "orpo": "adapter_model.safetensors",
 }
+CHECKED = ("pretrain", "sft-lora")
+"""Examples that `trainctl check` reads too: one of each kind of data."""
 STEPS = 2
 
 
@@ -25,7 +27,8 @@ def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
         model = models.get(name, chat)
         file = ROOT / "examples" / f"{name}.toml"
         change = ["--set", f"model.path={model}", "--set", f"run.steps={STEPS}", "--set", "samples.every_steps=0"]
-        assert call("check", file, *change).returncode == 0
+        if name in CHECKED:
+            assert call("check", file, *change).returncode == 0
         run = call_json("run", file, *change, "--connect", agent.address)["run"]
         with agent.client() as client:
             view = wait_for_end(client)

@@ -99,6 +99,22 @@ def test_ranks_and_micro_batches_change_nothing(
     assert difference(evaluated(rig, 3, (1, 7)), whole) < 2e-6
     other = trained(new_rig, tmp_path, "mlx", objective, data__held_out=0.2)
     assert difference(evaluated(other, 4), whole) < 1e-4
+    assert ("eval/kl" in whole.values) == (objective == DPO)
+    for one in (rig, other):
+        assert vocabulary_passes(one) == (2 if objective == DPO else 1), "orpo has no reference"
+
+
+def vocabulary_passes(rig: Any) -> int:
+    """Forward passes of an evaluation of one micro-batch, for what it measures over the vocabulary."""
+    compute, passes = rig.backend._before_head, []
+
+    def counted(*args: Any) -> Any:
+        passes.append(args)
+        return compute(*args)
+
+    rig.backend._before_head = counted
+    evaluated(rig, rig.dataset.held_out)
+    return len(passes)
 
 
 def test_pairs_are_reported_with_their_rewards_and_texts(new_rig: Callable[..., Any], tmp_path: Path) -> None:

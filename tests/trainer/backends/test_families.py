@@ -340,9 +340,7 @@ def test_a_model_that_mlx_lm_computes_otherwise_is_refused(saved: Saved, load_mo
     shutil.copytree(saved("llama"), tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "glm"}), encoding="utf-8")
-    with pytest.raises(
-        InvalidInputError, match=r"^run\.toml: model\.path: mlx-lm's glm model is another one .* torch$"
-    ):
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.path: mlx-lm's glm model differs from .* torch$"):
         load_model(tmp_path / "model", "mlx")
 
 

@@ -184,6 +184,19 @@ def test_the_backend_chosen() -> None:
     assert choose("auto", "run.toml") == ("mlx" if sys.platform == "darwin" else "torch")
 
 
+def test_what_only_torch_has_is_trained_with_torch(run_file: RunFileWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on macOS, where MLX comes first."""
+    lora = {"kind": "lora", "rank": 4}
+    assert not runfile.needs_torch(run_file(adapter=lora))
+    assert runfile.needs_torch(run_file(adapter=lora, model__base="nf4"))
+    config = run_file(optimizer__kind="paged-adamw", nodes__here={"backend": "auto", "device": "cpu"})
+    assert runfile.needs_torch(config)
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else sys)
+    with pytest.raises(InvalidInputError, match=r"nodes\.backend: 'torch' is not installed here"):
+        load(config, config.nodes["here"], "run.toml")
+
+
 def test_a_backend_that_isnt_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.input_checks import check_rows
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.pairs import pair_of
 from trainctl.trainer.data.rows import Completion, Conversation
@@ -39,6 +40,14 @@ def test_what_is_no_pair_is_refused_by_its_place(fields: Any, where: str, says: 
     with pytest.raises(InvalidInputError) as refused:
         pair_of(fields, "x")
     assert (refused.value.where, says in refused.value.problem) == (where, True), refused.value
+
+
+def test_pairs_for_another_objective_are_named_before_a_run(tmp_path: Path) -> None:
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "utf-8")
+    with pytest.raises(InvalidInputError, match=r'line 1: has a chosen .* with objective\.kind = "dpo" or "orpo"'):
+        check_rows(rows, "data.path")
+    check_rows(rows, "data.path", pairs=True)
 
 
 @pytest.mark.parametrize(

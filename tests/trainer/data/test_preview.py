@@ -11,6 +11,7 @@ import trl
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
 from trainctl.protocol.batch.data_statistics import TemplateUse, without_end
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.preview import preview
 from trainctl.trainer.data.row_tokens import row_tokenizer
@@ -65,6 +66,23 @@ def test_of_a_pair_both_answers_are_shown_and_counted(rows_file: RunFile) -> Non
     assert "".join(text for text, counted in sample.rejected if counted) == "5, or so<|im_end|>"
     assert found.tokens == 9 * (len(sample.tokens) + len(sample.rejected) - 2)
     assert found.padding == pytest.approx(1 - found.tokens / (9 * 2 * (len(sample.rejected) - 1)))
+
+
+def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file: RunFile, tmp_path: Path) -> None:
+    pairs = [{"prompt": "2+2=", "chosen": f"{n}", "rejected": f"{n + 5}"} for n in range(4)]
+    late = {"prompt": "2+2=", "chosen": "4, and 5" + " or so" * 12 + "4", "rejected": "4, and 5" + " or so" * 12 + "5"}
+    told = {"objective__kind": "orpo", "data__held_out": 0.0, "data__sequence_length": 20}
+    with pytest.raises(InvalidInputError, match=r"line 5 has two equal answers within its first 21 tokens .*, and 1 m"):
+        preview(rows_file([*pairs, late, late], **told), 0, "run.toml")
+    assert preview(rows_file([*pairs, late], **told | {"data__sequence_length": 90}), 0, "run.toml").samples == 5
+    whole, parts = ([{"role": "assistant", "content": text}] for text in ("4", [{"type": "text", "text": "4"}]))
+    same = {"prompt": [{"role": "user", "content": "2"}], "chosen": whole, "rejected": parts}
+    told["data__sequence_length"] = 90
+    dropped = rows_file([same, *pairs], **told, data__overlong="drop")
+    found, dataset = preview(dropped, 0, "run.toml"), open_dataset(dropped, tmp_path / "caches", "run.toml")
+    assert (found.samples, found.skipped) == (4, 1)
+    batch = dataset.batch(np.arange(4))
+    assert all((batch.targets[2 * pair] != batch.targets[2 * pair + 1]).any() for pair in range(4))
 
 
 @pytest.mark.parametrize("kind", ["text", "samples"])

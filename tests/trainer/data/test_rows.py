@@ -23,6 +23,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def test_each_kind_of_row_is_read_and_other_fields_are_left_alone() -> None:
     assert row_of({"text": "a", "id": 3}, "x") == Text("x", "a")
+    assert row_of({"text": "a", "chosen": "b", "rejected": "c"}, "x") == Text("x", "a")
     assert row_of({"prompt": "a", "completion": "b", "text": None}, "x") == Completion("x", "a", "b")
     assert row_of({"messages": [USER, ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT])
     assert row_of({"prompt": [USER], "completion": [ASSISTANT]}, "x") == Conversation("x", [USER, ASSISTANT], 1)
@@ -59,6 +60,8 @@ def test_parts_of_text_are_joined() -> None:
         ({"instruction": "a", "output": "b"}, 'it has "instruction", "output"'),
         ({"text": ""}, "line 1: text: is empty"),
         ({"prompt": "a"}, "line 1: completion: must be text or a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, 'pairs with objective.kind = "dpo" or "orpo"'),
+        ({"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, "line 1: has a chosen and a rejected answer"),
         ({"prompt": "a", "completion": ""}, "line 1: completion: is empty, so the row has nothing to learn"),
         ({"prompt": "a", "completion": [ASSISTANT]}, "must both be text or both be lists of messages"),
         ({"messages": []}, "line 1: messages: must be a list of messages"),

@@ -278,9 +278,9 @@ def test_a_checkpoint_is_chosen(
 ) -> None:
     assert export(kept.paths, "peft", *options)["step"] == step
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    held_out = {1: "2.5000 at step 1", 2: "1.2500 at step 2", 4: "0.5000 at step 3"}[step]
+    held_out = {1: ("2.5000", 1), 2: ("1.2500", 2), 4: ("0.5000", 3)}[step]
     assert f"# run-1, step {step}\n" in card
-    assert f"| held-out loss | {held_out} |" in card
+    assert f"| held-out loss | {held_out[0]} nats per token at step {held_out[1]} |" in card
     assert "| held-out data |" not in card, "a fraction of the data has no name"
     assert "| trained | LoRA, rank 4, alpha 16, on all linear layers |" in card
     for fact in ("objective | sft", "warm-up | 0 steps", "weight decay | 0", "seed | 3"):

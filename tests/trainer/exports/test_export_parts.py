@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.run_tables import (
     AdapterTable,
     BatchTable,
@@ -21,15 +22,17 @@ from trainctl.protocol.config.run_tables import (
     RunTable,
 )
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import mlx_config
+from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.common.model_files import StoredTensor
 from trainctl.trainer.exports.data_files import read_data_files
 from trainctl.trainer.exports.fused import change_of, shards
-from trainctl.trainer.exports.history import read_history
-from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines
+from trainctl.trainer.exports.history import History, read_history
+from trainctl.trainer.exports.model_card import base_name, llama_cpp_lines, model_card
 from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of, write_origin
-from trainctl.trainer.exports.verification import compare, probe_tokens
+from trainctl.trainer.exports.verification import Form, compare, probe_tokens
 
 NAN = float("nan")
 
@@ -56,9 +59,7 @@ def test_a_quantized_copy_knows_its_model_by_id_and_commit(tmp_path: Path, monke
     assert (noted["model"], noted["revision"], len(noted["weights"])) == ("org/name", commit, 64)
     assert original_of(copy) == whole
     (whole / "config.json").unlink()
-    with pytest.raises(
-        InvalidInputError, match=rf"org/name \(commit {commit}\), which isn.t .*: download it"
-    ):
+    with pytest.raises(InvalidInputError, match=rf"org/name \(commit {commit}\), which isn.t .*: download it"):
         original_of(copy)
 
 
@@ -148,3 +149,57 @@ def test_the_probe_spreads_over_the_vocabulary() -> None:
     assert 0 <= tokens.min() < 50
     assert 950 < tokens.max() < 1000
     assert len(np.unique(tokens)) > 50
+
+
+def card_of(
+    data_kind: str, model: dict[str, Any], objective: dict[str, Any], stored: str = "", form: Form = "peft"
+) -> str:
+    config = RunFile(
+        run=RunTable(name="a", steps=9), model=ModelTable(path="m", **model), data=DataTable(path="d", kind=data_kind),
+        batch=BatchTable(global_=8, micro=1), optimizer=OptimizerTable(learning_rate=1e-3),
+        adapter=AdapterTable(kind="lora"), objective=ObjectiveTable(**objective),
+    )  # fmt: skip
+    loop = LoopState(
+        step=9, cursor=72, updates=9, loss_scale=1, loss_scale_good_steps=0, seed=3, samples=40, layout_digest="",
+        data_digest="",
+    )  # fmt: skip
+    history = History(0.5, Evaluation(8, 0.0, 0.25, 4.0, 1.0), ())
+    return model_card("a", config, loop, history, form, stored=stored)
+
+
+@pytest.mark.parametrize(("objective", "model", "facts"), [
+    ({"kind": "dpo"}, {}, [
+        "objective | dpo, loss sigmoid, beta 0.1, reference adapter-off", "steps | 9 of 9, 8 pairs each",
+        "data | rows, 40 pairs of up to 512 tokens for the prompt with each answer",
+        "loss | 0.5000 per pair", "held-out loss | 0.2500 per pair at step 8",
+    ]),
+    ({"kind": "dpo", "loss": "robust", "label_smoothing": 0.2, "reference": "cached"}, {"base": "nf4"}, [
+        "objective | dpo, loss robust, beta 0.1, label smoothing 0.2, reference cached",
+        "base format | nf4, computed in float32",
+    ]),
+    ({"kind": "orpo", "beta": 0.25}, {"base": "nf4", "double_quantization": True, "compute_dtype": "bfloat16"}, [
+        "objective | orpo, beta 0.25", "loss | 0.5000 nats per token + per pair",
+        "base format | nf4, scales quantized too, computed in bfloat16",
+    ]),
+])  # fmt: skip
+def test_a_card_has_the_objectives_settings_and_units(
+    objective: dict[str, Any], model: dict[str, Any], facts: list[str]
+) -> None:
+    card = card_of("rows", model, objective)
+    for fact in facts:
+        assert f"| {fact} |\n" in card
+
+
+def test_a_card_of_text_has_no_more_than_it_needs() -> None:
+    card = card_of("text", {}, {})
+    for fact in ("objective | pretrain", "steps | 9 of 9, 8 samples each", "loss | 0.5000 nats per token"):
+        assert f"| {fact} |\n" in card
+    assert "| base format |" not in card
+    assert "| base format | mlx-4bit |\n" in card_of("text", {}, {}, stored="mlx-4bit", form="mlx")
+
+
+def test_a_card_says_that_adapters_for_the_whole_base_were_trained_on_a_quantized_one() -> None:
+    card = card_of("text", {}, {}, stored="mlx-4bit")
+    assert "| base format | mlx-4bit in training, whole here |\n" in card
+    assert "trained on a copy of the base in the format mlx-4bit. " in card
+    assert "trained on a copy" not in card_of("text", {}, {}, stored="mlx-4bit", form="mlx")

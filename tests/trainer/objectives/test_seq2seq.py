@@ -1,5 +1,6 @@
 """Encoder-decoder models: transformers' losses, whatever the micro-batches and shares; answers, scores and refusals."""
 
+import contextlib
 import functools
 import shutil
 import time
@@ -207,6 +208,26 @@ def test_answers_are_those_of_generate_and_scores_those_of_its_loss(start: Start
     assert refused["error"].endswith("tokens long; the model allows 8")
 
 
+def test_a_prompt_may_be_as_long_as_the_encoder(start: Start, tmp_path: Path) -> None:
+    prompt = ROWS[3]["prompt"]
+    rows = write_rows(tmp_path / "one.jsonl", [ROWS[3] | {"completion": "a"}] * 2)
+    tokens = transformers.AutoTokenizer.from_pretrained(make_seq2seq_model(tmp_path / "t5"))(prompt)["input_ids"]
+    limits = {"overlong": "refuse", "kind": "rows", "path": str(rows), "held_out": 0.0}
+    rig = start(data=limits | {"sequence_length": len(tokens)})
+    found = preview(rig.config, 0, "run.toml")
+    assert found.lengths["p100"] == len(tokens) and found.padding == 0.0
+    assert found.tokens == rig.dataset.batch(np.arange(2)).tokens
+    with pytest.raises(InvalidInputError, match=rf"line 1 is {len(tokens)} tokens long; .* allows {len(tokens) - 1},"):
+        start(data=limits | {"sequence_length": len(tokens) - 1})
+    tokenizer = row_tokenizer(Path(rig.config.model.path), "model", "run.toml")
+    for most, is_short in ((len(tokens), False), (len(tokens) - 1, True)):
+        (scored,) = Scorer(rig.backend, tokenizer, most, 512).process(0, [rows.read_text().splitlines()[0]])
+        assert scored.get("error", "") == (f"is {len(tokens)} tokens long; the model allows {most}" * is_short)
+        answerer = Answerer(rig.backend, tokenizer, most, plain=False)
+        with pytest.raises(InvalidInputError) if is_short else contextlib.nullcontext():
+            assert answerer.answer(prompt, Decoding(2, 0.0, 1.0, 0), lambda: None).tokens
+
+
 def test_a_batch_has_what_transformers_shifts(start: Start) -> None:
     rig = start("bart", data__held_out=0.1)
     batch, made = rig.dataset.batch(np.array([2])), transformers.AutoTokenizer.from_pretrained(rig.config.model.path)
@@ -224,6 +245,21 @@ def test_a_batch_has_what_transformers_shifts(start: Start) -> None:
     assert np.allclose(
         rig.backend.token_log_probabilities(part), rig.backend.token_log_probabilities(probe)[[1, 0]], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_prompt_is_cut_as_transformers_cuts_it(start: Start, name: str) -> None:
+    rig = start(name, data__sequence_length=20)
+    batch, made = rig.dataset.batch(np.arange(80)), transformers.AutoTokenizer.from_pretrained(rig.config.model.path)
+    rows = [ROWS[int(index)]["prompt"] for index in rig.dataset._training[:80]]
+    cut = made(rows, truncation=True, max_length=20, padding=True, padding_side="right", return_tensors="np")
+    assert batch.prompts is not None
+    assert {19, 20} <= {*batch.prompts.lengths.tolist()} and rig.dataset.truncated > 0
+    assert batch.prompts.lengths.tolist() == cut["attention_mask"].sum(axis=1).tolist()
+    assert np.array_equal(batch.prompts.inputs, cut["input_ids"] * cut["attention_mask"])
+    number = int(np.argmax(batch.prompts.lengths))
+    shown = rig.dataset.sample(int(rig.dataset.training[number]))[0][0]
+    assert shown.tolist() == batch.prompts.inputs[number].tolist()
 
 
 def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> None:
@@ -245,6 +281,7 @@ def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., 
         ({"data__packing": "best-fit"}, r'data\.packing: "seq2seq" does not support packing: set data\.packing'),
         ({"data__kind": "samples"}, r'data\.kind: "seq2seq" needs rows with a prompt and a completion: set "rows"'),
         ({"data__kind": "text"}, r"objective\.kind: 'seq2seq' needs data\.kind = \"rows\" or \"samples\""),
+        ({"data__tokenizer": "bytes"}, r'data\.tokenizer: "seq2seq" needs the tokenizer of its model: set "model"'),
         ({"data__growing": True}, r'data\.growing: "seq2seq" needs whole files: set data\.growing = false'),
         ({"adapter": LORA | {"dropout": 0.1}}, r'adapter\.dropout: "seq2seq" does not support adapter dropout'),
         ({"model__base": "nf4"}, r'model\.base: "seq2seq" does not support quantized bases: set model\.base'),
@@ -279,6 +316,15 @@ def test_a_model_of_the_other_kind_or_a_row_without_a_completion_is_refused(
     )
     with pytest.raises(InvalidInputError, match=r'line 1: needs "prompt" and "completion" of text for an encoder-dec'):
         start(data__path=str(rows))
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_a_run(
+    run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]
+) -> None:
+    config = run_file(**told("t5"))
+    (Path(config.model.path) / "tokenizer.json").unlink()
+    with pytest.raises(InvalidInputError, match=r'"model" needs .*tokenizer\.json; save the model\'s tokenizer there'):
+        runfile.check_paths(config, "run.toml")
 
 
 def test_adapters_of_layers_with_other_names_in_the_files_are_refused(start: Start, tmp_path: Path) -> None:

@@ -172,10 +172,13 @@ def test_a_cache_that_cannot_be_read_is_named(start: Start, tmp_path: Path) -> N
     start("torch", adapter=FULL)
     (folder,) = cached(tmp_path)
     values = folder / "values.bin"
-    values.write_bytes(values.read_bytes()[:-4])
-    with pytest.raises(InvalidInputError, match="delete the folder to have") as refused:
-        start("torch", adapter=FULL)
-    assert refused.value.where == str(folder)
+    whole = values.read_bytes()
+    damaged = {whole[:-4]: "bytes of values for", bytes([whole[0] ^ 1]) + whole[1:]: "values that have changed"}
+    for content, problem in damaged.items():
+        values.write_bytes(content)
+        with pytest.raises(InvalidInputError, match=f"{problem}.* delete the folder to have") as refused:
+            start("torch", adapter=FULL)
+        assert refused.value.where == str(folder)
     (folder / "reference.json").write_text("{")
     with pytest.raises(InvalidInputError, match="cannot be read"):
         start("torch", adapter=FULL)

@@ -12,11 +12,11 @@ import pytest
 
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import ReferencePass
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice
 from trainctl.trainer.common.reference_cache import ReferenceKey
 from trainctl.trainer.references import shared_pass
-from trainctl.trainer.references.shared_pass import SharedPass, StoredValues
+from trainctl.trainer.references.shared_pass import SharedPass, StoredValues, check_sizes
 
 COUNTS = np.array([random.Random(2).randrange(1, 9) for _ in range(700)], np.int64)
 KEY = ReferenceKey("samples", "model", "float32", int(COUNTS.sum()))
@@ -167,11 +167,27 @@ def test_values_that_are_not_those_named_end_the_run(tmp_path: Path) -> None:
     lead = SmallLead()
     shared(0, lead, RoundedValues(0)).run(tmp_path / "0.bin")
     lead.digest = "e" * 64
-    with pytest.raises(TrainctlError, match=f"delete {KEY.name}"):
+    with pytest.raises(TrainctlError, match=rf"delete {KEY.name} and \.{KEY.name}\.\* in"):
         shared(1, lead, RoundedValues(1)).run(tmp_path / "1.bin")
     lead.values = lead.values[:-4]
     with pytest.raises(TrainctlError, match="are damaged"):
         shared(1, lead, RoundedValues(1)).run(tmp_path / "1.bin")
+
+
+@pytest.mark.parametrize(("each", "has_adapter", "says"), [
+    (800, True, '3 consecutive pairs have 2,400 answer tokens of 560,000 in all; with several nodes, 2,000 may: set '
+                'objective.reference = "adapter-off"'),
+    (800, False, "3 consecutive pairs have 2,400 answer .* may: use fewer pairs, or train on one node"),
+    (2500, False, "a pair has 2,500 answer .* may: set a lower data.sequence_length, or train on one node"),
+])  # fmt: skip
+def test_values_that_no_message_holds_are_refused_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, each: int, has_adapter: bool, says: str
+) -> None:
+    monkeypatch.setattr(shared_pass, "MOST_VALUES", 2000)
+    check_sizes(np.full(700, 2000 // 3), "run file", has_adapter=False)
+    counts = np.full(700 if each < 2000 else 9, each)
+    with pytest.raises(InvalidInputError, match=f"^run file: data.path: {says}$"):
+        check_sizes(counts, "run file", has_adapter=has_adapter)
 
 
 def test_a_lead_that_cannot_keep_them_ends_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ import math
 import tomllib
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+from tests.conftest import ROOT
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
@@ -198,15 +201,28 @@ def test_pairs_are_trained_as_preferences(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
     pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(80)]
-    (inputs / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = inputs / ("pairs.parquet" if objective == "dpo" else "pairs.jsonl")
+    if objective == "dpo":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), data)
+    else:
+        data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     asked = [] if objective == "dpo" else ["--objective", objective]
-    call_json(*words(inputs), "--data", inputs / "pairs.jsonl", *asked)
+    call_json(*words(inputs), "--data", data, *asked)
     made = tomllib.loads((inputs / "run.toml").read_text())
     assert (made["objective"]["kind"], made["adapter"]["kind"]) == (objective, "lora")
     assert made["optimizer"]["learning_rate"] == {"dpo": 2e-5, "orpo": 5e-5}[objective]
     assert made["batch"]["global"] == 8, "an eighth of the pairs"
     assert made["batch"]["micro_tokens"] % (2 * made["data"]["sequence_length"]) == 0
     assert "1,000 steps of 8 pairs" in call("check", inputs / "run.toml").stdout
+
+
+def test_pairs_show_in_the_first_file(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"chosen": ["a"], "rejected": ["b"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (tmp_path / "c.parquet").write_bytes(b"PAR1")
+    (tmp_path / "d.jsonl").write_text('{"chosen": "a", "rejected": null}\n')
+    found = [init_probe.has_pairs(path) for path in (tmp_path, *sorted(tmp_path.iterdir()))]
+    assert found == [True, True, False, False, False]
 
 
 def test_weights_that_are_there_twice_count_once(tmp_path: Path) -> None:
@@ -237,6 +253,9 @@ def test_values_follow_from_the_model_s_size() -> None:
     rate = init_values.learning_rate
     assert [rate("pretrain", "full", random=True), rate("sft", "full", random=False)] == [3e-4, 2e-5]
     assert rate("sft", "rslora", random=False) == 2e-4
+    kinds = [(family, adapter) for family in ("t5", "bart") for adapter in ("full", "lora")]
+    found = [rate("seq2seq", adapter, random=False, family=family) for family, adapter in kinds]
+    assert found == [1e-4, 1e-3, 2e-5, 2e-4]
 
 
 def test_passes_fit_the_memory(inputs: Path) -> None:
@@ -292,6 +311,8 @@ def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: 
     call_json(*chosen, inputs / "rows.jsonl")
     run = tomllib.loads((inputs / "run.toml").read_text())
     assert (run["objective"]["kind"], run["adapter"]["kind"], run["data"]["sequence_length"]) == ("seq2seq", "lora", 64)
+    example = tomllib.loads((ROOT / "examples" / "seq2seq.toml").read_text())
+    assert run["optimizer"]["learning_rate"] == example["optimizer"]["learning_rate"]
     assert call("check", inputs / "run.toml").returncode == 0
     (inputs / "run.toml").unlink()
     refused = "--objective: an encoder-decoder model learns seq2seq, not sft"
@@ -300,6 +321,9 @@ def test_an_encoder_decoder_model_learns_completions(inputs: Path, monkeypatch: 
     assert_one_line(call(*chosen, inputs / "data"), 2, refused)
     refused = "--objective: seq2seq needs an encoder-decoder model, such as T5 or BART"
     assert_one_line(call(*words(inputs), "--objective", "seq2seq"), 2, refused)
+    (inputs / "t5" / "tokenizer.json").unlink()
+    refused = "t5 has no tokenizer.json, which an encoder-decoder model needs: save its tokenizer there"
+    assert_one_line(call(*chosen, inputs / "rows.jsonl"), 2, f"--model: {inputs}", refused)
 
 
 def test_text_has_no_answers_to_learn(inputs: Path) -> None:

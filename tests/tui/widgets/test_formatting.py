@@ -110,6 +110,19 @@ def test_wrap_keeps_every_word_character(text: str, columns: int) -> None:
     assert "".join("".join(rows).split()) == "".join(ln.clean(text).split())
 
 
+@given(st.text(max_size=80), st.integers(2, 30))
+def test_wrapped_lines_keep_every_word_and_fit(text: str, columns: int) -> None:
+    rows = ln.wrap_lines(text, columns)
+    assert all(ln.width((ln.Piece(row),)) <= columns for row in rows)
+    assert "".join("".join(rows).split()) == "".join(ln.clean(text).split())
+
+
+def test_wrapped_lines_of_a_program_keep_their_indentation() -> None:
+    text = "def f():\n    return [first, second,  third]\n\n\tpass"
+    assert ln.wrap_lines(text, 34) == text.replace("\t", "    ").split("\n")
+    assert ln.wrap_lines(text, 20) == ["def f():", "    return [first,", "    second, third]", "", "    pass"]
+
+
 def test_clean_takes_the_teeth_out_of_escape_sequences() -> None:
     assert "\x1b" not in ln.clean("\x1b]0;title\x07 note \x1b[31m")
     assert ln.clean("a\nb\tc\x9b") == "a b c "

@@ -347,9 +347,11 @@ def _log_end(dataset: Dataset, config: run_tables.RunFile) -> None:
 
 def _log_lost(dataset: Dataset, samples: str) -> None:
     if dataset.left_out:
-        log.warning("skipped %s %s that have no token to learn within data.sequence_length", dataset.left_out, samples)
+        why = "they have no token to learn within data.sequence_length, or data.overlong leaves them out"
+        log.warning("skipped %s %s: %s", dataset.left_out, samples, why)
     if dataset.truncated:
-        log.warning("truncated %s %s to data.sequence_length + 1 tokens", dataset.truncated, samples)
+        length = "data.sequence_length" if dataset.encodes_prompts else "data.sequence_length + 1"
+        log.warning("truncated %s %s to %s tokens", dataset.truncated, samples, length)
 
 
 def _tokenizing(status: StatusWriter, control: Control) -> Report:

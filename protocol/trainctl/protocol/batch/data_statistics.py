@@ -80,16 +80,20 @@ def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:
 
 
 def padding(
-    lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0, used: NDArray[np.int64] | None = None
-) -> float:
+    lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0, used: NDArray[np.int64] | None = None, *,
+    are_apart: bool = False,
+) -> float:  # fmt: skip
     """The fraction of positions that are padding if samples of these lengths, in this order, are processed
     `micro_batch` at a time, each padded to the longest beside it. With `micro_tokens`, the first of a micro-batch,
-    which is its longest, says how many fit into it. `used`: the positions of each sample that are no padding even
-    alone; None: all of its length."""
+    which is its longest, says how many fit into it. `used`: [N, sequences] positions of each sample's sequences that
+    are no padding even alone; None: all of its length. If they `are_apart`, each sequence is only padded to the longest
+    of its place, as prompts for an encoder and completions for a decoder are."""
     positions = done = 0
+    whole = lengths[:, None] if used is None else used
     while done < len(lengths):
         fit = max(1, micro_tokens // int(lengths[done])) if micro_tokens else micro_batch
         group = lengths[done : done + min(micro_batch, fit)]
-        positions += int(group.max()) * len(group)
+        width = int(whole[done : done + len(group)].max(axis=0).sum() if are_apart else group.max())
+        positions += width * len(group)
         done += len(group)
-    return 1 - int((lengths if used is None else used).sum()) / positions
+    return 1 - int(whole.sum()) / positions

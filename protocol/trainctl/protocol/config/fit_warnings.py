@@ -1,14 +1,15 @@
-"""Warnings before a run: settings that work but are rarely intended, given the model's sizes."""
+"""Warnings before a run: settings that work but are rarely intended, given the model's sizes and the objective."""
 
 from trainctl.protocol.config import families
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
+from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
 
 
 def fit_warnings(config: RunFile, facts: ModelFacts, where: str) -> tuple[str, ...]:
     """One line each. Raises InvalidInputError for adapters of layers that the model doesn't have."""
-    found = (families.untested(facts.family), _length(config, facts), _rank(config, facts, where))
+    found = (families.untested(facts.family), _length(config, facts), _rank(config, facts, where), _divergence(config))
     return tuple(line for line in found if line)
 
 
@@ -32,3 +33,14 @@ def _rank(config: RunFile, facts: ModelFacts, where: str) -> str:
         return ""
     what = f"the smaller dimension of {layer.rpartition('.')[2]}, {smallest}"
     return f"adapter.rank {config.adapter.rank} is not below {what}: lower adapter.rank"
+
+
+def _divergence(config: RunFile) -> str:
+    """Only adapters can be turned off for the logits of the model as it was."""
+    measured = {metric.name for metric in objective_of(config.objective, config.data.kind).held_out}
+    if config.adapter.kind != "full" or "kl" not in measured:
+        return ""
+    return (
+        "evaluations of a dpo run that trains all weights don't measure eval/kl, so the alert kl can't open: follow "
+        "eval/logratio, or train an adapter"
+    )

@@ -6,7 +6,7 @@ They need no tensor library, so the command line and the agent make them before 
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ APART_FIELDS = ("prompt", "completion")
 APART_KINDS = '"prompt" and "completion"'
 PAIR_FIELDS = ("chosen", "rejected")
 PAIR_KINDS = '"prompt", "chosen" and "rejected"'
+PAIR_ALONE = (
+    'has a chosen and a rejected answer, but no completion: train on pairs with objective.kind = "dpo" or "orpo"'
+)
+"""What is wrong with a row that `is_pair` where a row with one answer is needed."""
 HEADER_LIMIT_BYTES = 100_000_000
 """Most bytes of a header, as the safetensors format says."""
 _LENGTH_BYTES = 8
@@ -81,10 +85,19 @@ def check_rows(path: Path, where: str, *, grows: bool = False, pairs: bool = Fal
         except ValueError as error:
             raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
         needs_all = pairs or apart
+        if not needs_all and is_pair(row):
+            raise InvalidInputError(where, f"{place}: {PAIR_ALONE}")
         there = [row.get(name) is not None for name in (fields if needs_all else ROW_FIELDS)]
         if not (all(there) if needs_all else any(there)):
             known = ", ".join(json.dumps(name) for name in list(row)[:8]) or "no field"
             raise InvalidInputError(where, f"{place}: needs {kinds if needs_all else ROW_KINDS}; it has {known}")
+
+
+def is_pair(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a chosen and a rejected answer, and nothing that a row with one answer has."""
+    return all(row.get(name) is not None for name in PAIR_FIELDS) and not any(
+        row.get(name) is not None for name in ROW_FIELDS if name != "prompt"
+    )
 
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:

@@ -30,6 +30,7 @@ def _check_seq2seq(config: RunFile, where: str) -> None:
     wrong = Collected()
     for field, is_wrong, problem in (
         ("data.kind", config.data.kind != "rows", 'needs rows with a prompt and a completion: set "rows"'),
+        ("data.tokenizer", config.data.tokenizer == "bytes", 'needs the tokenizer of its model: set "model"'),
         ("data.growing", config.data.growing, "needs whole files: set data.growing = false"),
         ("data.packing", config.data.packing != "none", 'does not support packing: set data.packing = "none"'),
         ("adapter.dropout", config.adapter.dropout > 0, "does not support adapter dropout: set adapter.dropout = 0"),

@@ -144,6 +144,12 @@ def grows(config: RunFile) -> bool:
     return config.data.growing and not end_mark(Path(config.data.path)).exists()
 
 
+def needs_torch(config: RunFile) -> bool:
+    """Whether only torch has what a run asks for, so that it is what backend = "auto" means on every node."""
+    encodes_prompts = objective_of(config.objective, config.data.kind).encodes_prompts
+    return encodes_prompts or config.model.base == "nf4" or config.optimizer.kind != "adamw"
+
+
 def data_files(path: Path, kind: DataKind) -> list[Path]:
     """The files that data of a kind are read from, in order: a folder's or a glob's by their suffix, or the file
     itself."""
@@ -179,9 +185,10 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
     tokenizer = model / "tokenizer.json"
     wanted = config.data.kind != "samples" and config.data.tokenizer == "model"
     if wanted and (model / "config.json").is_file() and not tokenizer.is_file():
-        raise InvalidInputError(
-            f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'
-        )
+        remedy = 'use "bytes" for a byte-level model'
+        if objective_of(config.objective, config.data.kind).encodes_prompts:
+            remedy = "save the model's tokenizer there with save_pretrained of transformers"
+        raise InvalidInputError(f"{where}: data.tokenizer", f'"model" needs {tokenizer}; {remedy}')
 
 
 def _check_direction(config: RunFile, where: str) -> None:

@@ -348,9 +348,10 @@ class BatchOutputs(Outputs):
 
     def __init__(
         self, logits: Callable[[], Any], losses: Callable[..., Any], counted: Callable[[], Any],
-        reference: Callable[[], Any], vocabulary: Callable[[], Iterator[Vocabulary]], functions: "Functions",
+        reference: Callable[[], Any], vocabulary: Callable[..., Iterator[Vocabulary]], functions: "Functions",
     ) -> None:  # fmt: skip
-        """`losses` are made from logits, or without, reduced by "none" or "sum"; `every`: those of all targets."""
+        """`losses` are made from logits, or without, reduced by "none" or "sum"; `every`: those of all targets.
+        `vocabulary` is as the method of that name."""
         self._vocabulary = vocabulary
         self._logits, self._losses, self._counted, self._found = logits, losses, counted, None
         self._reference, self._functions = reference, functions
@@ -377,8 +378,8 @@ class BatchOutputs(Outputs):
     def reference_losses(self) -> Any:
         return self._reference()
 
-    def vocabulary(self) -> Iterator[Vocabulary]:
-        return self._vocabulary()
+    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
+        return self._vocabulary(with_reference=with_reference)
 
     def log_sigmoid(self, x: Any) -> Any:
         return self._functions.log_sigmoid(x)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from trainctl.protocol.config.families import check_objective
+from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.adapters.lora import read_lora
@@ -24,8 +25,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     field of the run file that is at fault."""
     model, objective = Path(config.model.path), objective_for(config)
     check_objective(model, objective.name, config.data.sequence_length, where)
-    needs_torch = objective.row.encodes_prompts and node.backend == "auto"
-    kind = _backend(choose("torch" if needs_torch else node.backend, where))
+    kind = _backend(choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where))
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
     parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)

@@ -296,12 +296,12 @@ class MlxBackend(Backend):
         with self._without_adapter():
             return mx.stop_gradient(self._losses(batch, None, "none"))
 
-    def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
+    def _vocabulary(self, batch: Batch, *, with_reference: bool) -> Iterator[Vocabulary]:
         """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
         rows = np.flatnonzero(batch.counted)
         counted, targets = mx.array(rows), mx.array(batch.targets.ravel()[rows])
         own, head = self._before_head(batch, counted)
-        other, adapter = None, self.parts.adapter
+        other, adapter = None, self.parts.adapter if with_reference else None
         if adapter is not None:
             with mlx_lora.disabled(self._model, adapter):
                 other, _ = self._before_head(batch, counted)

@@ -301,13 +301,13 @@ class TorchBackend(Backend):
             return self._losses(batch, None, "none")
 
     @torch.no_grad()
-    def _vocabulary(self, batch: Batch) -> Iterator[Vocabulary]:
+    def _vocabulary(self, batch: Batch, *, with_reference: bool) -> Iterator[Vocabulary]:
         """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
         counted = torch.from_numpy(np.flatnonzero(batch.counted)).to(self._device)
         targets = self._integers(batch.targets).flatten()[counted]
         own, head = self._before_head(batch, counted)
         other = None
-        if self.parts.adapter is not None:
+        if with_reference and self.parts.adapter is not None:
             with self._model.disable_adapter():
                 other, _ = self._before_head(batch, counted)
         size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])

@@ -49,7 +49,8 @@ def compute_of(model: ModelTable) -> str:
 
 
 def read_values(folder: Path, key: ReferenceKey) -> Values:
-    """[counted] nats. Raises InvalidInputError naming the folder if it doesn't hold them."""
+    """[counted] nats. Reads all of them once, to compare their digest with the one in the notes. Raises
+    InvalidInputError naming the folder if it doesn't hold them."""
     again = "delete the folder to have the reference computed again"
     path = folder / VALUES_NAME
     try:
@@ -58,6 +59,8 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
         if not isinstance(notes, dict) or notes.get("key") != [*key] or size != key.size_bytes:
             problem = f"has {size:,} bytes of values for {key.size_bytes:,}, or is of other data; {again}"
             raise InvalidInputError(str(folder), problem)
+        if notes.get("digest") != values_digest(folder):
+            raise InvalidInputError(str(folder), f"holds values that have changed since they were computed; {again}")
         return np.asarray(np.memmap(path, DTYPE, mode="r")) if key.counted else np.empty(0, DTYPE)
     except OSError as error:
         raise InvalidInputError(str(folder), f"cannot be read: {error.strerror}; {again}") from None

@@ -70,6 +70,10 @@ class Recipe(NamedTuple):
             return row_tokenizer(self.model, self.tokenizer, self.where).has_end
         return self.kind == "samples" or bool(self.end())
 
+    def prompt_end(self) -> int:
+        """How many special tokens end each prompt for an encoder."""
+        return row_tokenizer(self.model, self.tokenizer, self.where).prompt_end if self.encodes_prompts else 0
+
     def _rows_encoder(self) -> Encode:
         tokenizer = row_tokenizer(self.model, self.tokenizer, self.where)
         self._check_vocabulary(tokenizer.highest)

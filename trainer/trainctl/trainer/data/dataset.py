@@ -65,7 +65,7 @@ class Dataset:
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.place: Callable[[int], str] = lambda index: f"sample {index + 1}"  # where a sample of the data is
-        self.left_out = 0  # samples without a counted target within the sequence length, or dropped for their length
+        self.left_out = 0  # samples without a counted target in the sequence length, or dropped (length, equal answers)
         self.truncated = 0  # samples that lose their end
         self.counted = 0  # targets of usable samples
         found = self._blocks(where) if cache.offsets is None else self._usable_samples(cache, drop_overlong)
@@ -233,11 +233,17 @@ class Dataset:
 
     @property
     def lengths(self) -> Indices:
-        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training."""
+        """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training. A
+        completion is counted without the token that a decoder begins with."""
         if self._cache.offsets is None:
             return np.full((len(self._usable), 1), self._length + 1, np.int64)
-        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)]
+        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)] - self.encodes_prompts
         return each.reshape(-1, self.sequences)
+
+    @property
+    def sequence_targets(self) -> Indices:
+        """[N, sequences] targets of each usable sample after it is truncated; of a prompt, what its encoder reads."""
+        return self._targets_of_entries(self._entries(self._usable)).reshape(-1, self.sequences)
 
     @property
     def duplicates(self) -> int:
@@ -262,8 +268,8 @@ class Dataset:
         index = self.index(number)
         if self._cache.offsets is not None:
             found = [self._sample(int(entry)) for entry in self._entries(np.array([index]))]
-            if self.encodes_prompts:  # whose last token the encoder isn't given
-                found[0] = found[0][0][:-1], found[0][1][:-1]
+            if self.encodes_prompts:
+                found[0] = self._prompts(np.array([2 * index])).inputs[0], found[0][1][:-1]
             return found
         tokens = self._tokens(index)
         return [(tokens, np.ones(len(tokens) - 1, np.bool_))]
@@ -298,6 +304,8 @@ class Dataset:
         targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
         learned = _learned(counts, encodes_prompts=self.encodes_prompts)
         chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
+        if drop_overlong and self.has_pairs:
+            chosen &= ~_equal_pairs(cache, self._length)
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
@@ -310,13 +318,19 @@ class Dataset:
         assert self._cache.counted is not None
         entries = self._entries(chosen)
         if self.encodes_prompts:
-            prompts = self._gathered(entries[0::2])
-            return dataclasses.replace(
-                self._gathered(entries[1::2]), prompts=Prompts(prompts.inputs, prompts.lengths)
-            )  # fmt: skip
+            return dataclasses.replace(self._gathered(entries[1::2]), prompts=self._prompts(entries[0::2]))
         batch = self._gathered(entries)
         reference = self._reference.of(entries, batch.counted) if self._reference is not None else None
         return dataclasses.replace(batch, sequences=self.sequences, reference=reference)
+
+    def _prompts(self, entries: Indices) -> Prompts:
+        """For the encoder. What is cut keeps the special tokens at its end, as transformers' tokenizers truncate."""
+        assert self._cache.offsets is not None
+        batch, ends = self._gathered(entries), self._cache.offsets[entries + 1] - 1  # the last token is never read
+        is_cut = ends - self._cache.offsets[entries] > self._length
+        columns = np.arange(-min(self._cache.prompt_end, self._length), 0)
+        batch.inputs[np.ix_(is_cut, columns)] = self._cache.tokens[ends[is_cut][:, None] + columns]
+        return Prompts(batch.inputs, batch.lengths)
 
     def _gathered(self, entries: Indices) -> Batch:
         assert self._cache.offsets is not None and self._cache.counted is not None
@@ -404,22 +418,27 @@ def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callab
         return
     length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
     each, counts = (values.reshape(-1, objective.sequences) for values in _targets(cache, length))
-    targets = each.max(axis=1)
-    refuse = config.data.overlong == "refuse"
-    is_wrong = targets > length if refuse else ~_learned(counts, encodes_prompts=objective.encodes_prompts)
+    targets, first = each.max(axis=1), 0 if objective.encodes_prompts else 1  # the first token is no one's target
+    first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
+    if config.data.overlong == "refuse":
+        limit = f"data.sequence_length = {length:,} allows {length + first:,}"
+        _check_none(targets > length, lambda at: f"is {targets[at] + first:,} tokens long; {limit}", where, place)
+    elif config.data.kind == "rows":
+        empty = ~_learned(counts, encodes_prompts=objective.encodes_prompts)
+        _check_none(empty, lambda _: f"has nothing to learn {first_tokens}", where, place)
+    if objective.has_pairs:
+        _check_none(_equal_pairs(cache, length), lambda _: f"has two equal answers {first_tokens}", where, place)
+
+
+def _check_none(
+    is_wrong: NDArray[np.bool_], problem: Callable[[int], str], where: str, place: Callable[[int], str]
+) -> None:
     wrong = np.flatnonzero(is_wrong)
-    if not len(wrong) or (not refuse and config.data.kind != "rows"):
-        return
-    first = int(wrong[0])
-    if refuse:
-        problem = f"is {targets[first] + 1:,} tokens long; data.sequence_length = {length:,} allows {length + 1:,}"
-    else:
-        problem = f"has nothing to learn within its first {length + 1:,} tokens (data.sequence_length)"
-    others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
-    raise InvalidInputError(
-        where,
-        f'{place(first)} {problem}{others}; set data.overlong = "drop", or raise data.sequence_length',
-    )
+    if len(wrong):
+        first = int(wrong[0])
+        others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+        said = f"{place(first)} {problem(first)}{others}"
+        raise InvalidInputError(where, f'{said}; set data.overlong = "drop", or raise data.sequence_length')
 
 
 def place_of(config: RunFile, index: int) -> str:
@@ -452,6 +471,18 @@ def _learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_
     none."""
     learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
     return learned
+
+
+def _equal_pairs(cache: TokenCache, length: int) -> NDArray[np.bool_]:
+    """[pairs] Whether both halves of a pair have the same first `length` + 1 tokens, so that its margin is always 0."""
+    assert cache.offsets is not None
+    begins, widths = cache.offsets[:-1], np.minimum(np.diff(cache.offsets), length + 1)
+    last = cache.tokens[begins + widths - 1]
+    equal: NDArray[np.bool_] = (widths[0::2] == widths[1::2]) & (last[0::2] == last[1::2])
+    for pair in np.flatnonzero(equal):
+        one, other = (cache.tokens[begins[half] :][: widths[half]] for half in (2 * pair, 2 * pair + 1))
+        equal[pair] = np.array_equal(one, other)
+    return equal
 
 
 def _held_out_count(samples: int, fraction: float) -> int:

@@ -51,8 +51,7 @@ def preview(
     folder of the node's caches. Raises InvalidInputError as `open_dataset`."""
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
-        whole, batch = dataset.lengths, config.batch
-        targets = np.minimum(whole, config.data.sequence_length + 1) - 1
+        whole, targets, batch = dataset.lengths, dataset.sequence_targets, config.batch
         training = targets[dataset.training]
         used = training[samples_at(np.arange(len(training)), len(training), config.run.seed)]
         widths = used.max(axis=1) * dataset.sequences
@@ -65,7 +64,9 @@ def preview(
             micro_batch=batch.micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
             warning="" if dataset.has_end else without_end(config.data.kind),
-            padding=padding(widths[order], batch.micro, batch.micro_tokens, used[order].sum(axis=1)),
+            padding=padding(
+                widths[order], batch.micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts
+            ),
             packing=config.data.packing, **_packing(config, training),
             template=_template(config, where, pairs=dataset.has_pairs),
             reference=_reference(config, dataset, kept),

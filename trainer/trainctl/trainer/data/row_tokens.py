@@ -80,6 +80,14 @@ class RowTokenizer:
         return self._tokenizer.eos_token_id is not None
 
     @property
+    def prompt_end(self) -> int:
+        """How many special tokens it puts after a prompt for an encoder."""
+        if not self.encodes_prompts:
+            return 0
+        whole, plain = self._ids(["a"])[0], [*self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]]
+        return len(whole) - len(added_before(whole, plain)) - len(plain)
+
+    @property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer: those that the model's directory names, and the tokenizer's own."""
         named = () if isinstance(self._tokenizer, ByteTokenizer) else model_files.end_tokens(self._model)

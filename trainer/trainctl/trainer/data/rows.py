@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trainctl.protocol.config.input_checks import ROW_KINDS
+from trainctl.protocol.config.input_checks import PAIR_ALONE, ROW_KINDS, is_pair
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.chunks import Chunk
@@ -94,6 +94,8 @@ def row_of(fields: Any, place: str) -> Row:
     """One row. Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
+    if is_pair(fields):
+        raise InvalidInputError(place, PAIR_ALONE)
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
         return _conversation(place, messages, 0, _tools(fields, place))

@@ -51,6 +51,7 @@ class TokenCache:
     digest: str  # of the tokens
     files: tuple[FileDigest, ...]  # the sources
     has_end: bool = True  # texts and completions end with a token
+    prompt_end: int = 0  # special tokens that end each prompt for an encoder
 
 
 def sources_of(config: RunFile) -> list[Path]:
@@ -89,7 +90,7 @@ def _digest_of(config: RunFile, what: list[Any]) -> str:
     how: list[Any] = [_FORMAT, config.data.kind, config.data.tokenizer, what]
     objective = objective_of(config.objective, config.data.kind)
     if objective.sequences > 1:
-        how.append("prompts apart" if objective.encodes_prompts else objective.sequences)
+        how.append("prompts apart, with their end" if objective.encodes_prompts else objective.sequences)
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
@@ -102,7 +103,7 @@ def read_cache(folder: Path) -> TokenCache:
         return TokenCache(tokens, None, None, notes["digest"], files, notes["has_end"])
     counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
     offsets = _mapped(folder / "offsets.bin", np.dtype(np.int64))
-    return TokenCache(tokens, counted, offsets, notes["digest"], files, notes["has_end"])
+    return TokenCache(tokens, counted, offsets, notes["digest"], files, notes["has_end"], notes.get("prompt_end", 0))
 
 
 def write_cache(config: RunFile, work: Path, where: str, workers: int, report: Report) -> None:
@@ -129,7 +130,7 @@ def write_cache(config: RunFile, work: Path, where: str, workers: int, report: R
     else:
         digest = _write_samples((part for part in parts() if isinstance(part, SampleTokens)), dtype, work)
     files = data_digests(Path(config.data.path), recipe.kind).files
-    _write_notes(work, dtype, digest, files, has_end=recipe.has_end())
+    _write_notes(work, dtype, digest, files, has_end=recipe.has_end(), prompt_end=recipe.prompt_end())
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
@@ -149,10 +150,10 @@ def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> Non
 
 
 def _write_notes(
-    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], *, has_end: bool
-) -> None:  # fmt: skip
+    work: Path, dtype: np.dtype[Any], digest: str, files: Sequence[FileDigest], *, has_end: bool, prompt_end: int = 0
+) -> None:
     named = [[file.name, file.digest] for file in files]
-    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end}
+    notes = {"dtype": dtype.str, "digest": digest, "files": named, "has_end": has_end, "prompt_end": prompt_end}
     (work / "cache.json").write_text(json.dumps(notes), encoding="utf-8")
 
 

@@ -46,8 +46,8 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         trained = open_trained(paths, wanted.step, wanted.best, record.evaluations())
         run, history = record.run, read_history(record, trained.loop.step)
     _check(trained, form, dtype)
-    packed = format_of(model_config(trained.model)) if form == "peft" else None
-    if packed is not None:
+    stored = format_of(model_config(trained.model)) or ""
+    if stored and form == "peft":
         trained = _on_original(trained)
     folder: Path = (wanted.output or Path(f"{run}-step-{trained.loop.step}-{form}")).absolute()
     if folder.exists():
@@ -58,7 +58,7 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         kept = _write(trained, form, dtype, work)
         own = OWN_BASE if (work / OWN_BASE).exists() else ""
         card = model_card(
-            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config), packed or ""
+            run, trained.config, trained.loop, history, form, own, read_data_files(trained.config), stored
         )  # fmt: skip
         (work / "README.md").write_text(card, encoding="utf-8")
         compared = _verified(trained, form, work) if wanted.verify else None
@@ -69,7 +69,7 @@ def export_model(wanted: argparse.Namespace) -> dict[str, Any]:
         made["rounding"] = compared.rounding if compared else None
 
     make_folder(folder, write)
-    return made | _advice(trained.config, form, folder, packed)
+    return made | _advice(trained.config, form, folder, stored)
 
 
 def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
@@ -124,7 +124,7 @@ def _verified(trained: TrainedModel, form: Form, work: Path) -> Comparison:
     return found
 
 
-def _advice(config: RunFile, form: Form, folder: Path, packed: str | None) -> dict[str, Any]:
+def _advice(config: RunFile, form: Form, folder: Path, stored: str) -> dict[str, Any]:
     """What to do with the folder next."""
     next_lines = llama_cpp_lines(folder) if form == "fused" else ()
     own = str(folder / OWN_BASE) if (folder / OWN_BASE).exists() else ""
@@ -132,8 +132,8 @@ def _advice(config: RunFile, form: Form, folder: Path, packed: str | None) -> di
         f"mlx-lm would misread the base's config.json (RoPE): use {own} as --model; its weights are links to the base"
     )
     warning = note if own else None
-    if packed is not None:
-        warning = f"the adapters were trained on {packed} values, and peft adds them to those of {config.model.path}"
+    if stored and form == "peft":
+        warning = f"the adapters were trained on {stored} values, and peft adds them to those of {config.model.path}"
     return {"load": loading_lines(form, folder, config, own), "llama_cpp": next_lines, "warning": warning}
 
 

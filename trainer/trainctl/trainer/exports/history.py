@@ -22,7 +22,7 @@ class Point(NamedTuple):
 class History:
     """Of a run up to one step."""
 
-    loss: float | None  # nats per counted token, of the step itself; None: not recorded
+    loss: float | None  # in the objective's unit, of the step itself; None: not recorded
     held_out: Evaluation | None  # newest up to the step
     curve: tuple[Point, ...]
 

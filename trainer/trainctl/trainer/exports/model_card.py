@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainctl.protocol.config.hub_models import reference
-from trainctl.protocol.config.objectives import objective_name, objective_of
-from trainctl.protocol.config.run_tables import AdapterTable, RunFile
+from trainctl.protocol.config.objectives import Objective, caches_reference, objective_name, objective_of
+from trainctl.protocol.config.run_tables import AdapterTable, ModelTable, RunFile
 from trainctl.trainer.checkpoints.files import LoopState
 from trainctl.trainer.exports.data_files import DataFile
 from trainctl.trainer.exports.history import History
@@ -26,19 +26,21 @@ _LIBRARY: dict[Form, str] = {"peft": "peft", "mlx": "mlx", "fused": "transformer
 
 def model_card(
     run: str, config: RunFile, loop: LoopState, history: History, form: Form, own_base: str = "",
-    data: Sequence[DataFile] = (), packed: str = "",
+    data: Sequence[DataFile] = (), stored: str = "",
 ) -> str:  # fmt: skip
     """The card of the export of one checkpoint; `own_base` as in `loading_lines`, from the card's folder. `data`: the
-    files of the run's data, as they are on this machine. `packed`: the format of the base that was trained on, if the
-    export is for the whole base."""
-    rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history) if value]
+    files of the run's data, as they are on this machine. `stored`: format of the base that was trained on
+    if it is a quantized one, such as "mlx-4bit"; peft's adapters are for the whole one."""
+    was_packed = bool(stored) and form == "peft"
+    base_format = f"{stored} in training, whole here" if was_packed else stored
+    rows = [f"| {name} | {value} |" for name, value in _facts(config, loop, history, base_format) if value]
     curve = [f"| {point.step:,} | {point.loss:.4f} |" for point in history.curve]
     head = ["---", f"library_name: {_LIBRARY[form]}", f"pipeline_tag: {_task(config)}", "tags:", "- trainctl"]
     if "/" in (name := base_name(Path(config.model.path))):
         head.append(f"base_model: {name}")
     lines = [*head, "---", "", f"# {run}, step {loop.step:,}", "", "| | |", "| --- | --- |", *rows]
-    if packed:
-        lines += ["", *(line.format(packed) for line in _TRAINED_ON_PACKED)]
+    if was_packed:
+        lines += ["", *(line.format(stored) for line in _TRAINED_ON_PACKED)]
     if curve:
         lines += ["", "| from step | mean loss |", "| --- | --- |", *curve]
     if data:
@@ -91,25 +93,52 @@ def base_name(model: Path) -> str:
     return model.name if found == str(model) else found
 
 
-def _facts(config: RunFile, loop: LoopState, history: History) -> list[tuple[str, str]]:
-    optimizer, held_out = config.optimizer, history.held_out
+def _facts(config: RunFile, loop: LoopState, history: History, base_format: str) -> list[tuple[str, str]]:
+    optimizer, held_out, longest = config.optimizer, history.held_out, config.data.sequence_length
+    objective = objective_of(config.objective, config.data.kind)
+    unit, of_samples = objective.loss_unit, objective.sample_unit
     kind = "AdamW" if optimizer.kind == "adamw" else f"AdamW ({optimizer.kind})"
     return [
         ("base", base_name(Path(config.model.path))),
+        ("base format", _nf4(config.model) if config.model.base == "nf4" else base_format),
         ("trained", _recipe(config.adapter)),
-        ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} samples each"),
-        ("objective", objective_name(config.objective, config.data.kind)),
+        ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} {of_samples} each"),
+        ("objective", ", ".join([objective_name(config.objective, config.data.kind), *_settings(config)])),
         ("optimizer", f"{kind}, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
         ("warm-up", f"{optimizer.warmup(config.run.steps):,} steps"),
         ("weight decay", f"{optimizer.weight_decay:g}"),
         ("seed", str(loop.seed)),
-        ("data", f"{config.data.kind}, {loop.samples:,} samples of up to {config.data.sequence_length:,} tokens"),
+        ("data", f"{config.data.kind}, {loop.samples:,} {of_samples} of up to {longest:,} tokens{_each(objective)}"),
         ("data digest", loop.data_digest),
         ("held-out data", Path(config.data.held_out_path).name),
         ("computed in", config.model.dtype),
-        ("loss", f"{history.loss:.4f} nats per token" if history.loss is not None else ""),
-        ("held-out loss", f"{held_out.loss:.4f} at step {held_out.step:,}" if held_out is not None else ""),
+        ("loss", f"{history.loss:.4f} {unit}" if history.loss is not None else ""),
+        ("held-out loss", f"{held_out.loss:.4f} {unit} at step {held_out.step:,}" if held_out is not None else ""),
     ]
+
+
+def _each(objective: Objective) -> str:
+    """What has the given number of tokens, if it isn't the sample."""
+    if objective.has_pairs:
+        return " for the prompt with each answer"
+    return " for the prompt, and for the completion" if objective.encodes_prompts else ""
+
+
+def _settings(config: RunFile) -> list[str]:
+    """Those of the objective that act, with their values."""
+    table, adapter = config.objective, config.adapter.kind != "full"
+    values: dict[str, str] = {
+        "loss": table.loss, "beta": f"{table.beta:g}",
+        "label_smoothing": f"{table.label_smoothing:g}" if table.loss == "robust" else "",
+        "reference": "cached" if caches_reference(table, has_adapter=adapter) else "adapter-off",
+    }  # fmt: skip
+    named = objective_of(table, config.data.kind).settings
+    return [f"{name.replace('_', ' ')} {values[name]}" for name in named if values[name]]
+
+
+def _nf4(model: ModelTable) -> str:
+    double = ", scales quantized too" if model.double_quantization else ""
+    return f"nf4{double}, computed in {model.compute_dtype or model.dtype}"
 
 
 def _recipe(adapter: AdapterTable) -> str:

@@ -36,7 +36,7 @@ class Dpo(Objective):
         return {"pairs": float(len(batch))}
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        return vocabulary_sums(outputs)
+        return vocabulary_sums(outputs, self.row.held_out)
 
     def sums(self, outputs: Outputs) -> Sums:
         reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held

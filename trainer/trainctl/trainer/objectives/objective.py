@@ -46,8 +46,9 @@ class Outputs(ABC):
         gradient."""
 
     @abstractmethod
-    def vocabulary(self) -> "Iterator[Vocabulary]":
-        """All counted targets, some at a time, so that their logits are held only in part."""
+    def vocabulary(self, *, with_reference: bool) -> "Iterator[Vocabulary]":
+        """All counted targets, some at a time, so that their logits are held only in part. Those of the reference need
+        another forward pass."""
 
     @abstractmethod
     def log_sigmoid(self, x: Any) -> Any:
@@ -62,7 +63,7 @@ class Vocabulary(NamedTuple):
     """N targets with what the model says of every token."""
 
     logits: Any  # [N, V], float32
-    reference: Any  # [N, V], of the reference model; None: the backend has none
+    reference: Any  # [N, V], of the reference model; None: not asked for, or the backend has none
     targets: Any  # [N], integers
 
 

@@ -33,7 +33,7 @@ class Orpo(Objective):
         return {"pairs": float(len(batch)), "tokens": float(chosen(batch.lengths).sum())}
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        return vocabulary_sums(outputs)
+        return vocabulary_sums(outputs, self.row.held_out)
 
     def sums(self, outputs: Outputs) -> Sums:
         every, beta = outputs.every_loss(), self._table.beta

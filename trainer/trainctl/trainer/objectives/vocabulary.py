@@ -1,15 +1,17 @@
 """What an evaluation measures over the whole vocabulary: entropy, accuracy, and the divergence from the reference."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from trainctl.protocol.config.objectives import ObjectiveMetric
 from trainctl.trainer.objectives.objective import Outputs, Vocabulary
 
 
-def vocabulary_sums(outputs: Outputs) -> dict[str, Any]:
-    """The sums over the counted targets: `entropy` in nats, `mean_token_accuracy`, and with a reference `kl`, which is
-    KL(model || reference) in nats."""
+def vocabulary_sums(outputs: Outputs, metrics: Iterable[ObjectiveMetric]) -> dict[str, Any]:
+    """The sums over the counted targets: `entropy` in nats, `mean_token_accuracy`, and if it is one of the metrics and
+    there is a reference `kl`, which is KL(model || reference) in nats."""
     found: dict[str, Any] = {}
-    for part in outputs.vocabulary():
+    for part in outputs.vocabulary(with_reference=any(metric.name == "kl" for metric in metrics)):
         for name, value in _sums(part).items():
             found[name] = found[name] + value if name in found else value
     return found

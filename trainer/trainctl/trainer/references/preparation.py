@@ -19,7 +19,7 @@ from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.token_cache import Report, no_report
 from trainctl.trainer.data.tokenizing import make_cache
 from trainctl.trainer.references.reference_model import ReferenceModel
-from trainctl.trainer.references.shared_pass import AgentLine, SharedPass, StoredValues, Supply
+from trainctl.trainer.references.shared_pass import AgentLine, SharedPass, StoredValues, Supply, check_sizes
 
 AT_ONCE = 256
 """Samples computed between two writes; the longest of them come first."""
@@ -60,13 +60,14 @@ def prepare_reference(
     company: Company | None = None,
 ) -> None:  # fmt: skip
     """Attach the values of all samples, for training and held out; without `company`, the rank computes them alone.
-    `report` takes the samples done and all there are. Raises InvalidInputError for a cache that can't be read,
-    TrainctlError as `SharedPass.run`, and as `ReferenceModel.values`."""
+    `report` takes the samples done and all there are. Raises InvalidInputError for a cache that can't be read
+    and as `check_sizes`, TrainctlError as `SharedPass.run`, and as `ReferenceModel.values`."""
     for part in (dataset, *([dataset.evaluation] if dataset.evaluation is not None else [])):
         key = part.reference_key(settings.model, settings.compute)
         target = settings.folder / key.name
         model = ReferenceModel(backend, part, settings.batch_tokens)
         if company is not None:
+            check_sizes(model.counts, "run file", has_adapter=backend.parts.adapter is not None)
             _compute_together(key, model, target, company, report)
         elif not target.is_dir():
             make_cache(target, functools.partial(_write, key, model), report)

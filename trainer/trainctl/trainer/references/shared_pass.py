@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice
 from trainctl.trainer.common.reference_cache import DTYPE, ReferenceKey, Values
 from trainctl.trainer.data.permutation import Indices
@@ -55,14 +55,12 @@ class SharedPass:
         self, run: str, rank: int, key: ReferenceKey, counts: Indices, targets: Indices, supply: Supply,
         line: AgentLine, report: Report,
     ) -> None:  # fmt: skip
-        """`counts` and `targets`: of each usable sample, its values and its tokens to process. Raises TrainctlError if
-        a unit has more values than a message can hold."""
+        """`counts` and `targets`: of each usable sample, its values and its tokens to process; `check_sizes` takes the
+        counts."""
         self._asks: dict[str, Any] = {"run": run, "rank": rank, "reference": key.name}
         self._key, self._supply, self._line, self._report = key, supply, line, report
-        self._samples, self._each = len(counts), -(-len(counts) // MOST_UNITS)
+        self._samples, self._each = len(counts), _samples_each(len(counts))
         self._counts, self._tokens = (_by_unit(sizes, self._each) for sizes in (counts, targets))
-        if self._counts.max(initial=0) > MOST_VALUES:
-            raise TrainctlError('the data have too many tokens: set objective.reference = "adapter-off"')
         self._own = ""  # digest of the values from an earlier run, as long as the others' may be the same
         self._received = self._number = self._done = self._unlike = 0
         self._whole = hashlib.sha256()  # of what was received
@@ -94,8 +92,9 @@ class SharedPass:
         elif not answer.values:
             self._unlike = MOST_UNLIKE
         if self._unlike >= MOST_UNLIKE:
+            name = self._key.name
             raise TrainctlError(
-                f"the lead's values of the reference are damaged: delete {self._key.name} in its caches"
+                f"the lead's values of the reference are damaged: delete {name} and .{name}.* in its caches"
             )
         return False
 
@@ -175,6 +174,26 @@ class StoredValues:
     def values(self, first: int, samples: int, look: Look) -> Values:
         look(samples)
         return self._values[self._ends[first] : self._ends[first + samples]]
+
+
+def check_sizes(counts: Indices, where: str, *, has_adapter: bool) -> None:
+    """Whether ranks can compute the values of samples of such counts together. Raises InvalidInputError if a unit has
+    more values than a message can hold."""
+    each = _samples_each(len(counts))
+    most = int(_by_unit(counts, each).max(initial=0))
+    if most <= MOST_VALUES:
+        return
+    unit = f"{each:,} consecutive pairs have" if each > 1 else "a pair has"
+    problem = f"{unit} {most:,} answer tokens of {int(counts.sum()):,} in all; with several nodes, {MOST_VALUES:,} may"
+    remedy = 'set objective.reference = "adapter-off"' if has_adapter else "use fewer pairs, or train on one node"
+    if each == 1 and not has_adapter:
+        remedy = "set a lower data.sequence_length, or train on one node"
+    raise InvalidInputError(f"{where}: data.path", f"{problem}: {remedy}")
+
+
+def _samples_each(samples: int) -> int:
+    """Of a unit."""
+    return -(-samples // MOST_UNITS)
 
 
 def _by_unit(sizes: Indices, each: int) -> Indices:

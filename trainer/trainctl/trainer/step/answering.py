@@ -31,9 +31,10 @@ class Answerer:
         `alive` and the libraries raise."""
         tokens, ends = self._tokenizer.prompt(prompt, plain=self._plain), self._tokenizer.ends
         if self._longest is not None:
-            if len(tokens) >= self._longest:
+            encodes = self._tokenizer.encodes_prompts  # the answer is then in another sequence
+            if len(tokens) + (0 if encodes else 1) > self._longest:
                 raise InvalidInputError("prompt", f"has {len(tokens)} tokens; the model's context has {self._longest}")
-            used = 0 if self._tokenizer.encodes_prompts else len(tokens)
+            used = 0 if encodes else len(tokens)
             how = how._replace(max_tokens=min(how.max_tokens, self._longest - used))
         made = self._backend.generate(tokens, how, ends, alive)
         ended = bool(made) and made[-1] in ends

@@ -62,7 +62,7 @@ class Scorer:
             (prompt, _), (tokens, mask) = self._tokenizer.encode_apart([read])
         else:
             ((tokens, mask),) = self._tokenizer.encode([read])
-        longest = max(len(tokens), len(prompt))
+        longest = max(len(tokens), len(prompt)) - (1 if prompt else 0)  # both have one that isn't counted
         if self._longest is not None and longest > self._longest:
             raise InvalidInputError("row", f"is {longest:,} tokens long; the model allows {self._longest:,}")
         counted = np.array(mask[1:], np.bool_)

@@ -1,7 +1,7 @@
 """Held-out pairs as lines: their margins over the evaluations, the worst first, and one pair in full."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
@@ -140,14 +140,8 @@ def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
     made = [ln.rule(columns, glyphs.horizontal, (0, ln.shorten(label, columns, glyphs.ellipsis), "title"))]
     for name, text in parts:
         made.append(ln.line(Piece(f"  {name}", "label")))
-        made += [ln.line(Piece(f"    {row}")) for row in texts(text, columns - 4, glyphs)]
+        made += [ln.line(Piece(f"    {row}")) for row in ln.wrap_lines(glyphs.text(text), max(columns - 4, 1))]
     return made
-
-
-def texts(text: str, columns: int, glyphs: Glyphs) -> Sequence[str]:
-    """A text's own lines, wrapped."""
-    lines = glyphs.text(text).expandtabs(4).splitlines() or [""]
-    return [row for line in lines for row in ln.wrap(ln.clean(line), max(columns, 1)) or [""]]
 
 
 def _flat(text: str) -> str:

@@ -178,8 +178,7 @@ def said(sample: m.Sample) -> str:
 
 def answer_rows(sample: m.Sample, cells: int, glyphs: Glyphs) -> list[str]:
     """The answer as it is, its own lines kept."""
-    lines = glyphs.text(sample.answer).expandtabs(4).splitlines() or [""]
-    return [row for text in lines for row in ln.wrap(ln.clean(text), max(cells, 1)) or [""]]
+    return ln.wrap_lines(glyphs.text(sample.answer), max(cells, 1))
 
 
 def _flat(text: str) -> str:

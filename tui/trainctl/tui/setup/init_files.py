@@ -66,7 +66,8 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     length = min(answers.sequence_length, model.positions or answers.sequence_length)
     mean = answers.mean_tokens or length * sequences_of(answers.objective)
     whole = answers.batch or values.global_batch(mean, answers.samples)
-    rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random)
+    family = model.facts.family if model.facts is not None else ""
+    rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random, family=family)
     every = values.every(answers.steps)
     tables: dict[str, Any] = {
         "run": {"name": answers.name, "steps": answers.steps},

@@ -99,13 +99,30 @@ def data_kind(path: Path) -> DataKind:
 
 
 def has_pairs(path: Path) -> bool:
-    """Whether the first row of JSON-lines data has a chosen and a rejected answer; Parquet is not looked at."""
-    file = next((file for file in run_file.data_files(path, "rows") if file.suffix != ".parquet"), None)
+    """Whether the first file of row data has a chosen and a rejected answer: JSON lines in the first row, Parquet among
+    its columns."""
+    file = next(iter(run_file.data_files(path, "rows")), None)
     try:
-        found = _first_object(file) if file is not None else None
+        fields = set() if file is None else _columns(file) if file.suffix == ".parquet" else _fields(file)
     except (OSError, ValueError):
         return False  # what is wrong with it is found when all of it is read
-    return isinstance(found, dict) and all(found.get(name) is not None for name in PAIR_FIELDS)
+    return fields.issuperset(PAIR_FIELDS)
+
+
+def _fields(path: Path) -> set[str]:
+    found = _first_object(path)
+    return {name for name, value in found.items() if value is not None} if isinstance(found, dict) else set()
+
+
+def _columns(path: Path) -> set[str]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        return set()  # what reads the rows says that it is missing
+    try:
+        return {*pyarrow.parquet.read_schema(path).names}
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from None
 
 
 def _first_object(path: Path) -> Any:

@@ -16,6 +16,9 @@ down at the end; all weights on answers; adapters, which take ten times as much 
 2025)."""
 PREFERENCE_RATES: Final[dict[Objective, tuple[float, float]]] = {"dpo": (5e-7, 2e-5), "orpo": (5e-6, 5e-5)}
 """The same on pairs, of all weights and of adapters. dpo leaves its reference quickly; orpo learns answers too."""
+T5_RATES: Final[tuple[float, float]] = (1e-4, 1e-3)
+"""The same for T5, which needs more than other models; for all weights what the documentation of transformers says."""
+T5_FAMILIES: Final = ("t5", "mt5", "umt5", "longt5")
 STEP_TOKENS = 16_384
 """Of a step: steps of less are noisy, and of more rarely learn more in the time on a small machine."""
 LEAST_SAMPLES = 4
@@ -29,8 +32,10 @@ _RANKS = ((10**8, 8), (10**10, 16))
 _MICROS = (64, 32, 16, 8, 4, 2)
 
 
-def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool) -> float:
-    """Of AdamW at its peak."""
+def learning_rate(objective: Objective, adapter: AdapterKind, *, random: bool, family: str = "") -> float:
+    """Of AdamW at its peak, for a model of a family (`model_type`)."""
+    if objective == "seq2seq" and family in T5_FAMILIES:
+        return T5_RATES[adapter != "full"]
     if objective in PREFERENCE_RATES:
         return PREFERENCE_RATES[objective][adapter != "full"]
     if adapter != "full":

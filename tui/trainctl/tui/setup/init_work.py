@@ -107,6 +107,7 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     kind = init_probe.data_kind(data)
     has_pairs = kind == "rows" and init_probe.has_pairs(data)
     if found.encodes_prompts:
+        _check_tokenizer(found)
         objective = _of_encoder(given.objective, "pairs" if has_pairs else kind)
     else:
         objective = _objective(given.objective, kind, has_pairs, ask)
@@ -127,6 +128,12 @@ def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster
     address = address or usual
     _check_address(address, machine)
     return Answers(model, data, name, address, steps, batch, kind, adapter, objective)
+
+
+def _check_tokenizer(model: Model) -> None:
+    if not model.has_tokenizer:
+        problem = f"{model.path} has no tokenizer.json, which an encoder-decoder model needs: save its tokenizer there"
+        raise InvalidInputError("--model", f"{problem} with save_pretrained of transformers")
 
 
 def _of_encoder(given: Objective | None, data: str) -> Objective:

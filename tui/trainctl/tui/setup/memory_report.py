@@ -53,7 +53,9 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
     estimates, measured = {}, {}
     for name in names:
         table = config.nodes.get(name, NodeTable())
-        prefers: Literal["mlx", "torch"] = "mlx" if sys.platform == "darwin" and not facts.crossing else "torch"
+        prefers: Literal["mlx", "torch"] = (
+            "mlx" if sys.platform == "darwin" and not run_file.needs_torch(config) else "torch"
+        )
         backend = table.backend if table.backend != "auto" else prefers
         placed = msgspec.structs.replace(table, device=_device(table, backend))
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)

@@ -224,6 +224,20 @@ def labelled(name: str, text: str, columns: int, role: str = "text") -> list[Lin
     return [line(Piece(name if not at else " " * len(name), "label"), Piece(row, role)) for at, row in enumerate(rows)]
 
 
+def wrap_lines(text: str, columns: int) -> list[str]:
+    """A text's own lines in rows of at most `columns` cells. One that fits stays as it is; a longer one is broken at
+    spaces, and what continues it begins where it does."""
+    rows: list[str] = []
+    for line in text.expandtabs(4).splitlines() or [""]:
+        shown = clean(line).rstrip()
+        if cell_len(shown) <= columns:
+            rows.append(shown)
+            continue
+        indent = " " * min(len(shown) - len(shown.lstrip()), (columns - 1) // 2)
+        rows += [indent + row for row in wrap(shown, max(columns - len(indent), 1))]
+    return rows
+
+
 def wrap(text: str, columns: int) -> list[str]:
     """Text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
     rows: list[str] = []
