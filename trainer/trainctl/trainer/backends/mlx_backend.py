@@ -161,8 +161,8 @@ class MlxBackend(Backend):
             self._masters[name], first[name], second[name] = self._adamw(
                 self._masters[name], totals[name] * factor, first[name], second[name], learning_rate
             )
-        mx.eval(self._masters, self._slots)
-        self._publish()
+        self._model.update(self._as_computed(self._masters))  # before they are computed: old arrays can be reused
+        mx.eval(self._masters, self._slots, self._model.parameters())
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating():
