@@ -1,4 +1,4 @@
-"""The exceptions that cross a room's edge, each with the exit code the command line gives it.
+"""The exceptions that the packages raise to each other, each with the exit code the command line gives it.
 
 TrainctlError
 ├── InvalidInputError       exit 2   a file, argument or address that is wrong by itself
@@ -13,6 +13,7 @@ TrainctlError
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 
 START_ONE = "start one with trainctl-agent run, or try trainctl demo"
@@ -115,6 +116,12 @@ class ProtocolError(TrainctlError):
 
 class VersionError(ProtocolError):
     """A message of another protocol version."""
+
+
+def check_installed(library: str, extra: str, where: str, what: str) -> None:
+    """Raises InvalidInputError blaming `where` if a library that `what` needs isn't installed here."""
+    if importlib.util.find_spec(library.replace("-", "_")) is None:
+        raise InvalidInputError(where, f"{what} needs {library}; {installing(extra)}")
 
 
 def installing(*extras: str) -> str:

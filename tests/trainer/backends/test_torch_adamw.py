@@ -1,5 +1,6 @@
 """AdamW by bitsandbytes: what the library does on its own, and the same after a checkpoint."""
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_bitsandbytes_that_is_not_installed_is_named(
     run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_file(optimizer__kind="paged-adamw")
-    find = torch_adamw.importlib.util.find_spec  # type: ignore[attr-defined]
+    find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else find(name))
     with pytest.raises(InvalidInputError, match=r"optimizer\.kind: 'paged-adamw' needs bitsandbytes; .*bitsandbytes"):
         load(config, config.nodes["here"], "run.toml")

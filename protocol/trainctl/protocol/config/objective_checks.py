@@ -35,9 +35,6 @@ def _check_seq2seq(config: RunFile, where: str) -> None:
         ("data.packing", config.data.packing != "none", 'does not support packing: set data.packing = "none"'),
         ("adapter.dropout", config.adapter.dropout > 0, "does not support adapter dropout: set adapter.dropout = 0"),
         ("model.base", config.model.base != "stored", 'does not support quantized bases: set model.base = "stored"'),
-        *((f"nodes.{name}.backend", node.backend == "mlx",
-           'needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
-          for name, node in config.nodes.items()),
     ):  # fmt: skip
         with wrong.going_on():
             if is_wrong:

@@ -117,7 +117,7 @@ def check_paths(config: RunFile, where: str = "run file", node: str = "") -> Non
         with wrong.going_on(), _files_named(where):
             _check_data(held_out, f"{where}: {held_out_field}")
     with wrong.going_on():
-        _check_direction(here, where)
+        _check_objective(here, where)
     with wrong.going_on():
         _check_tokenizer(here, where)
     if own.cache_path is not None:
@@ -146,8 +146,20 @@ def grows(config: RunFile) -> bool:
 
 def needs_torch(config: RunFile) -> bool:
     """Whether only torch has what a run asks for, so that it is what backend = "auto" means on every node."""
-    encodes_prompts = objective_of(config.objective, config.data.kind).encodes_prompts
-    return encodes_prompts or config.model.base == "nf4" or config.optimizer.kind != "adamw"
+    return bool(_torch_only(config))
+
+
+def _torch_only(config: RunFile) -> list[str]:
+    """What is wrong with MLX ranks in a run, and what to do: one for each thing that MLX lacks."""
+    found = []
+    if objective_of(config.objective, config.data.kind).encodes_prompts:
+        found.append('"seq2seq" needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
+    if config.model.base == "nf4":
+        found.append('MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch')
+    if config.optimizer.kind != "adamw":
+        kind = config.optimizer.kind
+        found.append(f'MLX has no {kind!r}: set optimizer.kind = "adamw" for all ranks, or train with torch')
+    return found
 
 
 def data_files(path: Path, kind: DataKind) -> list[Path]:
@@ -191,12 +203,9 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
         raise InvalidInputError(f"{where}: data.tokenizer", f'"model" needs {tokenizer}; {remedy}')
 
 
-def _check_direction(config: RunFile, where: str) -> None:
-    """Whether the model is one for the objective, where its configuration can be read."""
-    model = Path(config.model.path)
-    with contextlib.suppress(OSError, ValueError):
-        name = objective_name(config.objective, config.data.kind)
-        families.check_objective(model, name, config.data.sequence_length, where)
+def _check_objective(config: RunFile, where: str) -> None:
+    name = objective_name(config.objective, config.data.kind)
+    families.check_objective(Path(config.model.path), name, config.data.sequence_length, where)
 
 
 def _check_model(config: RunFile, where: str) -> None:
@@ -269,7 +278,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     with wrong.going_on():
         check_thresholds(config.alerts, where)
     for check in (
-        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_optimizer,
+        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_backends,
         _check_held_out, _check_growing,
     ):  # fmt: skip
         with wrong.going_on():
@@ -326,18 +335,15 @@ def _check_base(config: RunFile, where: str) -> None:
     if config.adapter.kind == "full":
         problem = f'{base!r} is for adapters, since packed weights can\'t be trained: set adapter.kind = "lora"'
         raise InvalidInputError(f"{where}: model.base", problem)
-    for name, node in config.nodes.items():
-        if base == "nf4" and node.backend == "mlx":
-            problem = 'MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch'
-            raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
 
 
-def _check_optimizer(config: RunFile, where: str) -> None:
-    kind = config.optimizer.kind
-    for name, node in config.nodes.items():
-        if kind != "adamw" and node.backend == "mlx":
-            problem = f'MLX has no {kind!r}: set optimizer.kind = "adamw" for all ranks, or train with torch'
-            raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
+def _check_backends(config: RunFile, where: str) -> None:
+    wrong = Collected()
+    for name in [name for name, node in config.nodes.items() if node.backend == "mlx"]:
+        for problem in _torch_only(config):
+            with wrong.going_on():
+                raise InvalidInputError(f"{where}: nodes.{name}.backend", problem)
+    wrong.raise_any()
 
 
 def _check_held_out(config: RunFile, where: str) -> None:

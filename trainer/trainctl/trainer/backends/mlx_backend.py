@@ -89,11 +89,6 @@ class MlxBackend(Backend):
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
         _choose_device(node.device, where)
-        if config.model.base == "nf4":
-            raise InvalidInputError(f"{where}: model.base", 'MLX has no "nf4": use "mlx-4bit", or train with torch')
-        if config.optimizer.kind != "adamw":
-            problem = f'MLX has no {config.optimizer.kind!r}: use "adamw", or train with torch'
-            raise InvalidInputError(f"{where}: optimizer.kind", problem)
         mx.random.seed(config.run.seed)
         if parts.limit_bytes:
             mx.set_memory_limit(parts.limit_bytes)

@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 
 _NO_SLIDING_WINDOW = ("gemma2", "ministral3", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
 
-_OTHERWISE = {"glm": "rotates all dimensions of its heads"}
-"""What mlx-lm does in models of a family, and transformers doesn't."""
+_DIFFERENCES = {"glm": "rotates all dimensions of its heads"}
+"""By family, what mlx-lm computes differently from transformers."""
 _CONSTANTS = {"gemma4_text": ["layer_scalar"]}
 """Arrays that a family isn't trained on, though mlx-lm has them among its parameters."""
 
@@ -49,7 +49,7 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
         model, _ = load_model(path, model_config=rope_config.changed(config, path) | stated)
         files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
     except _LOAD_ERRORS as error:
-        raise InvalidInputError(f"{where}: model.path", f"mlx-lm cannot load {path}: {_two_lines(error)}") from None
+        raise InvalidInputError(f"{where}: model.path", f"mlx-lm cannot load {path}: {first_line(error)}") from None
     except SystemExit:  # of a module whose own dependencies are missing
         problem = f"mlx-lm has no {config.get('model_type')} models here; train this architecture with torch"
         raise InvalidInputError(f"{where}: model.path", problem) from None
@@ -84,22 +84,16 @@ def _embedding_in(dtype: Any) -> Any:
 
 
 def _without_constants(model: Any) -> Any:
-    """The model, those frozen that aren't trained on torch either."""
+    """The model with its constants frozen, which torch ranks don't train either."""
     if keys := _CONSTANTS.get(model.model_type):
         model.freeze(keys=keys)
     return model
 
 
-def _two_lines(error: BaseException) -> str:
-    """What a library says, in one: mlx-lm's first line may only say how many names follow."""
-    first, *others = [line.strip() for line in str(error).strip().splitlines()]
-    return f"{first} {others[0].rstrip(',')}" if first.endswith(":") and others else first_line(error)
-
-
 def _check_family(config: dict[str, Any], where: str) -> None:
-    """Whether mlx-lm computes what the model does."""
-    if (kind := config.get("model_type")) in _OTHERWISE:
-        problem = f"mlx-lm's {kind} model differs from transformers': it {_OTHERWISE[kind]}; train with torch"
+    """Raises InvalidInputError for a family that mlx-lm computes differently."""
+    if (kind := config.get("model_type")) in _DIFFERENCES:
+        problem = f"mlx-lm's {kind} model differs from transformers': it {_DIFFERENCES[kind]}; train with torch"
         raise InvalidInputError(f"{where}: model.path", problem)
 
 

@@ -5,7 +5,6 @@ An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
 """
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import check_installed
 from trainctl.trainer.backends.base import ADAMW_SLOTS
 
 _BLOCK_VALUES = 256
@@ -55,15 +54,15 @@ class AdamW(ABC):
         """Take over what `moments` gave: the same updates follow, to the bit."""
 
 
-def adamw(parameters: Parameters, table: OptimizerTable, where: str) -> AdamW:
-    """The optimizer that a run file asks for. Raises InvalidInputError if it needs bitsandbytes, and that isn't
-    installed."""
-    if table.kind == "adamw":
-        return _Fused(parameters, table)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        problem = f"{table.kind!r} needs bitsandbytes; {installing('bitsandbytes')}"
-        raise InvalidInputError(f"{where}: optimizer.kind", problem)
-    return _BitsAndBytes(parameters, table)
+def check_optimizer(table: OptimizerTable, where: str) -> None:
+    """Raises InvalidInputError for an optimizer of bitsandbytes where that isn't installed."""
+    if table.kind != "adamw":
+        check_installed("bitsandbytes", "bitsandbytes", f"{where}: optimizer.kind", repr(table.kind))
+
+
+def adamw(parameters: Parameters, table: OptimizerTable) -> AdamW:
+    """The optimizer that a run file asks for."""
+    return _Fused(parameters, table) if table.kind == "adamw" else _BitsAndBytes(parameters, table)
 
 
 def _groups(parameters: Parameters, table: OptimizerTable) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ from trainctl.trainer.backends.base import (
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
-from trainctl.trainer.backends.torch_adamw import adamw
+from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.data.batch import Batch, Tokens
@@ -60,7 +60,7 @@ class TorchBackend(Backend):
 
     def __init__(
         self, model: torch.nn.Module, parts: Parts, *, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None, where: str = "run.toml",
+        device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.parts = parts
         self.chunks: TorchChunks | None = None
@@ -73,7 +73,7 @@ class TorchBackend(Backend):
         in_place = parts.adapter is not None or parts.optimizer is None or dtype == torch.float32
         self._masters = self._parameters if in_place else self._lower(dtype)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
-        self._optimizer = None if parts.optimizer is None else adamw(self._masters, parts.optimizer, where)
+        self._optimizer = None if parts.optimizer is None else adamw(self._masters, parts.optimizer)
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
@@ -91,6 +91,8 @@ class TorchBackend(Backend):
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "TorchBackend":
         if node.threads:
             torch.set_num_threads(node.threads)
+        if parts.optimizer is not None:
+            check_optimizer(parts.optimizer, where)
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.dtype]
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
@@ -103,7 +105,7 @@ class TorchBackend(Backend):
         if parts.adapter is not None:
             model = torch_lora.attach(model.to(device), parts.adapter)
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
-        return cls(model, parts, dtype=dtype, device=device, where=where)
+        return cls(model, parts, dtype=dtype, device=device)
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         chunking = chunking_of(config, self.memory(), of_host=self._device.type != "cuda")

@@ -1,6 +1,5 @@
 """Models of transformers, from a Hugging Face directory."""
 
-import importlib.util
 import logging
 import os
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.trainer.backends import library_dropout, rope_config, torch_masks, torch_quantized
 from trainctl.trainer.common.errors import first_line
 
@@ -79,8 +78,7 @@ def _release_files(model: torch.nn.Module) -> None:
 
 def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
     """What transformers is asked for. Raises InvalidInputError without bitsandbytes."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise InvalidInputError(f"{where}: model.base", f'"nf4" needs bitsandbytes; {installing("bitsandbytes")}')
+    check_installed("bitsandbytes", "bitsandbytes", f"{where}: model.base", '"nf4"')
     from transformers import BitsAndBytesConfig
 
     make: Any = BitsAndBytesConfig

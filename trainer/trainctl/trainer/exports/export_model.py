@@ -14,7 +14,7 @@ import msgspec
 
 from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, check_installed
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer.common.atomic_folder import make_folder, part_of
@@ -26,7 +26,7 @@ from trainctl.trainer.exports.fused import write_fused
 from trainctl.trainer.exports.history import read_history
 from trainctl.trainer.exports.model_card import encodes_prompts, llama_cpp_lines, loading_lines, model_card
 from trainctl.trainer.exports.origin import ORIGIN_FILE, original_of
-from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
+from trainctl.trainer.exports.quantized import write_quantized
 from trainctl.trainer.exports.trained_model import TrainedModel, open_trained
 from trainctl.trainer.exports.verification import Comparison, Form, verify_export
 
@@ -85,7 +85,7 @@ def _check(trained: TrainedModel, form: Form, dtype: str | None) -> None:
         problem = f"mlx-lm has no encoder-decoder models, so there is no {form}: use --to fused, or peft for adapters"
         raise InvalidInputError("--to", problem)
     if form == "mlx-4bit":
-        check_mlx_installed("--to", form)
+        check_installed("mlx-lm", "mlx", "--to", form)
 
 
 def _on_original(trained: TrainedModel) -> TrainedModel:

@@ -12,12 +12,12 @@ from typing import Any
 
 from trainctl.protocol.config import hub_models
 from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.model_files import model_config, stored_shapes, stored_tensors
 from trainctl.trainer.exports.answers import answered
 from trainctl.trainer.exports.origin import write_origin
-from trainctl.trainer.exports.quantized import check_mlx_installed, write_quantized
+from trainctl.trainer.exports.quantized import write_quantized
 
 GROUP_SIZES = (32, 64, 128)
 """Those of the affine formats for which MLX has kernels."""
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 def quantize(named: str, form: str, group_size: int | None, output: Path | None) -> dict[str, Any]:
     """Make the folder `output`, or MODEL-FORMAT in the current one; returns what it is. Raises TrainctlError and what
     libraries raise; then there is none."""
-    check_mlx_installed("--to", form)
+    check_installed("mlx-lm", "mlx", "--to", form)
     how = _how(form, group_size)
     hub_models.check_cached(named, "MODEL")
     model = hub_models.model_folder(named)

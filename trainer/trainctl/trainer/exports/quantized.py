@@ -1,6 +1,5 @@
 """Models in MLX's quantized formats, by mlx-lm."""
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,9 @@ from trainctl.protocol.config.quantization import (
     quantization_of,
     whole_shapes,
 )
-from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.exports.result_files import copy_carried
-
-
-def check_mlx_installed(field: str, what: str) -> None:
-    """Raises InvalidInputError without mlx-lm, naming the option `field` that needs it."""
-    if importlib.util.find_spec("mlx_lm") is None:
-        raise InvalidInputError(field, f"{what} needs mlx-lm; {installing('mlx')}")
 
 
 def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:

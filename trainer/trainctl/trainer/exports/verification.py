@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError, check_installed, installing
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.common.model_files import model_config, read_object, stored_tensors, vocabulary_size
 from trainctl.trainer.data.permutation import mix
 from trainctl.trainer.exports.adapter_files import OWN_BASE
 from trainctl.trainer.exports.fused import change_of
-from trainctl.trainer.exports.quantized import check_mlx_installed, dequantized_weights
+from trainctl.trainer.exports.quantized import dequantized_weights
 from trainctl.trainer.exports.result_files import float32_file
 from trainctl.trainer.exports.trained_model import TrainedModel
 
@@ -54,7 +54,7 @@ def verify_export(trained: TrainedModel, form: Form, folder: Path) -> Comparison
     tokens = probe_tokens(vocabulary_size(trained.model) or 2)
     by_mlx = form.startswith("mlx")
     if by_mlx:
-        check_mlx_installed(_WHERE, f"a comparison of {form}")
+        check_installed("mlx-lm", "mlx", _WHERE, f"a comparison of {form}")
     else:
         _check_torch_installed(form)
     pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
