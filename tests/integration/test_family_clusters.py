@@ -38,13 +38,13 @@ def test_a_run_on_torch_and_mlx_has_the_losses_of_one_rank(
 ) -> None:
     model, allowed = save(name, tmp_path / "model"), TESTED[FAMILIES[name].kind].gradient
     data = {"path": str(samples), "kind": "samples", "sequence_length": 24}
-    told = {"model__path": str(model), "data": data, "run__steps": STEPS}
+    settings = {"model__path": str(model), "data": data, "run__steps": STEPS}
     with cluster.client() as client:
-        begun = client.send("start-run", {"config": run_config(**told, nodes=on("alpha", "beta", **UNLIKE))})
+        begun = client.send("start-run", {"config": run_config(**settings, nodes=on("alpha", "beta", **UNLIKE))})
         assert begun.state == "applied", begun.reason
         view = wait_for_end(client)
         assert (view.state, view.step) == ("finished", STEPS), view.reason
         steps = all_steps(client, begun.run)
-    deviation = worst_deviation(steps, one_rank_curve(run_config(**told, nodes=on("alpha"))))
+    deviation = worst_deviation(steps, one_rank_curve(run_config(**settings, nodes=on("alpha"))))
     print(f"{name}: worst relative deviation {deviation:.1e}")
     assert deviation < allowed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G
-from tests.trainer.support.preferences import NAMES, told
+from tests.trainer.support.preferences import NAMES, run_settings
 
 from trainctl.node_agent.conductor.held_out import Result, result
 from trainctl.protocol import messages as m
@@ -29,7 +29,7 @@ def evaluated(rig: Any, micro: int, cuts: tuple[int, ...] = ()) -> Result:
 
 
 def trained(new_rig: Callable[..., Any], folder: Path, backend: str, objective: dict[str, Any], **changes: Any) -> Any:
-    rig = new_rig(backend, **told(folder, objective, **changes))
+    rig = new_rig(backend, **run_settings(folder, objective, **changes))
     for step in range(1, 5):
         rig.executor.train(rig.plan(step, G, learning_rate=2e-2), 0.0)
     return rig

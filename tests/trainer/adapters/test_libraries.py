@@ -33,8 +33,8 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
         model = make_chat_model(tmp_path / "model")
         data = {"path": str(write_rows(tmp_path / "rows.jsonl", rows)), "kind": "rows", "sequence_length": 256}
         optimizer = {"learning_rate": RATE, "weight_decay": 0.1, "beta2": 0.999}
-        told = {"model__path": str(model), "data": data, "optimizer": optimizer}
-        return new_rig(backend, **(told | changes))
+        settings = {"model__path": str(model), "data": data, "optimizer": optimizer}
+        return new_rig(backend, **(settings | changes))
 
     return make
 

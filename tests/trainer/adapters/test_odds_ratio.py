@@ -17,7 +17,7 @@ from tests.trainer.support.preferences import (
     losses,
     reports,
     rows_in_order,
-    told,
+    run_settings,
 )
 
 from trainctl.trainer.backends import torch_model
@@ -33,7 +33,7 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
     """A rank that tunes preferences: `start("torch", adapter=FULL)`."""
 
     def make(backend: str, beta: float = 0.5, **changes: Any) -> Any:
-        return new_rig(backend, **told(tmp_path, {"kind": "orpo", "beta": beta}, **changes))
+        return new_rig(backend, **run_settings(tmp_path, {"kind": "orpo", "beta": beta}, **changes))
 
     return make
 
@@ -84,7 +84,7 @@ def test_no_cut_of_the_batch_changes_the_loss(start: Start, adapter: dict[str, A
 
 def test_uneven_shares_of_two_ranks_change_no_loss(start: Start, new_ranks: Callable[..., Any], tmp_path: Path) -> None:
     alone = losses(reports(start("torch"), 6, (G,)))
-    ranks = new_ranks("gloo", ("torch", "mlx"), **told(tmp_path, {"kind": "orpo", "beta": 0.5}))
+    ranks = new_ranks("gloo", ("torch", "mlx"), **run_settings(tmp_path, {"kind": "orpo", "beta": 0.5}))
     assert not ranks.form()
     plans = (ranks.plan(step, (5, 7) if step % 2 else (9, 3), (3, 2), learning_rate=RATE) for step in range(1, 7))
     assert worst(losses([ranks.train(plan)[0] for plan in plans]), alone) < 1e-5

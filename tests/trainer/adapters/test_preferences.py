@@ -18,7 +18,7 @@ from tests.trainer.support.preferences import (
     losses,
     reports,
     rows_in_order,
-    told,
+    run_settings,
 )
 
 from trainctl.trainer.backends import torch_model
@@ -32,7 +32,7 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
 
     def make(backend: str, loss: str = "sigmoid", **changes: Any) -> Any:
         objective = {"kind": "dpo", "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
-        return new_rig(backend, **told(tmp_path, objective, **changes))
+        return new_rig(backend, **run_settings(tmp_path, objective, **changes))
 
     return make
 

@@ -314,8 +314,8 @@ def test_adapters_of_a_quantized_base_have_one_gradient_on_both_backends(
     family, found = TESTED[FAMILIES[name].kind], []
     for backend in ("torch", "mlx"):
         there = {"backend": backend, "device": "cpu", "threads": 1}
-        told = {"data__sequence_length": TOKENS, "adapter": {"kind": "lora", "rank": 4}, "nodes__here": there}
-        config = run_file(model__path=str(model), **told)
+        settings = {"data__sequence_length": TOKENS, "adapter": {"kind": "lora", "rank": 4}, "nodes__here": there}
+        config = run_file(model__path=str(model), **settings)
         found.append(load(config, config.nodes["here"], "run.toml"))
     torch, mlx = found
     assert furthest(*(one.token_log_probabilities(batch()) for one in found)) <= family.log_probability

@@ -25,7 +25,7 @@ def estimated(config: Any) -> MemoryEstimate:
     return estimate_memory(config, facts, node, node.backend, "run.toml")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is the kernel's")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "length", "changes"),
@@ -60,7 +60,7 @@ def measured_peak(run: Path) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is the kernel's")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "base", "length"), [("torch", "mlx-4bit", 128), ("torch", "nf4", 128), ("mlx", "mlx-4bit", 64)]

@@ -409,7 +409,7 @@ def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, 
     assert abs(ours.evaluate(given).losses["tokens"] - whole.evaluate(given).losses["tokens"]) > 1e-3, "packed"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel lists what is mapped")
+@pytest.mark.skipif(sys.platform != "linux", reason="mapped files are read from /proc, which only Linux has")
 def test_nf4_keeps_no_whole_weights_of_the_files(model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     loaded = read_model(folder, "run.toml", packing=Nf4(torch.device("cpu"), torch.float32, False))

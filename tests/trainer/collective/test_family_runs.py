@@ -26,8 +26,8 @@ IN_MAKE_TEST = "granite"
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """What a run file says of a random model of a family, and of samples of unlike lengths that it can learn."""
+def run_settings(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """What a run file says of a random model of a family, and of samples of different lengths that it can learn."""
     chance = random.Random(2)
     lines = []
     for _ in range(60):
@@ -68,9 +68,9 @@ def alone(rig: Any, model: Path) -> list[float]:
     "name", [name if name == IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.family) for name in FAMILIES]
 )
 def test_two_unlike_ranks_train_it_as_transformers_does(
-    new_ranks: Callable[..., Ranks], new_rig: Callable[..., Any], told: Callable[..., Any], name: str
+    new_ranks: Callable[..., Ranks], new_rig: Callable[..., Any], run_settings: Callable[..., Any], name: str
 ) -> None:
-    changes, allowed = told(name), TESTED[FAMILIES[name].kind].gradient
+    changes, allowed = run_settings(name), TESTED[FAMILIES[name].kind].gradient
     plain = alone(new_rig("torch", **changes), Path(changes["model__path"]))
     assert 1 - plain[-1] / plain[0] > 10 * allowed, "it has to learn for this to mean anything"
     assert worst(curve_of(new_ranks("gloo", ("torch", "mlx"), **changes)), plain) < allowed

@@ -25,7 +25,7 @@ def filesystem(path: Path) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what it holds of a file")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports which parts of a file are cached")
 def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path: Path) -> None:
     if filesystem(tmp_path) == "tmpfs":
         assert not drop([_written(tmp_path / "a")])

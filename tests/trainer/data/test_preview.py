@@ -27,8 +27,8 @@ def rows_file(tmp_path: Path, run_file: RunFile) -> RunFile:
 
     def make(rows: list[Any], **changes: Any) -> Any:
         path = write_rows(tmp_path / "rows.jsonl", rows)
-        told = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model"}
-        return run_file(model__path=str(model), **(told | changes))
+        settings = {"data__path": str(path), "data__kind": "rows", "data__tokenizer": "model"}
+        return run_file(model__path=str(model), **(settings | changes))
 
     return make
 
@@ -71,14 +71,14 @@ def test_of_a_pair_both_answers_are_shown_and_counted(rows_file: RunFile) -> Non
 def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file: RunFile, tmp_path: Path) -> None:
     pairs = [{"prompt": "2+2=", "chosen": f"{n}", "rejected": f"{n + 5}"} for n in range(4)]
     late = {"prompt": "2+2=", "chosen": "4, and 5" + " or so" * 12 + "4", "rejected": "4, and 5" + " or so" * 12 + "5"}
-    told = {"objective__kind": "orpo", "data__held_out": 0.0, "data__sequence_length": 20}
+    settings = {"objective__kind": "orpo", "data__held_out": 0.0, "data__sequence_length": 20}
     with pytest.raises(InvalidInputError, match=r"line 5 has two equal answers within its first 21 tokens .*, and 1 m"):
-        preview(rows_file([*pairs, late, late], **told), 0, "run.toml")
-    assert preview(rows_file([*pairs, late], **told | {"data__sequence_length": 90}), 0, "run.toml").samples == 5
+        preview(rows_file([*pairs, late, late], **settings), 0, "run.toml")
+    assert preview(rows_file([*pairs, late], **settings | {"data__sequence_length": 90}), 0, "run.toml").samples == 5
     whole, parts = ([{"role": "assistant", "content": text}] for text in ("4", [{"type": "text", "text": "4"}]))
     same = {"prompt": [{"role": "user", "content": "2"}], "chosen": whole, "rejected": parts}
-    told["data__sequence_length"] = 90
-    dropped = rows_file([same, *pairs], **told, data__overlong="drop")
+    settings["data__sequence_length"] = 90
+    dropped = rows_file([same, *pairs], **settings, data__overlong="drop")
     found, dataset = preview(dropped, 0, "run.toml"), open_dataset(dropped, tmp_path / "caches", "run.toml")
     assert (found.samples, found.skipped) == (4, 1)
     batch = dataset.batch(np.arange(4))

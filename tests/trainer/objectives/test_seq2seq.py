@@ -39,8 +39,8 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What a run file says: `told("bart", adapter=LORA)`."""
+def run_settings(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What a run file says: `run_settings("bart", adapter=LORA)`."""
 
     def make(name: str = "t5", **changes: Any) -> dict[str, Any]:
         model = tmp_path / name
@@ -58,9 +58,9 @@ def told(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def start(new_rig: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> Start:
+def start(new_rig: Callable[..., Any], run_settings: Callable[..., dict[str, Any]]) -> Start:
     """A rank: `start("bart", adapter=LORA)`."""
-    return lambda name="t5", **changes: new_rig("torch", **told(name, **changes))
+    return lambda name="t5", **changes: new_rig("torch", **run_settings(name, **changes))
 
 
 def ours(rig: Any, steps: int = STEPS, sizes: tuple[int, ...] = SIZES) -> list[float]:
@@ -133,9 +133,9 @@ def test_losses_are_those_of_transformers_trainer(
 
 
 def test_three_uneven_ranks_draw_the_curve_of_one(
-    new_ranks: Callable[..., Ranks], start: Start, told: Callable[..., dict[str, Any]]
+    new_ranks: Callable[..., Ranks], start: Start, run_settings: Callable[..., dict[str, Any]]
 ) -> None:
-    ranks = new_ranks("gloo", ("torch", "torch", "torch"), **told("bart"))
+    ranks = new_ranks("gloo", ("torch", "torch", "torch"), **run_settings("bart"))
     assert ranks.form() == []
     curve = []
     for step in range(1, 9):
@@ -262,8 +262,8 @@ def test_a_prompt_is_cut_as_transformers_cuts_it(start: Start, name: str) -> Non
     assert shown.tolist() == batch.prompts.inputs[number].tolist()
 
 
-def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> None:
-    config = run_file(**told("t5"))
+def test_what_a_preview_shows(run_file: Callable[..., Any], run_settings: Callable[..., dict[str, Any]]) -> None:
+    config = run_file(**run_settings("t5"))
     shown = preview(config, 1, "run.toml").shown[0]
     counted = "".join(text for text, is_learned in shown.tokens if is_learned)
     whole = "".join(text for text, _ in shown.tokens)
@@ -288,28 +288,28 @@ def test_what_a_preview_shows(run_file: Callable[..., Any], told: Callable[..., 
     ],
 )
 def test_what_it_does_not_offer_is_refused(
-    run_file: Callable[..., Any], told: Callable[..., dict[str, Any]], changes: dict[str, Any], problem: str
+    run_file: Callable[..., Any], run_settings: Callable[..., dict[str, Any]], changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=problem):
-        run_file(**told(), **changes)
+        run_file(**run_settings(), **changes)
 
 
 def test_a_model_of_the_other_kind_or_a_row_without_a_completion_is_refused(
-    run_file: Callable[..., Any], told: Callable[..., dict[str, Any]], start: Start, tmp_path: Path
+    run_file: Callable[..., Any], run_settings: Callable[..., dict[str, Any]], start: Start, tmp_path: Path
 ) -> None:
     check = functools.partial(runfile.check_paths, where="run.toml")
     with pytest.raises(InvalidInputError, match=r"objective\.kind: t5 is an encoder-decoder model: set .* has \'sft\'"):
-        check(run_file(**told("t5", objective={"kind": "sft"})))
+        check(run_file(**run_settings("t5", objective={"kind": "sft"})))
     chat = make_chat_model(tmp_path / "chat")
     with pytest.raises(
         InvalidInputError, match=r'"seq2seq" needs an encoder-decoder .*; llama is a decoder: set "sft"'
     ):
-        check(run_file(**told(model__path=str(chat))))
+        check(run_file(**run_settings(model__path=str(chat))))
     with pytest.raises(InvalidInputError, match=r"data\.sequence_length: 129 is above the 128 positions that bart has"):
-        check(run_file(**told("bart"), data__sequence_length=129))
+        check(run_file(**run_settings("bart"), data__sequence_length=129))
     rows = write_rows(tmp_path / "text.jsonl", [{"text": "a"}])
     with pytest.raises(InvalidInputError, match=r'line 1: needs "prompt" and "completion"; it has "text"'):
-        check(run_file(**told(), data__path=str(rows)))
+        check(run_file(**run_settings(), data__path=str(rows)))
     talk = [{"role": "user", "content": "a"}]
     rows = write_rows(
         tmp_path / "talk.jsonl", [{"prompt": talk, "completion": [{"role": "assistant", "content": "b"}]}]
@@ -319,9 +319,9 @@ def test_a_model_of_the_other_kind_or_a_row_without_a_completion_is_refused(
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_a_run(
-    run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]
+    run_file: Callable[..., Any], run_settings: Callable[..., dict[str, Any]]
 ) -> None:
-    config = run_file(**told("t5"))
+    config = run_file(**run_settings("t5"))
     (Path(config.model.path) / "tokenizer.json").unlink()
     with pytest.raises(InvalidInputError, match=r'"model" needs .*tokenizer\.json; save the model\'s tokenizer there'):
         runfile.check_paths(config, "run.toml")
@@ -337,8 +337,10 @@ def test_adapters_of_layers_with_other_names_in_the_files_are_refused(start: Sta
         start(model__path=str(headless), adapter=LORA)
 
 
-def test_adapters_and_memory_of_both_stacks(run_file: Callable[..., Any], told: Callable[..., dict[str, Any]]) -> None:
-    config = run_file(**told("t5", adapter=LORA))
+def test_adapters_and_memory_of_both_stacks(
+    run_file: Callable[..., Any], run_settings: Callable[..., dict[str, Any]]
+) -> None:
+    config = run_file(**run_settings("t5", adapter=LORA))
     facts = read_facts(Path(config.model.path), "run.toml")
     assert facts is not None and (facts.layers, facts.crossing, facts.heads, facts.vocabulary) == (4, 2, 2, 512)
     found = estimate_memory(config, facts, config.nodes["here"], "torch", "run.toml")
@@ -346,5 +348,5 @@ def test_adapters_and_memory_of_both_stacks(run_file: Callable[..., Any], told: 
     assert found.parameters == model.num_parameters()
     linear = [name for name, part in model.named_modules() if type(part).__name__ == "Linear" and name != "lm_head"]
     assert found.trained == 4 * sum(sum(model.get_submodule(name).weight.shape) for name in linear)
-    last = run_file(**told("t5", adapter=LORA | {"layers": 1, "targets": ["q"]}))
+    last = run_file(**run_settings("t5", adapter=LORA | {"layers": 1, "targets": ["q"]}))
     assert estimate_memory(last, facts, last.nodes["here"], "torch", "run.toml").trained == 4 * 3 * (32 + 32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.curves import worst
-from tests.trainer.support.preferences import preferences, reports, told
+from tests.trainer.support.preferences import preferences, reports, run_settings
 
 from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -34,7 +34,7 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
 
     def make(backend: str, reference: str = "auto", *, wrap: Any = None, **changes: Any) -> Any:
         objective = {"kind": "dpo", "reference": reference}
-        return new_rig(backend, wrap=wrap, **told(tmp_path, objective, **changes))
+        return new_rig(backend, wrap=wrap, **run_settings(tmp_path, objective, **changes))
 
     return make
 

@@ -36,8 +36,8 @@ class Family:
     others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def config(self, **changes: Any) -> Any:
-        told = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others, **changes}))
-        return transformers.AutoConfig.for_model(self.kind, **told)
+        settings = json.loads(json.dumps({**SMALL, "rope_parameters": self.rope, **self.others, **changes}))
+        return transformers.AutoConfig.for_model(self.kind, **settings)
 
 
 def theta(kind: str, value: float, **others: Any) -> Family:

@@ -33,7 +33,7 @@ def preferences(count: int) -> list[dict[str, str]]:
     return pairs
 
 
-def told(folder: Path, objective: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def run_settings(folder: Path, objective: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """What `new_rig` needs to tune preferences with an objective."""
     path = write_rows(folder / "pairs.jsonl", preferences(90))
     return {
@@ -45,7 +45,7 @@ def told(folder: Path, objective: dict[str, Any], **changes: Any) -> dict[str, A
 
 
 def rows_in_order(rig: Any, folder: Path, steps: int = STEPS) -> list[dict[str, str]]:
-    """The pairs of `told` as the rig trains on them."""
+    """The pairs of `run_settings` as the rig trains on them."""
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text("utf-8").splitlines()]
     order = rig.dataset._training[samples_at(np.arange(steps * G), rig.dataset.samples, rig.config.run.seed)]
     return [rows[index] for index in order]

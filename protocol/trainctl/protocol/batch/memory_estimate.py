@@ -11,7 +11,7 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
                  6 T outputs of the adapted layers, which the allocator keeps between what is held, or 10 T with
                  nf4. There, if layers are computed again, the one that backward works on counts 3.6 times
-                 What a decoder's layers have beside an encoder is half a layer more
+                 A decoder layer of an encoder-decoder model counts 1.5 times, for its cross-attention
     logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
     sum          4 t: the buffer in which a group sums gradients
     overhead     10 % and 50 MB: the allocator's, and the libraries' working memory
@@ -43,7 +43,7 @@ _COPIED_OUTPUT_BYTES = 4
 _COMPUTED_AGAIN = 3.6
 """Layers whose size the allocator keeps to compute one again, measured with and without adapters."""
 _CROSSING = 0.5
-"""Of a layer's values those that a decoder's attention to the states of an encoder adds."""
+"""What a decoder's cross-attention adds, as a part of a layer's values."""
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 

@@ -1,7 +1,7 @@
 """Which environment variables a run file may give a trainer: those of its libraries, not those that choose its code.
 
-Permission to start a run isn't permission to run other programs on a node. So variables that tell the system's loader,
-Python or a library where to find code come only from the node's own environment (`trainctl-agent install --env`). A
+Permission to start a run isn't permission to run other programs on a node. So variables that set where the system's
+loader, Python or a library finds code come only from the node's own environment (`trainctl-agent install --env`). A
 run file can't set the variables that trainctl and its engines set either.
 """
 

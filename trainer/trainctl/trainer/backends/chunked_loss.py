@@ -41,7 +41,7 @@ class TorchChunks:
         self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._body = self._whole.base_model
         self._output: Any = None  # the type of what the body gives, which some heads look at
-        # Whether the head can be told from the body
+        # Whether the head can be computed apart from the body
         self.is_possible = self._body is not self._whole and not self._whole.config.is_encoder_decoder
         _check(self.is_possible, chunking, where)
 

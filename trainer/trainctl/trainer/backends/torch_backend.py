@@ -342,7 +342,7 @@ class TorchBackend(Backend):
         return logits.float()
 
     def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Of the model; an encoder is also told which of its inputs are padding."""
+        """The model's arguments; for an encoder also the mask of its padding."""
         inputs = self._integers(batch.inputs)
         if batch.prompts is None:
             return {"input_ids": inputs}

@@ -179,16 +179,16 @@ def model(path: Path) -> Model:
     if not config.is_file():
         raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
     try:
-        told = json.loads(config.read_text("utf-8"))
+        stated = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInputError("--model", f"{config} is not a JSON object: {error}") from None
-    told = told if isinstance(told, dict) else {}
+    stated = stated if isinstance(stated, dict) else {}
     facts = read_facts(path, "--model")
     if not weights:
         families.check_random(config, "--model")
-    kind = told.get("dtype") or told.get("torch_dtype")
+    kind = stated.get("dtype") or stated.get("torch_dtype")
     size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
-    positions = told.get("max_position_embeddings")
+    positions = stated.get("max_position_embeddings")
     stored = sum(file.stat().st_size for file in weights) // size
     parameters = stored
     if facts is not None and (facts.quantized or not weights):
@@ -196,5 +196,5 @@ def model(path: Path) -> Model:
     return Model(
         path, parameters, positions if isinstance(positions, int) and positions >= 2 else None,
         (path / "tokenizer.json").is_file(), facts, not weights,
-        bool(told.get("is_encoder_decoder")),
+        bool(stated.get("is_encoder_decoder")),
     )  # fmt: skip
