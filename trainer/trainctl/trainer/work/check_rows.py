@@ -1,4 +1,4 @@
-"""`python -m trainctl.trainer.data.check_rows FILE [--prompts]`: whether every row of a JSONL file can be used, as
+"""`python -m trainctl.trainer.work.check_rows FILE [--prompts]`: whether every row of a JSONL file can be used, as
 training uses it or as a prompt: the check of `trainctl score`.
 
 Exit status 0: it can; 2: one line on standard error names the first row that can't, and why.
