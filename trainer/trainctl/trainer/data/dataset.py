@@ -40,12 +40,11 @@ from trainctl.trainer.data.rows import objects_in
 from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
 from trainctl.trainer.data.tokenizing import open_cache
 from trainctl.trainer.data.training_data import Look, Seen
+from trainctl.trainer.data.usable_samples import check_lengths, equal_pairs, is_learned, lengths_and_counts
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 PROBE_TOKENS = 256
 _PROBE_SEQUENCE = 64
-_BLOCK_TOKENS = 1 << 22
-"""Tokens whose flags are looked through at once: a cache may be larger than memory."""
 
 
 class Dataset:
@@ -221,7 +220,7 @@ class Dataset:
         """The counted targets of each sequence in the token cache, 0 where its sample isn't used."""
         counts = np.zeros(len(self._cache.offsets) - 1 if self._cache.offsets is not None else 0, np.int64)
         entries = self._entries(self._usable)
-        counts[entries] = _targets(self._cache, self._length)[1][entries].astype(np.int64)
+        counts[entries] = lengths_and_counts(self._cache, self._length)[1][entries].astype(np.int64)
         return counts
 
     # ------------------------------------------------------------ statistics and single samples
@@ -301,11 +300,11 @@ class Dataset:
         return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
 
     def _usable_samples(self, cache: TokenCache, drop_overlong: bool) -> tuple[Indices, NDArray[np.float64]]:
-        targets, counts = (values.reshape(-1, self.sequences) for values in _targets(cache, self._length))
-        learned = _learned(counts, encodes_prompts=self.encodes_prompts)
+        targets, counts = (values.reshape(-1, self.sequences) for values in lengths_and_counts(cache, self._length))
+        learned = is_learned(counts, encodes_prompts=self.encodes_prompts)
         chosen = learned & (targets <= self._length).all(axis=1) if drop_overlong else learned
         if drop_overlong and self.has_pairs:
-            chosen &= ~_equal_pairs(cache, self._length)
+            chosen &= ~equal_pairs(cache, self._length)
         usable = np.flatnonzero(chosen).astype(np.int64)
         self.left_out, self.counted = len(counts) - len(usable), int(counts[usable].sum())
         self.truncated = int(np.count_nonzero((targets[usable] > self._length).any(axis=1)))
@@ -401,7 +400,7 @@ def dataset_of(
     if cache.offsets is not None and not objective.needs_mask:
         every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
         cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
-    _check_lengths(config, cache, where, place)
+    check_lengths(config, cache, where, place)
     dataset = Dataset(
         cache, config.data.sequence_length, config.data.held_out_fraction, where,
         drop_overlong=config.data.overlong == "drop",
@@ -412,77 +411,12 @@ def dataset_of(
     return dataset
 
 
-def _check_lengths(config: RunFile, cache: TokenCache, where: str, place: Callable[[int], str]) -> None:
-    """Whether each sample fits, as far as data.overlong wants it; of a row, something to learn has to be left."""
-    if cache.offsets is None or config.data.overlong == "drop":
-        return
-    length, objective = config.data.sequence_length, objective_of(config.objective, config.data.kind)
-    each, counts = (values.reshape(-1, objective.sequences) for values in _targets(cache, length))
-    targets, first = each.max(axis=1), 0 if objective.encodes_prompts else 1  # the first token is no one's target
-    first_tokens = f"within its first {length + first:,} tokens (data.sequence_length)"
-    if config.data.overlong == "refuse":
-        limit = f"data.sequence_length = {length:,} allows {length + first:,}"
-        _check_none(targets > length, lambda at: f"is {targets[at] + first:,} tokens long; {limit}", where, place)
-    elif config.data.kind == "rows":
-        empty = ~_learned(counts, encodes_prompts=objective.encodes_prompts)
-        _check_none(empty, lambda _: f"has nothing to learn {first_tokens}", where, place)
-    if objective.has_pairs:
-        _check_none(_equal_pairs(cache, length), lambda _: f"has two equal answers {first_tokens}", where, place)
-
-
-def _check_none(
-    is_wrong: NDArray[np.bool_], problem: Callable[[int], str], where: str, place: Callable[[int], str]
-) -> None:
-    wrong = np.flatnonzero(is_wrong)
-    if len(wrong):
-        first = int(wrong[0])
-        others = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
-        said = f"{place(first)} {problem(first)}{others}"
-        raise InvalidInputError(where, f'{said}; set data.overlong = "drop", or raise data.sequence_length')
-
-
 def place_of(config: RunFile, index: int) -> str:
     """Where a sample is in its file."""
     if config.data.kind != "rows":
         return f"sample {index + 1}"
     chunks = (chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source))
     return next(islice((place for chunk in chunks for place, _ in objects_in(chunk)), index, None))
-
-
-def _targets(cache: TokenCache, length: int) -> tuple[Indices, NDArray[np.float64]]:
-    """Of each sample: its targets, and how many of the first `length` count."""
-    assert cache.offsets is not None and cache.counted is not None
-    counts = np.empty(len(cache.offsets) - 1)
-    begin = 0
-    while begin < len(counts):
-        most = cache.offsets[begin] + _BLOCK_TOKENS
-        end = max(begin + 1, int(np.searchsorted(cache.offsets, most, side="right")) - 1)
-        places = cache.offsets[begin : end + 1] - cache.offsets[begin]
-        flags = cache.counted[cache.offsets[begin] : cache.offsets[end]]
-        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])  # counted among the tokens before each
-        first = places[:-1] + 1
-        counts[begin:end] = before[np.minimum(places[1:], first + length)] - before[first]
-        begin = end
-    return np.diff(cache.offsets) - 1, counts
-
-
-def _learned(counts: NDArray[Any], *, encodes_prompts: bool) -> NDArray[np.bool_]:
-    """Whether each sequence of a sample has something to learn, by its counted targets; the prompt of an encoder needs
-    none."""
-    learned: NDArray[np.bool_] = np.all(counts[:, 1:] if encodes_prompts else counts, axis=1)
-    return learned
-
-
-def _equal_pairs(cache: TokenCache, length: int) -> NDArray[np.bool_]:
-    """[pairs] Whether both halves of a pair have the same first `length` + 1 tokens, so that its margin is always 0."""
-    assert cache.offsets is not None
-    begins, widths = cache.offsets[:-1], np.minimum(np.diff(cache.offsets), length + 1)
-    last = cache.tokens[begins + widths - 1]
-    equal: NDArray[np.bool_] = (widths[0::2] == widths[1::2]) & (last[0::2] == last[1::2])
-    for pair in np.flatnonzero(equal):
-        one, other = (cache.tokens[begins[half] :][: widths[half]] for half in (2 * pair, 2 * pair + 1))
-        equal[pair] = np.array_equal(one, other)
-    return equal
 
 
 def _held_out_count(samples: int, fraction: float) -> int:
