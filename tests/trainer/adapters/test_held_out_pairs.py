@@ -46,7 +46,8 @@ def test_kl_and_entropy_are_those_of_the_whole_logits(
     new_rig: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     rig = trained(new_rig, tmp_path, backend, DPO)
-    monkeypatch.setattr(f"trainctl.trainer.backends.{backend}_backend.VOCABULARY_FLOATS", 3000)  # several pieces
+    module = {"torch": "torch_outputs", "mlx": "mlx_backend"}[backend]
+    monkeypatch.setattr(f"trainctl.trainer.backends.{module}.VOCABULARY_FLOATS", 3000)  # several pieces
     found = evaluated(rig, 2)
     kl, entropy, right, tokens = 0.0, 0.0, 0.0, 0.0
     for index in range(rig.dataset.held_out):
@@ -106,13 +107,14 @@ def test_ranks_and_micro_batches_change_nothing(
 
 def vocabulary_passes(rig: Any) -> int:
     """Forward passes of an evaluation of one micro-batch, for what it measures over the vocabulary."""
-    compute, passes = rig.backend._before_head, []
+    computing = rig.backend._outputs if rig.backend.name == "torch" else rig.backend
+    compute, passes = computing._before_head, []
 
     def counted(*args: Any) -> Any:
         passes.append(args)
         return compute(*args)
 
-    rig.backend._before_head = counted
+    computing._before_head = counted
     evaluated(rig, rig.dataset.held_out)
     return len(passes)
 

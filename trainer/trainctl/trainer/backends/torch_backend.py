@@ -8,7 +8,6 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,14 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
-from trainctl.trainer.backends import torch_generation, torch_masks
+from trainctl.trainer.backends import torch_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
-    NO_REFERENCE,
-    SUREST,
-    VOCABULARY_FLOATS,
     Array,
     Backend,
     BackendName,
-    BatchOutputs,
     Decoding,
-    Functions,
     Memory,
     Part,
     Parts,
@@ -41,11 +35,11 @@ from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
 from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
-from trainctl.trainer.data.batch import Batch, Tokens
-from trainctl.trainer.objectives.objective import Sums, Vocabulary
+from trainctl.trainer.backends.torch_outputs import TorchOutputs
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.objectives.objective import Sums
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_IGNORED = -100
 _NO_OPTIMIZER = "loaded without an optimizer"
 
 
@@ -63,10 +57,10 @@ class TorchBackend(Backend):
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.parts = parts
-        self.chunks: TorchChunks | None = None
         self._dtype = dtype
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
+        self._outputs = TorchOutputs(self._model, self._device, parts.adapter)
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
@@ -109,7 +103,12 @@ class TorchBackend(Backend):
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         chunking = chunking_of(config, self.memory(), of_host=self._device.type != "cuda")
-        self.chunks = TorchChunks(self._model, chunking, where)
+        self._outputs.chunks = TorchChunks(self._model, chunking, where)
+
+    @property
+    def chunks(self) -> TorchChunks | None:
+        """What computes losses of some tokens at a time."""
+        return self._outputs.chunks
 
     @classmethod
     def is_out_of_memory(cls, error: BaseException) -> bool:
@@ -206,11 +205,11 @@ class TorchBackend(Backend):
 
     def token_log_probabilities(self, batch: Batch) -> Array:
         with self._evaluating(), torch.inference_mode():
-            losses: Array = self._losses(batch, None, "none").cpu().numpy()
+            losses: Array = self._outputs.losses(batch, None, "none").cpu().numpy()
             return -losses
 
     def reference_log_probabilities(self, batch: Batch) -> Array:
-        with self._without_adapter():
+        with self._outputs.without_adapter():
             return self.token_log_probabilities(batch)
 
     @torch.no_grad()
@@ -286,101 +285,6 @@ class TorchBackend(Backend):
             self._totals = [torch.zeros_like(master) for master in self._masters]
         return self._totals
 
-    def _outputs(self, batch: Batch) -> BatchOutputs:
-        return BatchOutputs(
-            functools.partial(self._logits, batch), functools.partial(self._losses, batch),
-            lambda: torch.from_numpy(batch.counted).to(self._device),
-            functools.partial(self._reference_losses, batch), functools.partial(self._vocabulary, batch), _FUNCTIONS,
-        )  # fmt: skip
-
-    @torch.no_grad()
-    def _reference_losses(self, batch: Batch) -> torch.Tensor:
-        """[B, L], as computed before or with the adapter off."""
-        if batch.reference is not None:
-            return -torch.from_numpy(batch.reference).to(self._device)
-        assert self.parts.adapter is not None, NO_REFERENCE
-        with self._without_adapter():
-            return self._losses(batch, None, "none")
-
-    @torch.no_grad()
-    def _vocabulary(self, batch: Batch, *, with_reference: bool) -> Iterator[Vocabulary]:
-        """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
-        counted = torch.from_numpy(np.flatnonzero(batch.counted)).to(self._device)
-        targets = self._integers(batch.targets).flatten()[counted]
-        own, head = self._before_head(batch, counted)
-        other = None
-        if with_reference and self.parts.adapter is not None:
-            with self._model.disable_adapter():
-                other, _ = self._before_head(batch, counted)
-        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
-        for start in range(0, len(counted), size):
-            part = slice(start, start + size)
-            logits, reference = head(own[part]).float(), None
-            if other is not None:
-                with self._model.disable_adapter():
-                    reference = head(other[part]).float()
-            yield Vocabulary(logits, reference, targets[part])
-
-    def _before_head(
-        self, batch: Batch, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """The last hidden states of some of the batch's targets and what makes logits of them; of a model whose head
-        can't be told from its body, the logits."""
-        with self._documents(batch) as documents:
-            inputs = self._inputs(batch)
-            if self.chunks is not None and self.chunks.is_possible:
-                return self.chunks.hidden(inputs["input_ids"], **documents)[rows], self.chunks.logits
-            logits: torch.Tensor = self._model(**inputs, use_cache=False, **documents).logits
-        return logits.flatten(0, 1)[rows], lambda found: found
-
-    def _without_adapter(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.parts.adapter is None else self._model.disable_adapter()
-
-    def _logits(self, batch: Batch) -> torch.Tensor:
-        with self._documents(batch) as documents:
-            logits: torch.Tensor = self._model(**self._inputs(batch), use_cache=False, **documents).logits
-        return logits.float()
-
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The model's arguments; for an encoder also the mask of its padding."""
-        inputs = self._integers(batch.inputs)
-        if batch.prompts is None:
-            return {"input_ids": inputs}
-        prompts, lengths = batch.prompts
-        given = self._integers((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
-        return {"input_ids": self._integers(prompts), "attention_mask": given, "decoder_input_ids": inputs}
-
-    def _losses(
-        self, batch: Batch, logits: torch.Tensor | None, reduction: str, *, every: bool = False
-    ) -> torch.Tensor:
-        """[B, L] losses ("none") or their sum ("sum"), from logits where there are some already; of counted targets, or
-        of `every` one."""
-        wanted = batch.every_target if every else batch.counted
-        targets = self._integers(np.where(wanted > 0, batch.targets, _IGNORED))
-        if logits is None and self.chunks is not None and (size := self.chunks.chunk_tokens(targets.numel())):
-            with self._documents(batch) as documents:
-                inputs = self._integers(batch.inputs)
-                losses: torch.Tensor = self.chunks.token_losses(inputs, targets, size, _IGNORED, **documents)
-            return losses.sum() if reduction == "sum" else losses.view(targets.shape)
-        flat = (self._logits(batch) if logits is None else logits).flatten(0, 1)
-        losses = torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
-        return losses if reduction == "sum" else losses.view(targets.shape)
-
-    @contextmanager
-    def _documents(self, batch: Batch) -> Iterator[dict[str, torch.Tensor]]:
-        """What tells the model of a pack's documents; the keys of dropout are set on the way."""
-        if self.parts.adapter is not None:
-            keys = batch.keys
-            self.parts.adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
-        if batch.positions is not None:
-            yield {"position_ids": self._integers(batch.positions)}
-            return
-        with torch_masks.one_document_per_row():
-            yield {}
-
-    def _integers(self, values: Tokens) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, torch.int64)
-
     def _lower(self, dtype: torch.dtype) -> list[torch.nn.Parameter]:
         """Float32 masters of the parameters, which become `dtype`; buffers (rotary frequencies) stay float32."""
         masters = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
@@ -453,11 +357,3 @@ def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         used.add(storage.data_ptr())
         owned.append(tensor if alone else tensor.clone(memory_format=torch.contiguous_format))
     return owned
-
-
-def _log_odds(x: torch.Tensor) -> torch.Tensor:
-    x = x.clamp(max=SUREST)
-    return x - torch.log(-torch.expm1(x))
-
-
-_FUNCTIONS = Functions(torch.nn.functional.logsigmoid, _log_odds)
