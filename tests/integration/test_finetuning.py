@@ -1,14 +1,13 @@
 """Fine-tuning on a cluster: one curve through rebalances, resizes and a kill, and a checkpoint that others open."""
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster, have_back, on
+from tests.integration.support.clusters import NODES, Cluster, have_back, kill_trainer, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
@@ -108,8 +107,7 @@ def disturbed_run(cluster: Cluster, config: dict[str, Any]) -> list[m.StepCommit
         ):
             wait_for_step(client, step)
             assert client.send(verb, args, node=node).state == "applied"
-        (victim,) = cluster.trainers()["beta"]
-        os.kill(victim, signal.SIGKILL)
+        kill_trainer(cluster, "beta")
         have_back(client, "beta")
         view = wait_for_end(client)
         assert (view.state, view.step) == ("finished", config["run"]["steps"]), view.reason

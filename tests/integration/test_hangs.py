@@ -4,13 +4,12 @@ its node unreachable the run goes back without it."""
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, have_back, on
+from tests.integration.support.clusters import FOREVER, Cluster, have_back, kill_trainer, on
 from tests.integration.support.exactness import check_ledger
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -70,17 +69,12 @@ def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
     client.send("resume", {})
 
 
-def end_trainers(cluster: Cluster, node: str) -> None:
-    for pid in cluster[node].trainer_pids():
-        os.kill(pid, signal.SIGKILL)
-
-
 def lose_all(cluster: Cluster, client: BlockingClient) -> None:
     """First a node that is unreachable from then on, and then the only rank that is left."""
     cluster["beta"].kill()
-    end_trainers(cluster, "beta")
+    kill_trainer(cluster, "beta")
     until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")
-    end_trainers(cluster, "alpha")
+    kill_trainer(cluster, "alpha")
     back = "going back to the newest checkpoint"
     until(lambda: any(back in text for text in texts_of(client)), 30, "its going back")
     alone = {"alpha": "run", "beta": "lost"}

@@ -121,10 +121,17 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
     return found
 
 
+def kill_trainer(cluster: Cluster, node: str) -> None:
+    """End a node's only trainer, and wait until its process is gone."""
+    (pid,) = cluster[node].trainer_pids()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not _is_alive(pid), 30, "the trainer's end")
+
+
 def _is_alive(pid: int | None) -> bool:
-    """Whether a trainer's process runs, as far as its number is known."""
+    """Whether a trainer's process runs. Its number is unknown while it starts, and once it is gone."""
     try:
-        return pid is None or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
