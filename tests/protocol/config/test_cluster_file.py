@@ -38,6 +38,22 @@ def test_nodes_keep_their_order(tmp_path: Path) -> None:
         ("[nodes", "TOML"),
         ("[alerts]\nwebhook = 'ftp://h/x'", "alerts.webhook: 'ftp://h/x' is not a URL such as http://"),
         ("[alerts]\ncommand = 'notify'", "alerts.command: must be a list"),
+        (
+            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = -1",
+            "nodes.a.price_per_hour: must be a number of at least 0",
+        ),
+        (
+            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = nan",
+            "cluster.toml: nodes.a.price_per_hour: must be a number",
+        ),
+        (
+            "[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = inf",
+            "nodes.a.price_per_hour: must be a number of at most",
+        ),
+        ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = '2 USD'", "nodes.a.price_per_hour: must be a number"),
+        ("currency = 'US dollars'", "cluster.toml: currency: 'US dollars' is not a currency; write one word"),
+        ("currency = ''", "currency: '' is not a currency"),
+        ("currency = 3", "currency: must be text"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, names: str) -> None:
@@ -50,3 +66,18 @@ def test_without_a_file_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.
     assert cluster_file.read_default().nodes == {}
     with pytest.raises(InvalidInputError, match="no such cluster file"):
         cluster_file.read(tmp_path / "none.toml")
+
+
+def test_prices_are_of_the_nodes_that_have_one_also_in_added_files(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "currency = '€'\n[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = 2\n[nodes.b]\naddress = 'tcp://h:2'\n",
+    )
+    added = cluster_file.added_directory(path)
+    added.mkdir()
+    (added / "c.toml").write_text("[nodes.c]\naddress = 'tcp://h:3'\nprice_per_hour = 0\n", encoding="utf-8")
+    assert cluster_file.read(path).prices == ("€", {"a": 2.0, "c": 0.0})
+
+
+def test_without_prices_the_currency_has_a_default(tmp_path: Path) -> None:
+    assert cluster_file.read(written(tmp_path, "[nodes.a]\naddress = 'tcp://h:1'")).prices == ("USD", {})

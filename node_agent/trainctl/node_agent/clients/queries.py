@@ -16,6 +16,7 @@ from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -148,7 +149,7 @@ async def _snapshot(request: m.SnapshotRequest, source: QuerySource) -> m.Snapsh
         read = None, (), (_unreadable(directory.name, error, source.now()),), (), None
     last, parts, events, series, kept = read
     live = source.live_run(directory)
-    view = live.view if live is not None else await _as_ended(kept, source)
+    view = live.view if live is not None else await _as_ended(kept, last, source)
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
     made = _snapshot_of(request, source, boot, seq, view, last, parts, events, series)
@@ -162,13 +163,16 @@ def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
     return m.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
-async def _as_ended(kept: m.RunView | None, source: QuerySource) -> m.RunView | None:
+async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source: QuerySource) -> m.RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if kept is None:
         return None
     state, reason = source.ended_as(kept.run)
-    return await proxy.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), source)
+    view = msgspec.structs.replace(
+        kept, state=state, reason=reason or kept.reason, cost=_cost_of_record(kept, state, last)
+    )
+    return await proxy.view(view, source)
 
 
 def _snapshot_of(
@@ -250,6 +254,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
         rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
+        cost=_cost_of_record(view, state, last) if view else None,
     )  # fmt: skip
 
 
@@ -259,8 +264,15 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     return m.RunSummary(
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last), cost=view.cost,
     )  # fmt: skip
+
+
+def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | None) -> m.RunCost | None:
+    """By the record. Of a run whose agent ended with it, only up to the last step."""
+    if view.cost is None or state in m.ACTIVE_RUN_STATES:
+        return view.cost
+    return cost.ended(view.cost, last.committed_at if last is not None else view.cost.at)
 
 
 def _nodes(view: m.RunView) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from trainctl.protocol.config.policies import POLICIES
 
 
 def run_view(
-    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str
-) -> m.RunView:
-    """The whole view. `lead`: the node that leads."""
+    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str,
+    cost: m.RunCost | None = None,
+) -> m.RunView:  # fmt: skip
+    """The whole view. `lead`: the node that leads; `cost`: of the run so far."""
     objective = objective_of(conductor.config.objective, conductor.config.data.kind)
     config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
     return m.RunView(
@@ -25,7 +26,7 @@ def run_view(
         eval_values=tuple(durable.eval_values.items()), reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
         policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
-        weight_unit=objective.weight_unit, loss_unit=objective.loss_unit,
+        weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, cost=cost,
     )  # fmt: skip
 
 

@@ -138,7 +138,7 @@ class Launch:
         )  # fmt: skip
         return Session(
             conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
-            on_command_end, self._db.saw, copies, on_end, on_proposal,
+            on_command_end, self._db.saw, copies, on_end, on_proposal, self._context.cluster.prices,
         )  # fmt: skip
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:

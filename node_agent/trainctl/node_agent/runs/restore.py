@@ -21,6 +21,7 @@ from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.run_costs import close_times
 from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
@@ -132,6 +133,8 @@ def old_run(
         if durable is None:
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
+        last = recorder.last_state().step
+        close_times(recorder, last.committed_at if last is not None else 0.0)
         done = _step(paths, step)
         if step and done is None:
             problem = f"has no step {step}, but {source.node} has a checkpoint of it"

@@ -18,9 +18,11 @@ from trainctl.node_agent.readings.step_readings import StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs.run_costs import RunCosts
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
@@ -41,16 +43,16 @@ class Session:
         self, conductor: Conductor, paths: RunPaths, recorder: RunDb, lead: str, ports: Mapping[int, RankPort],
         publisher: Publisher, started_at: float, on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
-        on_proposal: Callable[[d.Proposed], object] = lambda _: None,
+        on_proposal: Callable[[d.Proposed], object] = lambda _: None, prices: Prices = Prices(),  # noqa: B008  frozen
     ) -> None:  # fmt: skip
         """`lead` is this node, `ports` leads to every rank, `saw` receives each generation before it is used,
         `on_command_end` each command's outcome, `on_proposal` what policies send and `on_end` that the run has ended;
-        `copies` are the record's on the run's other nodes."""
+        `copies` are the record's on the run's other nodes, and `prices` those of all nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self.run, self.copies, recorder.on_kept = conductor.run, copies, copies.add
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
-        self._on_proposal = on_proposal
+        self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -230,6 +232,7 @@ class Session:
     def read(self, reading: m.HostReading) -> None:
         """A reading of a node's machine: kept in the record, and with the step that is being made."""
         self.recorder.host(reading)
+        self._costs.read(reading)
         if self.view.state == "running":
             self._readings.take(reading, self.conductor.progress.step + 1)
 
@@ -238,7 +241,7 @@ class Session:
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        first = self._joined(first)
+        step, first = self._costs.with_cost(step), self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
@@ -287,7 +290,8 @@ class Session:
             )
             for rank in sorted(self.conductor.ranks)
         )
-        return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead)
+        cost = self._costs.look(self.conductor.durable.settings, self.conductor.state, time.time())
+        return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead, cost)
 
     def _publish_view(self) -> None:
         before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})

@@ -13,6 +13,7 @@ from trainctl.protocol.config import addresses, toml_file
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.prices import DEFAULT_CURRENCY, Price, Prices, check_currency
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
@@ -24,6 +25,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
     ssh: str = ""  # user@host by which ssh reaches it; empty: the host of its address
+    price_per_hour: Price | None = None  # what an hour of this machine costs; None: not said
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +36,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alerts: AlertHooks = AlertHooks()  # what this machine's agents call
     advertise: bool = False  # this machine's agents tell the local network where they are
     trusted_networks: tuple[str, ...] = ()  # in which gradients may travel, unencrypted: "10.0.0.0/24"
+    currency: str = DEFAULT_CURRENCY  # of all prices: a word or a sign
+
+    @property
+    def prices(self) -> Prices:
+        """What its nodes cost."""
+        given = {name: entry.price_per_hour for name, entry in self.nodes.items()}
+        return Prices(self.currency, {name: price for name, price in given.items() if price is not None})
 
     def trusts(self, address: str) -> bool:
         """Whether gradients may travel by the interface with this IP address: loopback, or in a trusted network."""
@@ -70,6 +79,7 @@ def read(path: Path) -> Cluster:
         seen[entry.address] = name
     check_webhook(cluster.alerts, f"{path}: alerts.webhook")
     _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
+    check_currency(cluster.currency, f"{path}: currency")
     return cluster
 
 

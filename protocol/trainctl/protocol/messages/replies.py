@@ -13,6 +13,7 @@ from trainctl.protocol.messages.telemetry import (
     HostReading,
     Live,
     RankStep,
+    RunCost,
     RunView,
     Sample,
     StepCommitted,
@@ -92,6 +93,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     stale: bool = False  # whether the data is outdated because its lead is unreachable
     kind: RunKind = "hosted"
     rates: RunRates | None = None  # speed and remaining time as of the run's last step
+    cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

@@ -59,6 +59,17 @@ class PolicyView(msgspec.Struct, frozen=True):
     mode: PolicyMode
 
 
+class RunCost(msgspec.Struct, frozen=True):
+    """What a run costs by its lead's cluster file. At a later time t it has cost `spent` + `per_hour` * hours from `at`
+    to t."""
+
+    currency: str
+    spent: float  # cost up to `at` of the nodes that have a price
+    at: float  # time in Unix seconds
+    per_hour: float  # price of an hour of the nodes that now take part; 0: the run has ended
+    unpriced: tuple[Name, ...] = ()  # nodes that took part but have no price, so their cost is missing
+
+
 class RunView(Message, tag="run-view", frozen=True):
     """One run as its lead sees it. Published on every change except a committed step. `steps`, `global_batch`,
     `cursor` and `learning_rate` are None if a guest doesn't report them."""
@@ -92,6 +103,7 @@ class RunView(Message, tag="run-view", frozen=True):
     weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"
     eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
+    cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     boot: str = ""
     seq: Count = 0
 
