@@ -274,7 +274,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 m.RunSummary(
                     run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
                     started_at=_AT - 400, directory=_VIEW.directory, lead="studio", nodes=("studio",),
-                    last_step_at=_AT - 1, rates=run_rates(_VIEW, _STEP),
+                    last_step_at=_AT - 1, cursor=2904, rates=run_rates(_VIEW, _STEP),
                     cost=m.RunCost(currency="USD", spent=0.278, at=_AT, per_hour=2.5, unpriced=("mbp",)),
                 ),
             ),

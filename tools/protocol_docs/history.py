@@ -80,6 +80,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-24",
         "Added reference-ask and reference-slice, by which ranks compute a reference's log-probabilities together.",
     ),
-    (2, "2026-11-24", "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices."),
+    (
+        2,
+        "2026-11-24",
+        "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices, and RunSummary.cursor.",
+    ),
 )
 """(version, date, what it added), oldest first."""

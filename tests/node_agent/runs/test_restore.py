@@ -11,7 +11,9 @@ from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.run_costs import keep_times, kept_times
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.record.paths import RunPaths
 
 ALL = Settings(1, 24, {0: RankSetting("a", 12, 4), 1: RankSetting("b", 12, 4)})
@@ -94,3 +96,23 @@ def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
     opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
     opening.recorder.close()
     assert opening.conductor.durable.probed == ()
+
+
+def test_the_time_between_the_loss_of_agent_and_trainers_and_the_resume_is_nobody_s(paths: RunPaths) -> None:
+    with restore.RunDb(paths) as recorder:
+        last = recorder.last_state().step
+        assert last is not None
+        keep_times(recorder, (NodeTime("a", 5.0, last.committed_at - 10), NodeTime("b", 7.0)))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), None)
+    times = kept_times(opening.recorder)
+    opening.recorder.close()
+    assert times == (NodeTime("a", 15.0), NodeTime("b", 7.0))
+
+
+def test_a_run_that_outlives_its_agent_goes_on_taking_time(paths: RunPaths) -> None:
+    with restore.RunDb(paths) as recorder:
+        keep_times(recorder, (NodeTime("a", 5.0, 100.0),))
+    opening = restore.surviving_run(paths, frozenset())
+    times = kept_times(opening.recorder)
+    opening.recorder.close()
+    assert times == (NodeTime("a", 5.0, 100.0),)

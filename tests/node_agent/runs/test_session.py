@@ -18,6 +18,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
@@ -59,7 +60,7 @@ class Port:
 class Told:
     """A session of three ranks that have loaded, and all that they are told from there on."""
 
-    def __init__(self, paths: RunPaths, publisher: Publisher) -> None:
+    def __init__(self, paths: RunPaths, publisher: Publisher, prices: Prices = Prices()) -> None:  # noqa: B008
         self.orders: list[tuple[int, str]] = []
         self.ends: list[d.CommandEnded] = []
         run_config, kept = config(batch=12), durable(("a", "b", "c"), 12)
@@ -67,7 +68,7 @@ class Told:
         ports = {rank: Port(rank, self.orders) for rank in range(3)}
         self.session = Session(
             self.conductor, paths, RunDb(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
-            Copies(paths, {}, list),
+            Copies(paths, {}, list), prices=prices,
         )  # fmt: skip
 
     async def _end(self, ended: d.CommandEnded) -> None:
@@ -223,3 +224,19 @@ def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(told):
 
 def command(verb: str) -> d.Commanded:
     return d.Commanded("c1", verb, verbs.check(verb, {}), "anna", None, None, float("inf"))
+
+
+def test_the_view_has_the_run_s_cost_by_the_prices_of_its_nodes(tmp_path):
+    (tmp_path / "run-1").mkdir()
+    context = zmq.Context()
+    publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
+    made = Told(RunPaths(tmp_path / "run-1"), publisher, Prices("EUR", {"a": 2.0, "b": 1.0}))
+    found = made.session.view.cost
+    made.session.close()
+    context.destroy(linger=0)
+    assert found is not None
+    assert (found.currency, found.per_hour, found.unpriced) == ("EUR", 3.0, ("c",))
+
+
+def test_without_prices_the_view_has_no_cost(told):
+    assert told.session.view.cost is None

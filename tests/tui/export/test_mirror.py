@@ -26,6 +26,7 @@ from trainctl.tui.export.mirror.metrics import (
     Text,
     flat,
     of_evaluation,
+    of_step,
     prefixes,
 )
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
@@ -282,9 +283,30 @@ def test_perplexity_is_of_losses_per_token_only() -> None:
     assert of_evaluation(2.0, pairs, {"eval/kl": 0.5}) == {"eval/loss": 2.0, "eval/kl": 0.5}
 
 
+COSTS = {
+    "cost": "What the run has cost, in the currency of the cluster file.",
+    "cost_per_hour": "Price per hour of the nodes that take part.",
+    "cost_to_end": "What the steps to come cost at this step's rate and price.",
+    "cost_per_1000_samples": "What the run has cost per 1,000 samples or pairs.",
+    "energy_joules": "Energy that the run's devices have used since the run last began, where their power is read.",
+}
+"""Of `train/`, if a node of the run has a price."""
+
+
+def test_a_step_with_a_cost_has_it_to_the_end_and_per_thousand_too() -> None:
+    view = msgspec.structs.replace(run_view(1), state="finished", steps=100, global_batch=24, samples=720)
+    step = msgspec.structs.replace(records.step(40), cursor=960, samples=24, step_seconds=0.5)
+    priced = msgspec.structs.replace(step, values={"cost": 4.8, "cost_per_hour": 3.6, "energy_joules": 7.0})
+    found = of_step(priced, (), {}, view).values
+    assert [found[f"train/{name}"] for name in COSTS] == pytest.approx([4.8, 3.6, 0.03, 5.0, 7.0])
+    assert not of_step(step, (), {}, view).values.keys() & {f"train/{name}" for name in COSTS}
+    assert "train/cost_to_end" not in of_step(priced, (), {}, None).values
+
+
 TRAIN = {
     **{metric.name: metric.help for metric in RUN_METRICS},
     **RATES,
+    **COSTS,
     "tokens_total": "Tokens processed since the run began.",
     "global_batch": "Samples in the step.",
     "generation": "Number of the generation that committed the step.",

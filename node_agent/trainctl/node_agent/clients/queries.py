@@ -254,7 +254,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         lead=view.lead if view else "", nodes=_nodes(view) if view else (),
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
         rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
-        cost=_cost_of_record(view, state, last) if view else None,
+        cost=_cost_of_record(view, state, last) if view else None, cursor=last.cursor if last else None,
     )  # fmt: skip
 
 
@@ -264,7 +264,8 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     return m.RunSummary(
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
-        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last), cost=view.cost,
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
+        cost=view.cost, cursor=last.cursor if last else None,
     )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_step_at: float | None = None  # commit time of the last step, in Unix seconds
     stale: bool = False  # whether the data is outdated because its lead is unreachable
     kind: RunKind = "hosted"
+    cursor: Count | None = None  # first unused position in the sequence of samples; None: unknown
     rates: RunRates | None = None  # speed and remaining time as of the run's last step
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
 

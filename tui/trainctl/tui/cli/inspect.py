@@ -39,6 +39,7 @@ def status(
         last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
         viewers=viewers, works=[work for work in works if work.is_active], at=snapshot.at,
         rates=run_rates(snapshot.run, snapshot.last_step) if snapshot.run else None,
+        cost=tables.figures_of(snapshot), energy=tables.energy_of(snapshot, hosts),
         alerts=snapshot.alerts.alerts if snapshot.alerts else (),
     )  # fmt: skip
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
-from trainctl.tui.screens import rates_line, work_lines
+from trainctl.tui.screens import cost_line, energy, rates_line, work_lines
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import clean, groups, line, plain
@@ -65,6 +66,7 @@ def status_text(
         f"  lead {run.lead}  {_engine(run)}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
         f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
+        *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
@@ -76,6 +78,37 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _own_host(snapshot: m.Snapshot) -> list[m.HostReading]:
+    return [snapshot.node.host] if snapshot.node.host is not None else []
+
+
+def _cost_lines(snapshot: m.Snapshot, hosts: Sequence[m.HostReading]) -> list[str]:
+    """What the run costs, and its energy; no line without a price."""
+    run, last = snapshot.run, snapshot.last_step
+    spent = figures_of(snapshot)
+    if run is None or spent is None:
+        return []
+    words = energy.words(hosts, run, last.cursor if last is not None else run.cursor)
+    active = run.state in m.ACTIVE_RUN_STATES
+    told = cost_line.pieces(spent, run.sample_unit, active=active, energy=words)
+    return [f"cost       {plain(groups(told, 200)).removeprefix('cost ')}"]
+
+
+def figures_of(snapshot: m.Snapshot) -> CostFigures | None:
+    """What the run costs by the agent's clock; None without a price."""
+    run, last = snapshot.run, snapshot.last_step
+    return cost_line.figures(run, last, snapshot.at, run_rates(run, last).seconds_left) if run is not None else None
+
+
+def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> energy.EnergyFigures | None:
+    """What the run's machines have used; None without a run."""
+    run, last = snapshot.run, snapshot.last_step
+    if run is None:
+        return None
+    samples = last.cursor if last is not None else run.cursor
+    return energy.figures([*_own_host(snapshot), *hosts.values()], run, samples)
 
 
 def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:

@@ -163,7 +163,7 @@ class ReplaySource:
             step=step.step, generation=step.generation, plan_version=step.plan_version, cursor=step.cursor,
             global_batch=step.global_batch, learning_rate=step.learning_rate, eval_step=made and made.step,
             eval_loss=made and made.loss, eval_values=tuple(made.values.items()) if made else (),
-            boot=BOOT, seq=self._seq,
+            boot=BOOT, seq=self._seq, cost=self._view.cost if over else _cost_at(self._view.cost, step),
             ranks=self._view.ranks if over else tuple(
                 _rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks
             ),
@@ -267,6 +267,15 @@ def _with_all_ranks(view: m.RunView, reader: RecordReader, steps: Sequence[int])
         found = _rank_at(blank, last.get(rank), view.started_at)
         others.append(msgspec.structs.replace(found, state=state) if rank in last else found)
     return msgspec.structs.replace(view, ranks=tuple(sorted((*view.ranks, *others), key=lambda item: item.rank)))
+
+
+def _cost_at(last: m.RunCost | None, step: m.StepCommitted) -> m.RunCost | None:
+    """The cost by a step, as the record has it with the step."""
+    spent = step.values.get("cost")
+    if last is None or spent is None:
+        return None
+    per_hour = step.values.get("cost_per_hour", 0.0)
+    return msgspec.structs.replace(last, spent=spent, at=step.committed_at, per_hour=per_hour)
 
 
 def _rank_at(rank: m.RankView, part: m.RankStep | None, at: float) -> m.RankView:

@@ -5,8 +5,9 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
-from trainctl.tui.screens import energy, rates_line
+from trainctl.tui.screens import cost_line, energy, rates_line
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
@@ -31,7 +32,7 @@ def lines(
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
-    made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, columns, glyphs)]
+    made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
     if rows >= 4:
         made.append(groups(rates_line.pieces(_rates(state, run)), columns))
     if rows >= 3:
@@ -166,18 +167,25 @@ def _rates(state: ViewState, run: m.RunView) -> m.RunRates:
     return run_rates(run, state.last_step.value if state.last_step else None, lately)
 
 
-def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
+def _cost(state: ViewState, run: m.RunView, clock: Clock) -> CostFigures | None:
+    last = state.last_step.value if state.last_step else None
+    return cost_line.figures(run, last, clock.wall(), _rates(state, run).seconds_left) if run.cost else None
+
+
+def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> Line:
     run, last = state.run, state.last_step
     assert run is not None
     step = last.value if last else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
     is_shown = columns >= 120 and run.perplexity is not None
     perplexity = line(Piece(" ppl ", "label"), f.loss(run.perplexity)) if is_shown else ()
+    gradient = line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None))
+    spent = _cost(state, run, clock) if rows < 3 else None  # a head of more lines has one for it
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
-        line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
+        gradient if spent is None else cost_line.short(spent, brief=columns < 100),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),
     ]
@@ -222,8 +230,9 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     cpu = f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu "
     free = f"{f.gigabytes(host.disk_free_bytes)} GB" if host and host.disk_free_bytes is not None else f.NA
     taking_part = {view.node for view in run.ranks}
-    drawn = energy.text(item.value for node, item in state.hosts.items() if node in taking_part)
-    ended = run.state not in m.ACTIVE_RUN_STATES
+    readings = [item.value for node, item in state.hosts.items() if node in taking_part]
+    ended, spent = run.state not in m.ACTIVE_RUN_STATES, _cost(state, run, clock)
+    used = line(Piece("energy ", "label"), energy.text(readings))
     parts = [
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
@@ -233,9 +242,13 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), free),
         _power(state),
-        line(Piece("energy ", "label"), drawn),
+        used if spent is None else (),
         line(Piece("loop lag ", "label"), lag),
     ]
+    if spent is not None:
+        done = state.last_step.value.cursor if state.last_step else run.cursor
+        words = energy.words(readings, run, done)
+        parts = [*cost_line.pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
     return groups(parts, columns)

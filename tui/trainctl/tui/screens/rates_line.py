@@ -9,7 +9,7 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, line
 def pieces(rates: m.RunRates) -> list[Line]:
     """The most important first."""
     average, unit = f.compact(rates.average_per_second), clean(rates.unit)
-    samples = PAIRS if rates.unit == f"{PAIRS}/s" else SAMPLES
+    samples = samples_of(rates.unit)
     return [
         line(Piece("average ", "label"), Piece(average, "strong"), Piece(f" {unit}", "label")),
         line(_few(rates.steps_per_second), Piece(" steps/s", "label")),
@@ -18,6 +18,11 @@ def pieces(rates: m.RunRates) -> list[Line]:
         line(f.duration(rates.seconds_per_epoch), Piece(" per epoch", "label")),
         line(f.figure(rates.epochs_left, "{:.2f}"), Piece(" epochs left", "label")),
     ]
+
+
+def samples_of(unit: str) -> str:
+    """What the samples of a run with this unit of its rate are called."""
+    return PAIRS if unit == f"{PAIRS}/s" else SAMPLES
 
 
 def _few(value: float | None) -> str:

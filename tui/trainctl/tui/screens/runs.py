@@ -64,7 +64,7 @@ class RunsScreen(RowsScreen[RunRow]):
         self.arrange_rows([runs_view.row_of(run, owner.clock) for run in self.runs or ()])
         title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
         made = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
-        made.append(runs_view.head(columns, self.order, owner.glyphs))
+        made.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
         low = self._low(columns, rows)
         room = max(rows - len(made) - len(low), 1)
         body = self._body(columns, room)
@@ -77,9 +77,15 @@ class RunsScreen(RowsScreen[RunRow]):
         made = []
         for index, item in enumerate(self.rows[start : start + room], start):
             here, marked = index == self.cursor, item.run.run in self.marked
-            pieces = runs_view.row(item, here, marked, self.owner.clock, columns, self.owner.glyphs)
+            pieces = runs_view.row(
+                item, here, marked, self.owner.clock, columns, self.owner.glyphs, priced=self._priced
+            )
             made.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
         return made
+
+    @property
+    def _priced(self) -> bool:
+        return any(run.cost is not None for run in self.runs or ())
 
     def _low(self, columns: int, rows: int) -> list[Line]:
         """The chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
@@ -90,9 +96,10 @@ class RunsScreen(RowsScreen[RunRow]):
         chosen = self.chosen
         if chosen is None:
             return nodes
-        marked, live = len(self.marked - {chosen.run}) + 1 if self.marked else 0, owner.live.run
-        policies = live.policies if live is not None and live.run == chosen.run else ()
-        return [*runs_view.detail(chosen, marked, columns, owner.glyphs, policies), *nodes]
+        marked, live = len(self.marked - {chosen.run}) + 1 if self.marked else 0, owner.live
+        policies = live.run.policies if live.run is not None and live.run.run == chosen.run else ()
+        costs = runs_view.costs(chosen, live, owner.clock, columns)
+        return [*runs_view.detail(chosen, marked, columns, owner.glyphs, policies, costs), *nodes]
 
     # ------------------------------------------------------------ what there is
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import rates_line, work_lines
+from trainctl.protocol.batch import cost
+from trainctl.tui.screens import cost_line, energy, rates_line, work_lines
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.sorting import SortOrder
@@ -37,6 +38,10 @@ _COLUMNS = (
     RunsColumn("duration", "LASTED", 10, True, 76), RunsColumn("lead", "  LEAD", 11, least=100),
     RunsColumn("", "  NODES", 30, least=120),
 )  # fmt: skip
+_COST = RunsColumn("", "COST", 12, True, 100)
+_PRICED_COLUMNS = (*_COLUMNS[:-2], _COST, RunsColumn("lead", "  LEAD", 11, least=120),
+                   RunsColumn("", "  NODES", 30, least=140))  # fmt: skip
+"""Where a run has a cost, which then stands before the nodes."""
 
 
 def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
@@ -47,25 +52,27 @@ def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
     return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
-def columns_of(columns: int) -> list[tuple[RunsColumn, int]]:
+def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, int]]:
     """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
-    shown = [column for column in _COLUMNS if columns >= column.least]
+    shown = [column for column in (_PRICED_COLUMNS if priced else _COLUMNS) if columns >= column.least]
     left = columns - 3 - sum(column.size + 1 for column in shown)
     name = max(min(left, 48), _LEAST_NAME)
     return [(column, column.size or name) for column in shown]
 
 
-def head(columns: int, order: SortOrder, glyphs: Glyphs) -> ln.Line:
+def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> ln.Line:
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     made = [ln.Piece("   ")]
-    for column, size in columns_of(columns):
+    for column, size in columns_of(columns, priced=priced):
         title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
         made += [title, ln.Piece(" ")]
     return ln.fit(made, columns)
 
 
-def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
-    """One run; `marked` for a comparison."""
+def row(
+    item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs, *, priced: bool = False
+) -> ln.Line:
+    """One run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
         "RUN": ln.clean(run.name),
@@ -73,21 +80,43 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, gl
         "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
         "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
+        "COST": _spent(run, clock),
     }  # fmt: skip
     mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
     made = [ln.Piece(mark, "mark")]
-    for column, size in columns_of(columns):
+    for column, size in columns_of(columns, priced=priced):
         text = ln.shorten(texts[column.title], size, glyphs.ellipsis)
         role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if f.NA in text else "text"
         made += [ln.Piece(text.rjust(size) if column.right else text.ljust(size), role), ln.Piece(" ")]
     return tuple(piece._replace(role="cursor") for piece in ln.fit(made, columns)) if chosen else ln.fit(made, columns)
 
 
+def _spent(run: m.RunSummary, clock: Clock) -> str:
+    """What it has cost; with a > where a node has no price."""
+    if run.cost is None:
+        return f.NA
+    return cost_line.amount(cost.figures(run.cost, clock.wall(), None, None))
+
+
+def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> list[ln.Line]:
+    """What the chosen run costs; with the energy if it is the live one. No line without a price."""
+    if run.cost is None:
+        return []
+    live = state.run if state.run is not None and state.run.run == run.run else None
+    words = energy.words([item.value for item in state.hosts.values()], live, run.cursor) if live is not None else ""
+    left = run.rates.seconds_left if run.rates is not None else None
+    found = cost.figures(run.cost, clock.wall(), left, run.cursor)
+    samples = rates_line.samples_of(run.rates.unit if run.rates is not None else "")
+    active = run.state in m.ACTIVE_RUN_STATES
+    return [ln.fit(ln.groups(cost_line.pieces(found, samples, active=active, energy=words), columns), columns)]
+
+
 def detail(
-    run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = ()
-) -> list[ln.Line]:
-    """The chosen run's id and directory, on a wide screen how fast it is, its policies if they are known, and what can
-    be done with it; `marked` counts it with those marked."""
+    run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = (),
+    costs: Sequence[ln.Line] = (),
+) -> list[ln.Line]:  # fmt: skip
+    """The chosen run's id and directory, on a wide screen how fast it is, `costs`, its policies if they are known, and
+    what can be done with it; `marked` counts it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
     keys = [("enter", "opens it", "open"), *([("s", "resumes it", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
@@ -100,6 +129,7 @@ def detail(
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
         ln.fit((ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim"),), columns),
         *([ln.fit(ln.groups(rates_line.pieces(run.rates), columns), columns)] if run.rates and columns >= 100 else []),
+        *costs,
         *_policies(policies, columns),
         ln.fit(ln.groups(hints, columns), columns),
     ]

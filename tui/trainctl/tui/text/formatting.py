@@ -71,6 +71,17 @@ def figure(value: float | None, spec: str) -> str:
     return NA if value is None else spec.format(value)
 
 
+def money(value: float | None, currency: str) -> str:
+    """An amount: 12.40 USD, 12,340 USD; below a tenth with two digits that count, 0.0042 USD."""
+    if value is None or not math.isfinite(value):
+        return NA
+    size = abs(value)
+    if 0 < size < 1e-8:
+        return f"{scientific(value)} {currency}"
+    places = 0 if size >= 9_999.5 else 2 if size >= 0.0995 or size == 0 else 1 - math.floor(math.log10(size))
+    return f"{value:,.{places}f} {currency}"
+
+
 def percent(part: float | None) -> str:
     """A fraction of one as whole percent: 92%."""
     return NA if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.batch.run_rates import run_rates
 
 EVALUATION_LOSS, EVALUATION_PERPLEXITY = "eval/loss", "eval/perplexity"
@@ -67,11 +68,22 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
     if view is not None:
         rates = run_rates(view, step)
         own |= {name: getattr(rates, name) for name in RATES}
+        own["cost_to_end"] = _to_end(step, rates)
+    if (spent := step.values.get("cost")) is not None and step.cursor:
+        own["cost_per_1000_samples"] = 1000 * spent / step.cursor
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:
         if part.rank in prefixes:
             values |= {f"{prefixes[part.rank]}/{name}": value for name, value in part.values.items()}
     return Point(step.step, step.generation, step.committed_at, values)
+
+
+def _to_end(step: m.StepCommitted, rates: m.RunRates) -> float | None:
+    """What the steps after this one cost, also of a run that has ended since."""
+    per_hour = step.values.get("cost_per_hour")
+    if per_hour is None or rates.epochs_left is None or rates.seconds_per_epoch is None:
+        return None
+    return per_hour * rates.epochs_left * rates.seconds_per_epoch / HOUR_SECONDS
 
 
 def of_evaluation(

@@ -73,6 +73,8 @@ def _library(wanted: MirrorOptions) -> None:
 def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> MirrorTarget:
     view, config = source.view(), dict(source.config())
     config |= {"trainctl": {"run": source.run}}
+    if view is not None and view.cost is not None:
+        config |= {"cost": {"currency": view.cost.currency}}
     if wanted.to == "tensorboard":
         from trainctl.tui.export.mirror.tensorboard import TensorBoard
 

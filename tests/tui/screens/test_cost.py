@@ -1,0 +1,152 @@
+"""What a run costs, in the head, on Runs and in `trainctl status`; without a price nothing is said."""
+
+import msgspec
+import pytest
+from tests.tui.support.recorded import CLOCK, NOW, RUNS, run_view, snapshot, under_way
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.cost import CostFigures
+from trainctl.tui.cli import tables
+from trainctl.tui.screens import cost_line, energy, header, runs_view
+from trainctl.tui.state import reducer
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.sorting import SortOrder
+from trainctl.tui.state.table_schemas import RunRow
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
+
+COST = m.RunCost(currency="EUR", spent=12.0, at=NOW - 720, per_hour=2.0)
+"""12.40 EUR now."""
+PART = msgspec.structs.replace(COST, unpriced=("mbp",))
+FIGURES = CostFigures("EUR", 12.4, 2.0, 18.8, 0.42, ())
+
+
+def state_of(view: m.RunView) -> md.ViewState:
+    state = md.ViewState()
+    for message in under_way(view):
+        state = reducer.apply(state, message, CLOCK.at_monotonic)
+    return state
+
+
+def words(found: CostFigures, **other: object) -> str:
+    given = {"active": True, "energy": "61.5 Wh", **other}
+    return ln.plain(ln.groups(cost_line.pieces(found, "samples", **given), 200))
+
+
+def test_the_line_has_cost_so_far_to_the_end_per_thousand_and_the_energy_beside_it():
+    assert words(FIGURES) == "cost 12.40 EUR  18.80 EUR to the end  0.42 EUR per 1,000 samples  energy 61.5 Wh"
+    assert words(FIGURES, active=False, energy="") == "cost 12.40 EUR  0.42 EUR per 1,000 samples"
+
+
+def test_what_is_unknown_is_not_a_number():
+    unknown = msgspec.structs.replace(FIGURES, to_end=None, per_1000=None)
+    assert words(unknown, energy="n/a") == "cost 12.40 EUR  n/a to the end  n/a per 1,000 samples  energy n/a"
+
+
+def test_a_node_without_a_price_is_named_and_the_cost_is_over_the_sum():
+    part = msgspec.structs.replace(FIGURES, unpriced=("mbp",))
+    assert words(part).startswith("cost over 12.40 EUR (no price: mbp)  18.80 EUR to the end")
+    many = msgspec.structs.replace(FIGURES, unpriced=("a", "b", "c", "d", "e\x1b"))
+    assert "(no price: a, b, c, 2 more)" in words(many)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12.4, "12.40"), (0.0, "0.00"), (0.1, "0.10"), (0.0042, "0.0042"), (0.00000312, "0.0000031"), (1e-12, "1e-12"),
+     (1234.5, "1,234.50"), (12345.6, "12,346")],
+)  # fmt: skip
+def test_amounts(value, text):
+    assert f.money(value, "EUR") == f"{text} EUR"
+
+
+def test_an_unknown_amount_is_not_a_number():
+    assert {f.money(value, "EUR") for value in (None, float("nan"), float("inf"))} == {"n/a"}
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 2), (80, 3), (120, 2), (120, 4)])
+def test_the_head_has_the_cost_where_there_is_a_price_and_is_the_same_without(columns, rows):
+    def head(cost: m.RunCost | None) -> list[str]:
+        state = state_of(run_view(1, cost=cost))
+        return [ln.plain(row) for row in header.lines(state, CLOCK, columns, UNICODE, rows=rows)]
+
+    priced, plain = head(COST), head(None)
+    assert any("cost 12.40 EUR" in row for row in priced)
+    assert not any("cost" in row for row in plain)
+    assert {len(row) for row in priced} == {columns}
+    if rows > 2:
+        assert "to the end" in priced[-1] and "per 1,000 samples" in priced[-1]
+        assert "energy" in priced[-1] or columns == 80
+    else:
+        assert "loss" in priced[1] and "tok/s" in priced[1]
+        assert "cost >12.40 EUR" in head(PART)[1] or "cost over 12.40 EUR (no price: mbp)" in head(PART)[1]
+
+
+def test_the_status_has_a_line_for_the_cost_only_with_a_price():
+    def cost(shown: m.Snapshot) -> list[str]:
+        return [line for line in tables.status_text(shown).splitlines() if line.startswith("cost")]
+
+    shown = snapshot(run_view(1, cost=PART))
+    shown = msgspec.structs.replace(shown, at=NOW)
+    (found,) = cost(shown)
+    assert found.startswith("cost       over 12.40 EUR (no price: mbp)  ")
+    assert cost(snapshot(run_view(1))) == []
+    told = tables.figures_of(shown)
+    assert told is not None and (told.spent, told.per_hour, told.unpriced) == (pytest.approx(12.4), 2.0, ("mbp",))
+    assert tables.figures_of(snapshot(run_view(1))) is None
+
+
+def test_runs_have_a_column_for_the_cost_where_one_has_a_price():
+    run = msgspec.structs.replace(RUNS[0], cost=PART, cursor=2832)
+    order = SortOrder()
+
+    def lines(one: m.RunSummary, columns: int, *, priced: bool) -> tuple[str, str]:
+        titles = ln.plain(runs_view.head(columns, order, UNICODE, priced=priced))
+        return titles, ln.plain(
+            runs_view.row(RunRow(one, 1.0, 1.0), False, False, CLOCK, columns, UNICODE, priced=priced)
+        )
+
+    titles, row = lines(run, 120, priced=True)
+    assert "COST" in titles and ">12.40 EUR" in row and "LEAD" in titles
+    assert "n/a" in lines(RUNS[1], 120, priced=True)[1]
+    assert "COST" not in lines(run, 120, priced=False)[0]
+    assert lines(run, 80, priced=True) == lines(run, 80, priced=False)
+
+
+def test_the_chosen_run_on_runs_says_all_of_its_cost():
+    run, state = msgspec.structs.replace(RUNS[0], cost=COST, cursor=2832), state_of(run_view(1, cost=COST))
+    (line,) = runs_view.costs(run, state, CLOCK, 120)
+    text = ln.plain(line).rstrip()
+    assert text.startswith("cost 12.40 EUR  ") and "to the end" in text and "4.38 EUR per 1,000 samples" in text
+    assert runs_view.costs(RUNS[0], state, CLOCK, 120) == []
+    ended = msgspec.structs.replace(run, state="stopped", cost=msgspec.structs.replace(COST, per_hour=0.0), run="other")
+    assert ln.plain(runs_view.costs(ended, state, CLOCK, 120)[0]).rstrip() == (
+        "cost 12.00 EUR  4.24 EUR per 1,000 samples"
+    )
+
+
+READ = m.HostReading(
+    node="a", read_at=4600.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
+    energy_joules=7200.0, energy_since_at=1000.0,
+)  # fmt: skip
+
+
+def used(*hosts: m.HostReading, state: m.RunState = "running") -> energy.EnergyFigures:
+    rank = msgspec.structs.replace(run_view(1).ranks[0], node="a")
+    ranks = (rank, msgspec.structs.replace(rank, rank=1, node="b"))
+    return energy.figures(hosts, run_view(1, ranks=ranks, started_at=1000.0, state=state), 4000)
+
+
+def test_energy_per_thousand_needs_the_whole_run_on_every_machine():
+    other = msgspec.structs.replace(READ, node="b")
+    assert used(READ, other) == energy.EnergyFigures(14_400.0, 0.0, 3600.0)
+    assert energy.text([READ, other], 3600.0) == "4.0 Wh (1 Wh per 1,000)"
+    assert used(READ).joules_per_1000 is None
+    for change in ({"energy_since_at": 2000.0}, {"energy_gap_seconds": 600.0}, {"energy_joules": None}):
+        assert used(READ, msgspec.structs.replace(other, **change)).joules_per_1000 is None
+
+
+def test_of_an_ended_run_only_a_count_that_began_with_it_is_its_energy():
+    later = msgspec.structs.replace(READ, energy_since_at=2000.0)
+    assert used(later, state="stopped").joules is None
+    assert used(later).joules == used(READ, state="stopped").joules == 7200.0
