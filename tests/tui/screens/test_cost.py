@@ -44,11 +44,13 @@ def test_what_is_unknown_is_not_a_number():
     assert words(unknown, energy="n/a") == "cost 12.40 EUR  n/a to the end  n/a per 1,000 samples  energy n/a"
 
 
-def test_a_node_without_a_price_is_named_and_the_cost_is_over_the_sum():
+def test_a_node_without_a_price_is_named_and_the_amounts_are_marked():
     part = msgspec.structs.replace(FIGURES, unpriced=("mbp",))
-    assert words(part).startswith("cost over 12.40 EUR (no price: mbp)  18.80 EUR to the end")
+    assert words(part) == (
+        "cost >12.40 EUR  >18.80 EUR to the end  >0.42 EUR per 1,000 samples  no price: mbp  energy 61.5 Wh"
+    )
     many = msgspec.structs.replace(FIGURES, unpriced=("a", "b", "c", "d", "e\x1b"))
-    assert "(no price: a, b, c, 2 more)" in words(many)
+    assert "no price: a, b, c, 2 more  energy" in words(many)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_the_head_has_the_cost_where_there_is_a_price_and_is_the_same_without(co
         assert "energy" in priced[-1] or columns == 80
     else:
         assert "loss" in priced[1] and "tok/s" in priced[1]
-        assert "cost >12.40 EUR" in head(PART)[1] or "cost over 12.40 EUR (no price: mbp)" in head(PART)[1]
+        assert "cost >12.40 EUR" in head(PART)[1]
 
 
 def test_the_status_has_a_line_for_the_cost_only_with_a_price():
@@ -89,7 +91,7 @@ def test_the_status_has_a_line_for_the_cost_only_with_a_price():
     shown = snapshot(run_view(1, cost=PART))
     shown = msgspec.structs.replace(shown, at=NOW)
     (found,) = cost(shown)
-    assert found.startswith("cost       over 12.40 EUR (no price: mbp)  ")
+    assert found.startswith("cost       >12.40 EUR  >") and "  no price: mbp  " in found
     assert cost(snapshot(run_view(1))) == []
     told = tables.figures_of(shown)
     assert told is not None and (told.spent, told.per_hour, told.unpriced) == (pytest.approx(12.4), 2.0, ("mbp",))
@@ -119,6 +121,10 @@ def test_the_chosen_run_on_runs_says_all_of_its_cost():
     text = ln.plain(line).rstrip()
     assert text.startswith("cost 12.40 EUR  ") and "to the end" in text and "4.38 EUR per 1,000 samples" in text
     assert runs_view.costs(RUNS[0], state, CLOCK, 120) == []
+    part = [
+        ln.plain(line).rstrip() for line in runs_view.costs(msgspec.structs.replace(run, cost=PART), state, CLOCK, 80)
+    ]
+    assert len(part) == 2 and "per 1,000 samples" in part[0] and part[1] == "no price: mbp"
     ended = msgspec.structs.replace(run, state="stopped", cost=msgspec.structs.replace(COST, per_hour=0.0), run="other")
     assert ln.plain(runs_view.costs(ended, state, CLOCK, 120)[0]).rstrip() == (
         "cost 12.00 EUR  4.24 EUR per 1,000 samples"

@@ -21,30 +21,29 @@ def figures(
 def pieces(found: cost.CostFigures, samples: str, *, active: bool, energy: str) -> list[Line]:
     """The most important first. `samples`: what they are called; `active`: whether the run has an end to come;
     `energy`: what was used, in words, empty if that is not to be said."""
-    to_end = line(f.money(found.to_end, found.currency), Piece(" to the end", "label"))
+    each = Piece(f" per 1,000 {clean(samples)}", "label")
     return [
         short(found),
-        *([to_end] if active else []),
-        line(f.money(found.per_1000, found.currency), Piece(f" per 1,000 {clean(samples)}", "label")),
+        *([line(amount(found, found.to_end), Piece(" to the end", "label"))] if active else []),
+        line(amount(found, found.per_1000), each),
+        *missing(found),
         *([line(Piece("energy ", "label"), energy)] if energy else []),
     ]
 
 
-def short(found: cost.CostFigures, *, brief: bool = False) -> Line:
-    """`cost 12.40 USD`, `cost over 12.40 USD (no price: mbp)`, of which the latter is `cost >12.40 USD` in brief."""
-    if brief:
-        return line(Piece("cost ", "label"), Piece(amount(found), "strong"))
-    if not found.unpriced:
-        return line(Piece("cost ", "label"), Piece(f.money(found.spent, found.currency), "strong"))
+def missing(found: cost.CostFigures) -> list[Line]:
+    """`no price: mbp`, where a node that took part has none."""
     names = [clean(node) for node in found.unpriced]
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    missing = ", ".join([*names[:_MOST_NAMES], *more])
-    return line(
-        Piece("cost ", "label"), Piece(f"over {f.money(found.spent, found.currency)}", "strong"),
-        Piece(f" (no price: {missing})", "warning"),
-    )  # fmt: skip
+    told = ", ".join([*names[:_MOST_NAMES], *more])
+    return [line(Piece(f"no price: {told}", "warning"))] if names else []
 
 
-def amount(found: cost.CostFigures) -> str:
-    """`12.40 USD`, with a > where a node has no price."""
-    return f"{'>' if found.unpriced else ''}{f.money(found.spent, found.currency)}"
+def short(found: cost.CostFigures) -> Line:
+    """`cost 12.40 USD`."""
+    return line(Piece("cost ", "label"), Piece(amount(found, found.spent), "strong"))
+
+
+def amount(found: cost.CostFigures, value: float | None) -> str:
+    """`12.40 USD`, with a > where a node has no price, for what it costs is missing."""
+    return f"{'>' if found.unpriced and value is not None else ''}{f.money(value, found.currency)}"

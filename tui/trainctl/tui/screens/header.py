@@ -185,7 +185,7 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
-        gradient if spent is None else cost_line.short(spent, brief=columns < 100),
+        gradient if spent is None else cost_line.short(spent),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(f" {clean(f.short_unit(run.rate_unit))}", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),
     ]

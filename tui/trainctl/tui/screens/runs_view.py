@@ -95,11 +95,13 @@ def _spent(run: m.RunSummary, clock: Clock) -> str:
     """What it has cost; with a > where a node has no price."""
     if run.cost is None:
         return f.NA
-    return cost_line.amount(cost.figures(run.cost, clock.wall(), None, None))
+    found = cost.figures(run.cost, clock.wall(), None, None)
+    return cost_line.amount(found, found.spent)
 
 
 def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> list[ln.Line]:
-    """What the chosen run costs; with the energy if it is the live one. No line without a price."""
+    """What the chosen run costs; with the energy if it is the live one. No line without a price, a second one on a
+    narrow screen for the nodes that have none."""
     if run.cost is None:
         return []
     live = state.run if state.run is not None and state.run.run == run.run else None
@@ -108,7 +110,10 @@ def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> li
     found = cost.figures(run.cost, clock.wall(), left, run.cursor)
     samples = rates_line.samples_of(run.rates.unit if run.rates is not None else "")
     active = run.state in m.ACTIVE_RUN_STATES
-    return [ln.fit(ln.groups(cost_line.pieces(found, samples, active=active, energy=words), columns), columns)]
+    told = cost_line.pieces(found, samples, active=active, energy=words)
+    own_line = cost_line.missing(found) if columns < 100 else []
+    rest = [pieces for pieces in told if pieces not in own_line]
+    return [ln.fit(ln.groups(pieces, columns), columns) for pieces in (rest, own_line) if pieces]
 
 
 def detail(
