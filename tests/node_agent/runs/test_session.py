@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 import zmq
 from tests.node_agent.support.records import FIRST, part, rows, step
@@ -21,6 +22,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 
 class Port:
@@ -226,16 +228,45 @@ def command(verb: str) -> d.Commanded:
     return d.Commanded("c1", verb, verbs.check(verb, {}), "anna", None, None, float("inf"))
 
 
-def test_the_view_has_the_run_s_cost_by_the_prices_of_its_nodes(tmp_path):
+@pytest.fixture
+def priced(tmp_path):
     (tmp_path / "run-1").mkdir()
     context = zmq.Context()
     publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
     made = Told(RunPaths(tmp_path / "run-1"), publisher, Prices("EUR", {"a": 2.0, "b": 1.0}))
-    found = made.session.view.cost
+    yield made
     made.session.close()
     context.destroy(linger=0)
-    assert found is not None
-    assert (found.currency, found.per_hour, found.unpriced) == ("EUR", 3.0, ("c",))
+
+
+def test_the_view_has_the_run_s_cost_until_its_ranks_have_ended(priced):
+    async def main() -> None:
+        await priced.load()
+        found = priced.session.view.cost
+        assert (found.currency, found.per_hour, found.unpriced) == ("EUR", 3.0, ("c",))
+        for rank in range(3):
+            await priced.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
+        for rank in range(3):
+            await priced.session.feed(d.RankEnded(rank, False, "exited with 1"))
+
+    asyncio.run(main())
+    assert (priced.session.view.state, priced.session.view.cost.per_hour) == ("failed", 0.0)
+
+
+def test_a_step_is_kept_with_its_cost_also_when_parts_of_it_come_later(priced):
+    made = msgspec.structs.replace(step(1), committed_at=time.time() + 3600)
+
+    async def main() -> None:
+        await priced.load()
+        await priced.session._carry_out(d.Commit(made, part(1)))
+        await priced.session._carry_out(d.RankDone(part(1, rank=1), made))
+
+    asyncio.run(main())
+    with RecordReader(priced.session.paths) as reader:
+        kept = reader.last_step()
+    for found in (kept, priced.session.last_step):
+        assert (found.values["cost"], found.values["cost_per_hour"]) == (pytest.approx(3.0, abs=0.01), 3.0)
+    assert kept_rows(priced) == [(1, 0), (1, 1)]
 
 
 def test_without_prices_the_view_has_no_cost(told):
