@@ -77,6 +77,31 @@ async def test_the_end_is_the_run_as_it_ended(source: ReplaySource) -> None:
     assert seen.events[-1].text.startswith("finished")
 
 
+async def test_the_cost_is_that_of_the_step(directory: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "demo-1"
+    shutil.copytree(directory, copy)
+    with RunDb(RunPaths(copy), resumable=False) as recorder, RecordReader(RunPaths(copy)) as reader:
+        view = msgspec.json.decode(reader.meta("view") or "", type=m.RunView)
+        cost = m.RunCost(currency="EUR", spent=9.0, at=view.started_at + 3600, per_hour=0.0, unpriced=("b",))
+        recorder.set_meta("view", msgspec.json.encode(msgspec.structs.replace(view, cost=cost)).decode(), own=True)
+        last = reader.last_step()
+        assert last is not None
+        for number in (1, 2):
+            made = msgspec.structs.replace(
+                last, step=last.step + number, values={"cost": 4.0 * number, "cost_per_hour": 2.0}
+            )
+            recorder.commit(made, [], made.committed_at)
+    with contextlib.closing(ReplaySource(copy)) as source:
+        found = []
+        for step in (last.step, last.step + 1, last.step + 2):
+            source.seek(step)
+            seen = (await source.snapshot(0)).run
+            assert seen is not None
+            found.append(seen.cost)
+    then = msgspec.structs.replace(cost, spent=4.0, at=last.committed_at, per_hour=2.0)
+    assert found == [None, then, cost]
+
+
 async def test_shares_are_those_of_the_step(source: ReplaySource) -> None:
     shares = []
     for step in (90, 130):
