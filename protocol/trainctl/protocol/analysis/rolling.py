@@ -33,7 +33,8 @@ class RollingStatistics:
         self._steps: deque[int] = deque()
         self._values: deque[float] = deque()
         self._sorted: list[float] = []
-        self._centred: tuple[float, ...] = ()  # steps of a full window without gaps, minus their mean
+        self._centred: tuple[float, ...] = ()  # steps of a window without gaps, minus their mean
+        self._spread = 0.0  # the sum of their squares
 
     def __len__(self) -> int:
         return len(self._values)
@@ -118,20 +119,20 @@ class RollingStatistics:
     @property
     def trend(self) -> float | None:
         """The slope of the least-squares line, per step; from two values on."""
-        mean = self.mean
-        if mean is None or len(self._values) < 2:
+        if len(self._values) < 2:
             return None
-        steps = self._centred_steps()
-        return math.fsum(map(mul, steps, [value - mean for value in self._values])) / math.fsum(map(mul, steps, steps))
+        steps, spread = self._centred_steps()
+        return math.fsum(map(mul, steps, self._values)) / spread  # the steps' sum is 0: any mean drops out
 
-    def _centred_steps(self) -> tuple[float, ...]:
-        """The steps minus their mean: the same for every full window without gaps."""
+    def _centred_steps(self) -> tuple[tuple[float, ...], float]:
+        """The steps minus their mean, and the sum of their squares: the same for every full window without gaps."""
         count = len(self._steps)
         has_gaps = self._steps[-1] - self._steps[0] != count - 1
-        if has_gaps or len(self._centred) != count:
-            first, middle = self._steps[0], math.fsum(self._steps) / count
-            centred = tuple((step - first) - (middle - first) for step in self._steps)
-            if has_gaps:
-                return centred
-            self._centred = centred
-        return self._centred
+        if not has_gaps and len(self._centred) == count:
+            return self._centred, self._spread
+        first, middle = self._steps[0], math.fsum(self._steps) / count
+        centred = tuple((step - first) - (middle - first) for step in self._steps)
+        spread = math.fsum(map(mul, centred, centred))
+        if not has_gaps:
+            self._centred, self._spread = centred, spread
+        return centred, spread
