@@ -110,6 +110,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("optimizer.epsilon", 0, "must be a number above 0"),
         ("optimizer.weight_decay", 11, " of at most 10"),
         ("optimizer.clip_norm", -1, " of at least 0"),
+        ("optimizer.update_ratio_every", -1, " of at least 0"),
         ("optimizer.schedule", "square", "'square'"),
         ("optimizer.warmup_steps", -1, " of at least 0"),
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),

@@ -100,6 +100,12 @@ _RUN = (
         "clip_scale", "", "run", "clip scale", "Factor by which clipping scaled the gradient; 1: no clipping.", "loss",
     ),
     Metric(
+        "update_ratio", "", "run", "update ratio",
+        "Norm of the step's update divided by the norm of the trained weights, if `optimizer.update_ratio_every` "
+        "measures it.",
+        "scientific", short="update",
+    ),
+    Metric(
         "learning_rate", "", "run", "learning rate", "Learning rate of the step.", "scientific", "learning_rate",
         "learning_rate", short="lr",
     ),
