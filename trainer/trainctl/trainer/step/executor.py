@@ -125,9 +125,9 @@ class Executor:
                 norm, clip, skipped = self._update(plan, batch, tail, totals.norm)
             self._status.show("commit")
             values = {"clip_scale": clip, **_own_loss(own), **self._metrics(tail), **_of_sum(self.group.reduced)}
-            values |= self._update_ratio.take()
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
+            values |= self._update_ratio.take()
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, batch.samples
             report = self._report(plan, sums, watch, own.weight, values, grad_norm=norm, skipped=skipped)
             report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
