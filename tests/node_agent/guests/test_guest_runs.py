@@ -203,3 +203,18 @@ def test_the_newest_guest_is_found_also_by_the_next_agent(life: Life) -> None:
         life.attach(run)
     found = life.guests.find(None)
     assert found is not None and found.view.run == "b"
+
+
+def test_the_statistics_of_the_loss_go_on_with_the_next_agent(life: Life) -> None:
+    life.attach()
+    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(1, 61)))
+    life.close()
+    life.open()
+    life.attach(after_step=60)
+    life.steps(*(step(number, loss=2.0 - 0.01 * number) for number in range(61, 101)))
+    with RecordReader(RunPaths(life.folder / "runs" / "a")) as reader:
+        found, _ = reader.steps(98)
+    assert [made.values.keys() & {"loss_trend", "loss_std", "grad_norm_trend"} for made in found] == [
+        set(), {"loss_trend", "loss_std"},
+    ]  # fmt: skip
+    assert found[-1].values["loss_trend"] == pytest.approx(-0.01)

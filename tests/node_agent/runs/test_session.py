@@ -271,3 +271,21 @@ def test_a_step_is_kept_with_its_cost_also_when_parts_of_it_come_later(priced):
 
 def test_without_prices_the_view_has_no_cost(told):
     assert told.session.view.cost is None
+
+
+def test_a_session_continues_the_statistics_of_the_record(tmp_path):
+    paths = RunPaths(tmp_path / "run-1")
+    paths.directory.mkdir()
+    with RunDb(paths) as recorder:
+        for number in range(1, 100):
+            recorder.commit(step(number, FIRST), [], 1.0)
+    context = zmq.Context()
+    told = Told(paths, Publisher(context.socket(zmq.XPUB), "b" * 16))
+    made = d.Commit(step(100, FIRST), part(100, 0, FIRST))
+    asyncio.run(told.session._carry_out(made))
+    told.session.close()
+    context.destroy(linger=0)
+    with RunDb(paths) as recorder:
+        last = recorder.last_state().step
+    assert last is not None
+    assert {"clip_scale", "loss_std", "loss_trend", "grad_norm_trend"} <= last.values.keys()

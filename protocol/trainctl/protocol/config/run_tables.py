@@ -116,6 +116,7 @@ class OptimizerTable(_Table, frozen=True):
     warmup_steps: NonNegativeInt = 0
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
+    update_ratio_every: NonNegativeInt = 0  # steps between measurements of the update relative to the weights; 0: none
 
     def warmup(self, steps: int) -> int:
         """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""

@@ -33,6 +33,7 @@ from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
 from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
 from trainctl.trainer.step.stopwatch import Stopwatch
+from trainctl.trainer.step.update_ratio import UpdateRatio
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
@@ -58,15 +59,17 @@ class Settings:
     micro_tokens: int
     prefetch: int = 0
     workers: int = 1
+    update_ratio_every: int = 0
 
     @classmethod
     def of(cls, config: RunFile, node: str) -> "Settings":
         """Those of a node's ranks."""
         own = config.nodes.get(node, NodeTable()).micro_tokens
         tokens = config.batch.micro_tokens if own is None else own
-        data = config.data
+        data, optimizer = config.data, config.optimizer
         return cls(
-            config.run.seed, config.model.dtype, config.optimizer.clip_norm, tokens, data.prefetch, data.workers
+            config.run.seed, config.model.dtype, optimizer.clip_norm, tokens, data.prefetch, data.workers,
+            optimizer.update_ratio_every,
         )  # fmt: skip
 
 
@@ -85,6 +88,7 @@ class Executor:
         self._micro_batches = MicroBatches(settings.micro_tokens)
         self._prefetch = Prefetch(self._data, settings.prefetch, settings.workers)
         self._memory_trend = MemoryTrend()
+        self._update_ratio = UpdateRatio(backend, settings.update_ratio_every)
 
     def close(self) -> None:
         """Leave the group, and end the threads that assemble batches."""
@@ -123,6 +127,7 @@ class Executor:
             values = {"clip_scale": clip, **_own_loss(own), **self._metrics(tail), **_of_sum(self.group.reduced)}
             self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
+            values |= self._update_ratio.take()
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, batch.samples
             report = self._report(plan, sums, watch, own.weight, values, grad_norm=norm, skipped=skipped)
             report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
@@ -290,7 +295,8 @@ class Executor:
         skipped = _skip_reason(tail, norm)
         clip = _clip_scale(norm, self._settings.clip_norm) if skipped is None else 1.0
         if skipped is None:
-            self._backend.update(plan.learning_rate, to_mean * clip)
+            with self._update_ratio.measured(plan.step):
+                self._backend.update(plan.learning_rate, to_mean * clip)
         return norm, clip, skipped
 
     def _work(self, plan: StepPlan) -> RankWork:
