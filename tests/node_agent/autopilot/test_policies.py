@@ -10,6 +10,7 @@ from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import (
     Measured,
+    Memory,
     MemoryDeath,
     Occasion,
     Proposal,
@@ -30,7 +31,7 @@ KEPT = durable(("a", "b"), 12)
 
 
 def proposed(name: PolicyName, occasion: Occasion, kept: Durable = KEPT, **tables: Any) -> Proposal | None:
-    return REGISTRY[name].propose(RunFacts(config(20, 12, **tables), kept, 0, occasion), {})
+    return REGISTRY[name].propose(RunFacts(config(20, 12, **tables), kept, 0, occasion), Memory())
 
 
 def report(micro: int) -> m.Report:
@@ -102,7 +103,7 @@ def test_what_was_run_again_in_pieces_stays_small_and_never_grows(micro: int, fi
 def test_first_shares_are_the_batch_dealt_by_the_rates(rates: list[float], batch: int) -> None:
     kept = durable(tuple("abcde"[: len(rates)]), batch)
     facts = RunFacts(config(20, batch, **TIMED), kept, 0, Measured(dict(enumerate(rates))))
-    found = REGISTRY["first-shares"].propose(facts, {})
+    found = REGISTRY["first-shares"].propose(facts, Memory())
     assert found is not None and found.edit is not None
     shares = {of.node: of.share for of in found.edit.settings.live.values()}
     assert sum(shares.values()) == batch and min(shares.values()) >= 1

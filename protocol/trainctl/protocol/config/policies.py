@@ -1,7 +1,7 @@
 """Policies: what a run decides by itself, and what a run file may set of each."""
 
 import dataclasses
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,22 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
 
 
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[policy.NAME]` of a run file."""
+    """`[policy.NAME]` of a run file. A policy with settings of its own has a type derived from this."""
 
-    mode: PolicyMode
+    mode: PolicyMode | None = None  # None: the policy's default
+
+
+class PolicyTables(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
+):
+    """`[policy]` of a run file: a table for each policy, under its name."""
+
+    keys_are_names: ClassVar[bool] = True
+    out_of_memory: PolicyTable = PolicyTable()
+    replays: PolicyTable = PolicyTable()
+    first_shares: PolicyTable = PolicyTable()
+
+    def of(self, name: PolicyName) -> PolicyTable:
+        """The table of a policy."""
+        table: PolicyTable = getattr(self, name.replace("-", "_"))
+        return table

@@ -1,6 +1,6 @@
 """After a death for lack of memory: half the micro-batch, before the rank comes back."""
 
-from trainctl.node_agent.autopilot.policy import MemoryDeath, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Memory, MemoryDeath, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning import share_edits
 from trainctl.protocol.messages import verbs
 
@@ -10,7 +10,7 @@ class OutOfMemory(Policy):
 
     name = "out-of-memory"
 
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, MemoryDeath):
             return None
         settings, rank = facts.durable.settings, facts.occasion.rank

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Policy, Proposal, Replayed, RunFacts
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, Replayed, RunFacts
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -13,7 +13,7 @@ class Replays(Policy):
 
     name = "replays"
 
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Replayed):
             return None
         settings, plan, report = facts.durable.settings, facts.occasion.plan, facts.occasion.report
