@@ -1,12 +1,15 @@
 """Policies on a run: off, advising or on, by a person's word, and over kills."""
 
+import dataclasses
 from typing import Any
 
 import msgspec
 import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.conductor.proposals import EFFECT_STEPS
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
@@ -120,7 +123,7 @@ def test_the_verb_changes_a_mode_at_once_and_says_what_it_was() -> None:
     end = simulation.ends[id]
     assert (end.state, end.step, end.made) == ("applied", 0, e.PolicyModeChanged("first-shares", "on", "off"))
     assert (end.before, end.after) == ("first-shares on", "first-shares off")
-    assert modes(simulation) == {"out-of-memory": "on", "replays": "on", "first-shares": "off"}
+    assert modes(simulation)["first-shares"] == "off" and modes(simulation)["replays"] == "on"
     simulation.begin().run()
     assert not said(simulation, "first-shares")
 
@@ -144,3 +147,117 @@ def test_a_mode_changes_while_the_run_is_paused() -> None:
     id = simulation.command("autopilot", name="replays", mode="advise")
     assert simulation.ends[id].state == "applied"
     assert simulation.conductor.durable.settings.plan_version == version
+
+
+# ---------------------------------------------------------------- rules for all policies
+
+
+def full(nodes: tuple[str, ...] = ("a", "b"), part: float = 0.95, **tables: Any) -> Simulation:
+    """Ranks whose peaks take this part of their caps."""
+    made = Simulation(config(200, 12, **tables), durable(nodes, 12))
+    for rank in made.ranks.values():
+        rank.says = {"values": {"memory_peak_bytes": part * 1e9, "memory_cap_bytes": 1e9}}
+    return made.begin()
+
+
+def sizes(simulation: Simulation) -> list[int]:
+    return [of.micro_batch for of in simulation.conductor.durable.settings.ranks.values()]
+
+
+def applied(simulation: Simulation, by: str) -> list[int]:
+    """The steps of a policy's commands."""
+    sent = [id for id, command in simulation.sent.items() if command.by == f"auto:{by}"]
+    return [simulation.ends[id].step for id in sent if id in simulation.ends and simulation.ends[id].state == "applied"]
+
+
+def test_one_policys_command_waits_for_the_effect_of_the_one_before() -> None:
+    simulation = full().until_step(50)
+    first, second = applied(simulation, "micro-batch")[:2]
+    assert first in range(11, 15)
+    assert second >= first + EFFECT_STEPS
+
+
+def test_evidence_of_an_earlier_generation_counts_no_more() -> None:
+    simulation = full().until_step(8)
+    simulation.break_group(simulation.ranks[0])
+    formed = simulation.conductor.durable.generation
+    simulation.until(lambda: simulation.conductor.durable.generation > formed)
+    begun = simulation.conductor.progress.step
+    simulation.until_step(begun + 20)
+    assert applied(simulation, "micro-batch")[0] > begun + 10
+
+
+def test_a_command_carries_its_reason_also_after_the_agent_was_killed() -> None:
+    simulation = full()
+    simulation.until(lambda: bool(simulation.proposed))
+    (proposed,) = simulation.proposed
+    simulation.proposed.clear()
+    simulation.restart_agent()
+    lost = d.Commanded(**dataclasses.asdict(proposed) | {"args": proposed.args, "reason": ""}, expires=1e9, again=True)
+    simulation.sent[proposed.id] = lost
+    simulation.feed(lost)
+    simulation.until(lambda: proposed.id in simulation.ends)
+    made = simulation.ends[proposed.id].made
+    assert isinstance(made, e.MicroBatchChanged)
+    assert made.cause == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+
+
+def test_a_command_that_is_lost_on_its_way_is_proposed_again() -> None:
+    simulation = full()
+    simulation.until(lambda: bool(simulation.proposed))
+    simulation.proposed.clear()  # as on a full disk
+    simulation.until_step(40)
+    assert applied(simulation, "micro-batch")
+
+
+def test_three_failed_commands_in_a_row_turn_a_policy_to_advise() -> None:
+    simulation = full()
+    for _ in range(3):
+        simulation.until(lambda: bool(simulation.proposed))
+        id = simulation.proposed[0].id
+        late = dataclasses.asdict(simulation.proposed[0]) | {"args": simulation.proposed.pop(0).args}
+        simulation.sent[id] = d.Commanded(**late, expires=simulation.now)
+        simulation.feed(simulation.sent[id])
+        simulation.tick(1.0)
+        assert simulation.ends[id].state == "expired"
+    (turned,) = [event for event in simulation.happened if isinstance(event.data, e.PolicyModeChanged)]
+    assert turned.text.startswith("policy micro-batch: on → advise (3 commands in a row failed, the last one: ")
+    simulation.until_step(simulation.conductor.progress.step + 30)
+    assert not applied(simulation, "micro-batch")
+    assert "advises resize-batch micro=3" in said(simulation, "micro-batch")[-1]
+
+
+def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
+    simulation = full(part=0.8).until_step(3)
+    simulation.command("resize-batch", node="b", micro=3)
+    assert modes(simulation)["micro-batch"] == "advise"
+
+
+# ---------------------------------------------------------------- each on a run
+
+
+def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must() -> None:
+    simulation = full(("a",))
+    simulation.until(lambda: sizes(simulation) == [3])
+    simulation.ranks[0].says = {"values": {"memory_peak_bytes": 0.8e9, "memory_cap_bytes": 1e9}}
+    simulation.until_step(simulation.conductor.progress.step + 60)
+    assert sizes(simulation) == [3]
+    (event,) = [event for event in simulation.happened if event.by == "auto:micro-batch"]
+    assert event.text.startswith("micro-batch: a 4 → 3 (peak memory was 95% of the cap")
+
+
+def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
+    simulation = Simulation(config(60, 12), durable(("a", "b"), 12)).begin().until_step(5)
+    for rank in simulation.ranks.values():
+        rank.says = {"skipped": "nan"}
+    simulation.run()
+    assert simulation.conductor.state == "paused"
+    assert 8 <= simulation.conductor.progress.step <= 10
+    texts = said(simulation, "non-finite")
+    assert texts[0].startswith("policy non-finite: sends checkpoint (3 steps in a row were not finite, up to step ")
+    assert texts[1].startswith("policy non-finite: sends pause (3 steps in a row were not finite")
+    assert "checkpoint" in {plan.kind for plan in simulation.sent_plans}
+    for rank in simulation.ranks.values():
+        rank.says = {}
+    simulation.finish()
+    assert len(said(simulation, "non-finite")) == 2

@@ -1,11 +1,16 @@
 """Policies: what a run decides by itself, and what a run file may set of each."""
 
 import dataclasses
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-PolicyName = Literal["out-of-memory", "replays", "first-shares"]
+from trainctl.protocol.errors import InvalidInputError
+
+PolicyName = Literal[
+    "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound",
+]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
 AUTHOR: Final = "auto:"
@@ -26,7 +31,10 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
     "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
     "first-shares": PolicyEntry("on", "a short measurement sets the shares that the run file doesn't", ("rebalance",)),
-}
+    "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
+    "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
+    "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
+}  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 
 
@@ -34,6 +42,27 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`[policy.NAME]` of a run file. A policy with settings of its own has a type derived from this."""
 
     mode: PolicyMode | None = None  # None: the policy's default
+
+
+class NonFiniteTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 3  # in a row that were not finite
+
+
+class MicroBatchTable(PolicyTable, frozen=True):
+    target: Annotated[float, Meta(gt=0, le=1)] = 0.9  # part of the cap that peaks may take; above it, it shrinks
+    low: Annotated[float, Meta(ge=0, le=1)] = 0.72  # part of the cap below which it may grow
+    shrink: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # factor, at least one sample less
+    grow: Annotated[float, Meta(gt=1, le=4)] = 1.2  # factor, at least one sample more
+    least: Annotated[int, Meta(ge=1, le=2**20)] = 1  # samples
+    most: Annotated[int, Meta(ge=0, le=2**20)] = 0  # samples; 0: the rank's share
+    window: Annotated[int, Meta(ge=1, le=1000)] = 10  # steps whose mean peak counts
+    barred_steps: Annotated[int, Meta(ge=0, le=2**40)] = 500  # for which a size that ran out of memory isn't tried
+    up: PolicyMode = "advise"  # whether it sends what makes a micro-batch larger
+
+
+class ClipBoundTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = 100  # whose median counts
+    scale: Annotated[float, Meta(gt=0, lt=1)] = 0.01  # factor of clipping below which it says so
 
 
 class PolicyTables(
@@ -45,8 +74,22 @@ class PolicyTables(
     out_of_memory: PolicyTable = PolicyTable()
     replays: PolicyTable = PolicyTable()
     first_shares: PolicyTable = PolicyTable()
+    non_finite: NonFiniteTable = NonFiniteTable()
+    micro_batch: MicroBatchTable = MicroBatchTable()
+    clip_bound: ClipBoundTable = ClipBoundTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""
         table: PolicyTable = getattr(self, name.replace("-", "_"))
         return table
+
+
+def check_policies(tables: PolicyTables, where: str) -> None:
+    """Raises InvalidInputError, naming the field, where a policy's settings contradict each other."""
+    micro = tables.micro_batch
+    if micro.low >= micro.target:
+        problem = f"{micro.low:g} must be below policy.micro-batch.target = {micro.target:g}"
+        raise InvalidInputError(f"{where}: policy.micro-batch.low", problem)
+    if micro.most and micro.most < micro.least:
+        problem = f"{micro.most} must be at least policy.micro-batch.least = {micro.least}, or 0"
+        raise InvalidInputError(f"{where}: policy.micro-batch.most", problem)

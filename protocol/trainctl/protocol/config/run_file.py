@@ -21,6 +21,7 @@ from trainctl.protocol.config import (
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_name, objective_of
+from trainctl.protocol.config.policies import check_policies
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -277,6 +278,8 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
+    with wrong.going_on():
+        check_policies(config.policy, where)
     for check in (
         _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_backends,
         _check_held_out, _check_growing,

@@ -1,0 +1,120 @@
+"""Keeps each rank's peak memory below a part of its cap, by the micro-batch; the loss doesn't change.
+
+The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for a while.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator
+
+from trainctl.node_agent.autopilot.policy import (
+    Memory,
+    MemoryDeath,
+    Policy,
+    Proposal,
+    Replayed,
+    RunFacts,
+    Stepped,
+)
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import MicroBatchTable
+from trainctl.protocol.messages import verbs
+
+PREDICTED = 0.85
+"""Part of the cap that a larger micro-batch may be predicted to take. Peaks are predicted in proportion to the size:
+too high, since weights and optimizer state don't grow with it."""
+
+
+class MicroBatch(Policy):
+    """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
+
+    name = "micro-batch"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        match facts.occasion:
+            case Replayed(plan, report):
+                _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
+            case MemoryDeath(rank, _):
+                size = memory.last(f"size {rank}", facts.durable.settings.ranks[rank].micro_in_force)
+                _bar(facts, memory, rank, int(size))
+            case Stepped(plan, reports):
+                _observe(facts, memory, plan, reports.values())
+                return next(_changes(facts, memory), None)
+        return None
+
+
+def _sizes(plan: m.StepPlan) -> dict[int, int]:
+    """The micro-batch of each rank."""
+    return {work.rank: work.micro_batch for work in plan.work}
+
+
+def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
+    """A rank ran out of memory with micro-batches of this size."""
+    memory.kept |= {f"barred {rank}": float(size), f"until {rank}": float(facts.step + _table(facts).barred_steps)}
+    memory.forget(f"use {rank}")
+
+
+def _table(facts: RunFacts) -> MicroBatchTable:
+    return facts.config.policy.micro_batch
+
+
+def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterable[m.Report]) -> None:
+    """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one."""
+    sizes = _sizes(plan)
+    for report in reports:
+        rank, peak, cap = report.rank, report.values.get("memory_peak_bytes"), report.values.get("memory_cap_bytes")
+        if memory.last(f"size {rank}", sizes[rank]) != sizes[rank]:
+            memory.forget(f"use {rank}")
+        memory.observe(f"size {rank}", float(sizes[rank]), 1)
+        if peak is not None and cap:
+            memory.observe(f"use {rank}", peak / cap, _table(facts).window)
+
+
+def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
+    """What each node should change: first what takes less memory."""
+    settings, nodes = facts.durable.settings, dict[str, list[int]]()
+    for rank, setting in settings.live.items():
+        nodes.setdefault(setting.node, []).append(rank)
+    uses = {node: [_use(facts, memory, rank) for rank in ranks] for node, ranks in nodes.items()}
+    known = {node: max(found) for node, found in uses.items() if None not in found}
+    for node, use in sorted(known.items(), key=lambda each: -each[1]):
+        size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+        if use > _table(facts).target:
+            yield from _smaller(facts, node, size, use)
+        elif use < _table(facts).low:
+            yield from _larger(facts, memory, node, nodes[node], size, use)
+
+
+def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
+    """The mean over a whole window."""
+    seen = memory.evidence.get(f"use {rank}", ())
+    return statistics.fmean(seen) if len(seen) == _table(facts).window else None
+
+
+def _smaller(facts: RunFacts, node: str, size: int, use: float) -> Iterator[Proposal]:
+    table = _table(facts)
+    wanted = max(table.least, min(size - 1, int(size * table.shrink)))
+    if wanted < size:
+        yield _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+
+
+def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
+    table, settings = _table(facts), facts.durable.settings
+    wanted = max(size + 1, int(size * table.grow))
+    bounds = [settings.ranks[rank].share for rank in ranks]
+    bounds += [table.most] if table.most else []
+    for rank in ranks:
+        if facts.step < memory.kept.get(f"until {rank}", 0.0):
+            bounds.append(int(memory.kept[f"barred {rank}"]) - 1)
+    wanted = min(wanted, *bounds)
+    if table.up != "off" and wanted > size and use * wanted / size <= PREDICTED:
+        made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")
+        yield dataclasses.replace(made, advise_only=table.up == "advise")
+
+
+def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
+    reason = f"peak memory was {use:.0%} of the cap, the mean of {_table(facts).window} steps, {why}"
+    return Proposal("resize-batch", verbs.ResizeBatch(micro=size), reason, node, severity=severity)
+
+
+POLICY = MicroBatch()
