@@ -242,8 +242,9 @@ def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must
     simulation.ranks[0].says = {"values": {"memory_peak_bytes": 0.8e9, "memory_cap_bytes": 1e9}}
     simulation.until_step(simulation.conductor.progress.step + 60)
     assert sizes(simulation) == [3]
-    (event,) = [event for event in simulation.happened if event.by == "auto:micro-batch"]
-    assert event.text.startswith("micro-batch: a 4 → 3 (peak memory was 95% of the cap")
+    (made,) = [end.made for end in simulation.ends.values()]
+    assert isinstance(made, e.MicroBatchChanged)
+    assert (made.before, made.after, made.cause[:15]) == ((("a", 4),), (("a", 3),), "peak memory was")
 
 
 def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
