@@ -379,6 +379,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-plan-sample": msgspec.structs.replace(
             _PLAN, kind="sample", finishes=None, commands=(), work=_PLAN.work[:1], sampling=_SAMPLING
         ),
+        "step-plan-defragment": msgspec.structs.replace(
+            _PLAN, kind="defragment", finishes=None, work=(m.RankWork(0, (), 8),), learning_rate=0.0
+        ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
         "reference-slice": m.ReferenceSlice(
             run=_RUN, ask=7, reference=_REFERENCE, slice=1, first=1, units=1, offset=0,

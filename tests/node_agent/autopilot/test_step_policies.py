@@ -172,3 +172,30 @@ def test_peaks_of_another_size_are_no_evidence() -> None:
 def test_without_a_cap_nothing_is_decided() -> None:
     asked = Asked("micro-batch")
     assert not any(asked.stepped(values={"memory_peak_bytes": 1e12}) for _ in range(30))
+
+
+# ---------------------------------------------------------------- caches
+
+
+def cached(asked: Asked, part: float, steps: int) -> list[tuple[int, Proposal]]:
+    """Steps at which it proposes something; each is taken as sent."""
+    found = []
+    for _ in range(steps):
+        proposal = asked.stepped(values={"memory_cache_bytes": part * 1e9, "memory_cap_bytes": 1e9})
+        if isinstance(proposal, Proposal):
+            found.append((asked.step, proposal))
+            asked.memory.kept |= proposal.remember
+    return found
+
+
+def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None:
+    asked = Asked("caches")
+    assert not cached(asked, 0.1, 300)
+    (first, proposal), (second, _) = cached(asked, 0.3, 150)
+    assert second - first == 100
+    assert (proposal.verb, proposal.node) == ("defragment", None)
+    assert proposal.reason == "a's allocator keeps 16% of the cap unused, the mean of 10 steps"
+
+
+def test_caches_are_cleared_every_so_many_steps_if_that_is_wanted() -> None:
+    assert [step for step, _ in cached(Asked("caches", every_steps=30), 0.0, 100)] == [31, 61, 91]

@@ -262,3 +262,26 @@ def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:
         rank.says = {}
     simulation.finish()
     assert len(said(simulation, "non-finite")) == 2
+
+
+# ---------------------------------------------------------------- defragment
+
+
+def test_caches_are_cleared_by_the_ranks_of_a_node_or_by_all() -> None:
+    simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    ids = [simulation.command("defragment", node="b")]
+    simulation.until(lambda: ids[0] in simulation.ends)
+    ids.append(simulation.command("defragment"))
+    simulation.run()
+    made = [plan for plan in simulation.sent_plans if plan.kind == "defragment"]
+    assert [[work.rank for work in plan.work] for plan in made] == [[1], [0, 1]]
+    assert [simulation.ends[id].made for id in ids] == [
+        e.CommandApplied("b", "caches cleared"), e.CommandApplied("", "caches cleared")
+    ]  # fmt: skip
+    simulation.finish()
+
+
+def test_caches_of_a_node_without_a_rank_in_the_group_cant_be_cleared() -> None:
+    simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    end = simulation.ends[simulation.command("defragment", node="c")]
+    assert (end.state, end.field, end.reason) == ("rejected", "node", "no rank of c is in the group")

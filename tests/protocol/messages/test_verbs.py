@@ -17,6 +17,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "checkpoint": {},
     "evaluate": {},
     "sample": {"prompt": "x", "max_tokens": 5},
+    "defragment": {},
     "drain": {},
     "admit": {},
     "promote": {"old_lead_is_off": True},

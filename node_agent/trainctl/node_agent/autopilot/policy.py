@@ -81,6 +81,11 @@ class Proposal:
     is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
 
 
+def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", edit: Edit | None = None) -> Proposal:
+    """Another micro-batch for a node, in samples."""
+    return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
+
+
 @dataclass(frozen=True)
 class Advice:
     """What a policy has found that no command changes: reported in both modes, `on` and `advise`."""

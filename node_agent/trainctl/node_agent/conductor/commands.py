@@ -100,6 +100,10 @@ class Commands:
                 self._pending.side["evaluate"].append(command)
             case verbs.Checkpoint():
                 self._pending.side["checkpoint"].append(command)
+            case verbs.Defragment() if command.node is None or plans.on_node(self._state.durable, command.node):
+                self._pending.side["defragment"].append(command)
+            case verbs.Defragment():
+                self.refuse(command, "node", f"no rank of {command.node} is in the group")
             case verbs.SampleModel(prompt=prompt):
                 if prompt is None and not self._state.config.samples.prompts:
                     self.refuse(command, "prompt", "the run file has no [samples] prompts: add prompt=TEXT")

@@ -35,6 +35,8 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
             evaluation(state, plan, reports)
         case "sample":
             sample(state, plan, reports)
+        case "defragment":
+            defragmentation(state, plan, reports)
         case "checkpoint":
             return checkpoint(state, plan, reports)
         case "train" | "probe":
@@ -100,6 +102,15 @@ def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
     made = msgspec.structs.replace(done, answer="\n\n".join(texts)[:ANSWER_CHARACTERS])
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=made)
+
+
+def defragmentation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+    """What the ranks gave back to their devices; empty where a device has no cache of its own."""
+    freed = [report.values[m.FREED] for report in reports.values() if m.FREED in report.values]
+    result = f"{sum(freed) / 1e9:.2f} GB of caches cleared" if freed else "caches cleared"
+    for id in plan.commands:
+        node = state.durable.carried[id].node if id in state.durable.carried else None
+        state.end(id, "applied", plan.step, made=e.CommandApplied(node or "", result))
 
 
 def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:

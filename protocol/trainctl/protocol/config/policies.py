@@ -9,7 +9,7 @@ from msgspec import Meta
 from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
-    "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound",
+    "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound", "caches",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -34,6 +34,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
     "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
+    "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 
@@ -65,6 +66,12 @@ class ClipBoundTable(PolicyTable, frozen=True):
     scale: Annotated[float, Meta(gt=0, lt=1)] = 0.01  # factor of clipping below which it says so
 
 
+class CachesTable(PolicyTable, frozen=True):
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 0.15  # of the cap that a cache may take, the mean of 10 steps
+    every_steps: Annotated[int, Meta(ge=0, le=2**40)] = 0  # steps after which it clears anyway; 0: never
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # between two times
+
+
 class PolicyTables(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
@@ -77,6 +84,7 @@ class PolicyTables(
     non_finite: NonFiniteTable = NonFiniteTable()
     micro_batch: MicroBatchTable = MicroBatchTable()
     clip_bound: ClipBoundTable = ClipBoundTable()
+    caches: CachesTable = CachesTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""

@@ -167,6 +167,10 @@ _RANK = (
         sql="r.memory_cap_bytes", fold="sum", short="cap",
     ),
     Metric(
+        "memory_cache_bytes", "B", "rank", "memory cache GB",
+        "Memory that the allocator keeps for later and no array uses.", "bytes", fold="sum", short="cache",
+    ),
+    Metric(
         "memory_use", "of the cap", "rank", "memory use",
         "Mean peak memory over the last 10 steps, divided by the memory cap.",
         "ratio", fold="max", short="use",

@@ -155,6 +155,10 @@ class Evaluate(Args, frozen=True):
     """It has no arguments."""
 
 
+class Defragment(Args, frozen=True):
+    """It has no arguments."""
+
+
 class SampleModel(Args, frozen=True):
     """Without a prompt, the model answers those of the run file. What isn't given is as in the run file."""
 
@@ -219,7 +223,7 @@ class Autopilot(Args, frozen=True):
 AgentArgs = StartRun | Promote | Acknowledge | Mute
 RunArgs = Pause | Resume | Stop | Note | Autopilot
 EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
-BoundaryArgs = Checkpoint | Evaluate | SampleModel
+BoundaryArgs = Checkpoint | Evaluate | SampleModel | Defragment
 AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
 """The closed union. A handler that takes it, or one scope's, ends in `assert_never`: mypy says what is missing."""
 _BY_SCOPE: Final[dict[Scope, Any]] = {"agent": AgentArgs, "run": RunArgs, "edit": EditArgs, "boundary": BoundaryArgs}
@@ -274,6 +278,8 @@ VERBS: dict[str, Verb] = {
              "nothing", None),
         Verb("sample", SampleModel, "have the model answer prompts at the next step boundary, even while paused",
              "nothing", None, "prompt='Once upon a time' max_tokens=64", takes_node=True),
+        Verb("defragment", Defragment, "clear the allocators' caches on one node or all at the next step boundary",
+             "nothing", None, "--node studio", takes_node=True),
         Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
         "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),

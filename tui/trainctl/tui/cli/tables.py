@@ -1,5 +1,6 @@
 """What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
@@ -9,6 +10,9 @@ from trainctl.tui.screens import rates_line, work_lines
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import clean, groups, line, plain
+
+_POLICY_COLUMNS = 100
+"""Most columns of a line with policies, without its heading."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -99,7 +103,9 @@ def _plan(run: m.RunView) -> str:
 
 def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
     """What the run decides by itself; none where that isn't known."""
-    return [f"policies   {'  '.join(f'{view.name} {view.mode}' for view in policies)}"] if policies else []
+    words = "  ".join(f"{view.name}={view.mode}" for view in policies)
+    lines = textwrap.wrap(words, _POLICY_COLUMNS, break_on_hyphens=False)
+    return [f"{' ' * 11 if number else 'policies   '}{text.replace('=', ' ')}" for number, text in enumerate(lines)]
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:

@@ -15,10 +15,10 @@ from trainctl.node_agent.autopilot.policy import (
     Replayed,
     RunFacts,
     Stepped,
+    resize,
 )
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import MicroBatchTable
-from trainctl.protocol.messages import verbs
 
 PREDICTED = 0.85
 """Part of the cap that a larger micro-batch may be predicted to take. Peaks are predicted in proportion to the size:
@@ -75,8 +75,8 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
-    uses = {node: [_use(facts, memory, rank) for rank in ranks] for node, ranks in nodes.items()}
-    known = {node: max(found) for node, found in uses.items() if None not in found}
+    uses = {node: [use for rank in ranks if (use := _use(facts, memory, rank))] for node, ranks in nodes.items()}
+    known = {node: max(found) for node, found in uses.items() if len(found) == len(nodes[node])}
     for node, use in sorted(known.items(), key=lambda each: -each[1]):
         size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
         if use > _table(facts).target:
@@ -114,7 +114,7 @@ def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
     reason = f"peak memory was {use:.0%} of the cap, the mean of {_table(facts).window} steps, {why}"
-    return Proposal("resize-batch", verbs.ResizeBatch(micro=size), reason, node, severity=severity)
+    return resize(size, node, reason, severity)
 
 
 POLICY = MicroBatch()
