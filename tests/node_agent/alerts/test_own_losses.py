@@ -91,7 +91,7 @@ def test_a_step_that_few_report_and_a_run_that_goes_back_are_no_reason() -> None
 
 
 def test_it_can_be_left_off() -> None:
-    evaluator = Evaluator(AlertsTable(off=("own-loss",)), 0.0)
+    evaluator = Evaluator(AlertsTable(off=("own-loss", "data-wait")), 0.0)
     for number, rank in itertools.product(range(1, 200), (0, 1, 2)):
         evaluator.heard(part(number, rank, 2.0 + rank), float(number))
         assert not evaluator.turned(float(number), 0.0)

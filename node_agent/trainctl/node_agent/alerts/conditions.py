@@ -85,7 +85,7 @@ def _say(state: str, why: str, view: m.RankView) -> Said:
     return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
 
 
-def divergence(view: m.RunView, table: AlertsTable) -> list[Finding]:
+def reference_distance(view: m.RunView, table: AlertsTable) -> list[Finding]:
     """How far the newest evaluation has found the model from its reference; nothing in a run without one."""
     nats = dict(view.eval_values).get(m.KL)
     if nats is None:

@@ -15,12 +15,13 @@ from trainctl.node_agent.alerts.findings import Finding
 from trainctl.node_agent.alerts.hysteresis import Hysteresis, rules
 from trainctl.node_agent.alerts.loss_curve import LossWatch
 from trainctl.node_agent.alerts.own_losses import OwnLossWatch
+from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
-BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss"})
+BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss", "data-wait", "memory-rise", "device-idle"})
 """Kinds of alerts that end when their rank leaves the group."""
 
 
@@ -53,12 +54,13 @@ class Evaluator:
         """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again."""
         self._table, self._rules = table, rules(table)
         self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
-        self._own_losses = OwnLossWatch(table)
+        self._own_losses, self._health = OwnLossWatch(table), RankHealthWatch(table)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, m.AlertView] = {}
         self._hosts: dict[str, m.HostReading] = {}
         self._ranks: dict[int, m.RankView] = {}
         self._step: int | None = None
+        self._last_step: int | None = None  # of the run, if it is known
         for alert in open_alerts:
             self._open[alert.id] = alert
             self._held[alert.id] = _Held(Hysteresis(self._rules[alert.kind], is_open=True), None)
@@ -85,6 +87,11 @@ class Evaluator:
         """How many conditions are being counted."""
         return len(self._held)
 
+    def replay(self, steps: Iterable[m.StepCommitted]) -> None:
+        """Learn the curve from steps of the record, oldest first; they raise nothing."""
+        for step in steps:
+            self._losses.step(step)
+
     # ------------------------------------------------------------ in
 
     def heard(self, message: m.StepCommitted | m.RankStep | m.HostReading, now: float) -> None:
@@ -99,7 +106,7 @@ class Evaluator:
                 device = view.device if view is not None else None
                 found = self._paces.part(message, self._hosts.get(message.node), device)
                 self._judge([*self._instead_of_clock(found), *conditions.memory(message, self._table)], now)
-                self._judge(self._own_losses.part(message), now)
+                self._judge([*self._own_losses.part(message), *self._health.part(message, self._last_step)], now)
             case m.HostReading():
                 self._read(message, now)
 
@@ -108,7 +115,8 @@ class Evaluator:
                    if view.node == reading.node and view.state in ("run", "late")}  # fmt: skip
         if reading.node in self._hosts or len(self._hosts) < 64:
             self._hosts[reading.node] = reading
-        self._judge([*self._paces.reading(reading, working), *conditions.disk(reading, self._table)], now)
+        of_ranks = (*self._paces.reading(reading, working), *self._health.reading(reading, working))
+        self._judge([*of_ranks, *conditions.disk(reading, self._table)], now)
 
     def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
         """A slower rank is reported once: not beside the lower clock that makes it so."""
@@ -124,12 +132,13 @@ class Evaluator:
 
     def look(self, snapshot: RunSnapshot, now: float, at: float) -> list[Change]:
         """The run as it is, `at` in Unix seconds: call it a few times a second."""
-        self._ranks = {view.rank: view for view in snapshot.view.ranks}
+        self._ranks, self._last_step = {view.rank: view for view in snapshot.view.ranks}, snapshot.view.steps
         for rank, view in self._ranks.items():
             if view.state in OUT_STATES:
                 self._paces.forget(rank)
                 self._own_losses.forget(rank)
-        found = (*conditions.nodes(snapshot), *conditions.divergence(snapshot.view, self._table))
+                self._health.forget(rank)
+        found = (*conditions.nodes(snapshot), *conditions.reference_distance(snapshot.view, self._table))
         self._judge([self._stalls.look(snapshot, now), *found], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None

@@ -21,12 +21,17 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "nonfinite": (1, 0.0, 20),  # steps
     "skipped": (1, 0.0, 20),  # steps
     "loss-spike": (3, 0.0, 10),  # steps
+    "divergence": (1, 0.0, 20),  # steps
+    "clip": (1, 0.0, 20),  # steps
     "own-loss": (20, 0.0, 20),  # steps of one rank
     "kl": (1, 0.0, 1),  # looks
     "stall": (1, 0.0, 1),  # looks
     "throughput": (BLOCK_STEPS, 20.0, BLOCK_STEPS),  # steps of one rank
+    "data-wait": (2, 0.0, 2),  # looks at one rank
     "clock": (10, 10.0, 10),  # readings of one machine
+    "device-idle": (60, 60.0, 20),  # readings of one machine
     "memory": (3, 2.0, 3),  # steps of one rank
+    "memory-rise": (3, 0.0, 3),  # looks at one rank
     "disk": (3, 2.0, 3),  # readings of one machine
     "node-silent": (2, 10.0, 2),  # looks
     "node-lost": (1, 0.0, 2),  # looks

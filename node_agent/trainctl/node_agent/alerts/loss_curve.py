@@ -1,40 +1,19 @@
-"""Watches the loss curve: non-finite losses, skipped steps, and losses far above their trend."""
+"""Watches the loss curve: non-finite losses, skipped steps, spikes, divergence, and clipping that freezes learning."""
 
 import math
 from collections import deque
-from typing import NamedTuple
 
-from trainctl.node_agent.alerts.findings import Finding, Said, median, number
+from trainctl.node_agent.alerts.findings import Finding, Said, number
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
+from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, robust_trend
+from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 WINDOW_STEPS = 100
 """Steps that a loss is compared with, and in which skipped steps are counted."""
-LEAST_STEPS = 30
-"""Steps needed before a trend is known."""
 CALM_STEPS = 20
 """Steps without a skipped one after which the alert is cleared."""
-MAD_SCALE = 1.4826
-"""Factor from the median absolute deviation to the standard deviation of normal scatter."""
-
-
-class Trend(NamedTuple):
-    """What the next loss should be about, and by how much losses scatter (as a standard deviation)."""
-
-    expected: float
-    scatter: float
-
-
-def trend(losses: list[float]) -> Trend:
-    """By the medians of the two halves, which a few spikes don't move. A falling loss may level off, so no less is
-    expected than the later half's median."""
-    count, half = len(losses), len(losses) // 2
-    early, late = median(losses[:half]), median(losses[half:])
-    slope = (late - early) / (count / 2)
-    above = [loss - late - slope * (index - 0.75 * count) for index, loss in enumerate(losses)]
-    middle = median(above)
-    scatter = MAD_SCALE * median(abs(value - middle) for value in above)
-    return Trend(max(late + 0.25 * slope * count, late), scatter)
 
 
 class LossWatch:
@@ -44,11 +23,13 @@ class LossWatch:
         self._table = table
         self._losses: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS)
         self._skips: deque[tuple[int, bool]] = deque(maxlen=WINDOW_STEPS)
+        self._divergence = DivergenceDetector(table.diverged_mads)
+        self._clips = RollingStatistics(WINDOW_STEPS)
 
     def step(self, step: m.StepCommitted) -> list[Finding]:
         """What is found at a committed step."""
         self._go_back_to(step.step)
-        found = [self._nonfinite(step), self._skipped(step)]
+        found = [self._nonfinite(step), self._skipped(step), *self._clip(step), self._diverged(step)]
         if step.loss is not None and math.isfinite(step.loss):
             if len(self._losses) >= LEAST_STEPS:
                 found.append(self._spike(step, step.loss))
@@ -76,9 +57,26 @@ class LossWatch:
         good = len(flags) >= CALM_STEPS and not any(flags[-CALM_STEPS:])
         return Finding("skipped", count >= self._table.skipped_steps, good, lambda: Said(text, _facts(step)))
 
+    def _clip(self, step: m.StepCommitted) -> list[Finding]:
+        self._clips.add(step.step, step.values.get("clip_scale"))
+        scale, least = self._clips.median, self._table.clip_scale
+        if scale is None or not self._clips.is_full:
+            return []
+
+        def say() -> Said:
+            text = f"median clip scale {number(scale)} over {WINDOW_STEPS} steps: updates are almost nothing"
+            advice = "raise optimizer.clip_norm to about the usual gradient norm; steps are too small to learn from"
+            return Said(text, (advice, *_facts(step)))
+
+        return [Finding("clip", scale < least, scale > 2 * least, say)]
+
+    def _diverged(self, step: m.StepCommitted) -> Finding:
+        found = self._divergence.add(step.step, step.loss)
+        return Finding("divergence", found is not None, found is None, lambda: _say_diverged(found, step))
+
     def _spike(self, step: m.StepCommitted, loss: float) -> Finding:
         table = self._table
-        found = trend([loss for _, loss in self._losses])
+        found = robust_trend([loss for _, loss in self._losses])
         most = max(table.loss_spike_mads * found.scatter, table.loss_spike_percent / 100 * abs(found.expected))
         above = loss - found.expected
 
@@ -88,6 +86,18 @@ class LossWatch:
             return Said(text, (scatter, *_facts(step)))
 
         return Finding("loss-spike", above > most, above < most / 2, say)
+
+
+def _say_diverged(found: Divergence | None, step: m.StepCommitted) -> Said:
+    if found is None:
+        return Said("the loss no longer rises")
+    best = found.best
+    text = (
+        f"the loss rises: level {number(found.level)}, best {number(best.level)} at step {best.step:,},"
+        f" {found.trend:+.2g} per step"
+    )
+    advice = f"lower the learning rate, or resume from a checkpoint at about step {best.step:,}"
+    return Said(text, (advice, f"above the best level for {found.steps:,} steps", *_facts(step)))
 
 
 def _facts(step: m.StepCommitted) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ from trainctl.protocol.messages.events import AnyEvent
 OF_MACHINE = frozenset({"disk"})
 """Kinds that are watched on a machine without a run, by the default thresholds."""
 
+REPLAYED_STEPS = 500
+"""Newest steps of the record from which the loss's trend and best level are learned again."""
+
 
 class Kept(msgspec.Struct, frozen=True):
     """What an agent that restarts, or is promoted, continues from."""
@@ -104,6 +107,7 @@ class AlertService:
             self._evaluator = Evaluator(
                 session.conductor.config.alerts, time.monotonic(), (*self._kept.alerts, *new), self._kept.references
             )
+            self._evaluator.replay(session.recorder.newest_steps(REPLAYED_STEPS))
             for alert in new:
                 self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
         self._show()

@@ -17,6 +17,7 @@ from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths, runs_directory
@@ -64,6 +65,7 @@ class GuestRun:
         self.view = msgspec.structs.replace(shown, generation=generation)
         self.heard_monotonic = clock()
         self._readings: deque[m.HostReading] = deque(maxlen=READINGS_KEPT)
+        self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
         self._part_at: dict[int, float] = {}  # rank -> when its newest part was made
         with RecordReader(paths) as reader:
             self._own_metrics = {*reader.own_metrics()}
@@ -92,6 +94,7 @@ class GuestRun:
         """Record a step; it is journaled when this returns, as far as the disk takes it."""
         loss, made = guest_rows.evaluated(self._within_limits(made))
         step, parts = guest_rows.committed(self.view, made, self.last_step)
+        step = self._statistics.joined(step)
         parts = tuple(self._with_readings(part, step.committed_at) for part in parts)
         self.recorder.commit(step, parts, step.committed_at)
         self.last_step = step

@@ -249,6 +249,12 @@ class RunDb:
         step, generation = (row[0], m.Generation(*row[1:])) if row else (0, None)
         return step, generation, self._last_event, plan[0] if plan else 0
 
+    def newest_steps(self, count: int) -> tuple[m.StepCommitted, ...]:
+        """The newest `count` steps that stand, oldest first."""
+        with RecordReader(self._paths) as reader:
+            last = reader.last_step()
+            return reader.steps(max(last.step - count, 0), count)[0] if last is not None else ()
+
     def last_state(self) -> LastState:
         """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""
         with RecordReader(self._paths) as reader:

@@ -21,6 +21,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
@@ -59,6 +60,7 @@ class Session:
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
         self._readings = StepReadings()
+        self._statistics = StepStatistics(recorder.newest_steps(STATISTICS_STEPS))
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
@@ -238,7 +240,7 @@ class Session:
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        first = self._joined(first)
+        step, first = self._statistics.joined(step), self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first

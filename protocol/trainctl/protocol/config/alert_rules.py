@@ -15,8 +15,8 @@ from msgspec import Meta
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
-    "nonfinite", "skipped", "loss-spike", "own-loss", "kl", "stall", "throughput", "clock", "memory", "disk",
-    "node-silent", "node-lost", "lead-silent",
+    "nonfinite", "skipped", "loss-spike", "divergence", "clip", "own-loss", "kl", "stall", "throughput", "data-wait",
+    "clock", "device-idle", "memory", "memory-rise", "disk", "node-silent", "node-lost", "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -36,12 +36,17 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "nonfinite": Kind("error", "the loss or the gradient norm is NaN or infinite"),
     "skipped": Kind("warning", "many steps are skipped because their gradients overflow"),
     "loss-spike": Kind("warning", "the loss is far above its trend"),
+    "divergence": Kind("warning", "the loss keeps rising above its best level"),
+    "clip": Kind("warning", "clipping scales the gradients down to almost nothing"),
     "own-loss": Kind("warning", "a rank's own loss keeps differing from the other ranks' losses"),
     "kl": Kind("warning", "the model has moved far from its reference"),
     "stall": Kind("error", "the run is running but commits no steps"),
     "throughput": Kind("warning", "a rank is slower than before with the same micro-batch"),
+    "data-wait": Kind("warning", "a rank spends much of its steps waiting for data"),
     "clock": Kind("warning", "a device under load runs at a lower clock rate than before"),
+    "device-idle": Kind("warning", "a rank's device is often idle (off by default)"),
     "memory": Kind("warning", "a rank's memory is near its cap"),
+    "memory-rise": Kind("warning", "a rank's memory grows and will reach its cap during the run"),
     "disk": Kind("warning", "a node's disk is nearly full"),
     "node-silent": Kind("warning", "a node's agent or trainer is silent"),
     "node-lost": Kind("error", "a rank is lost or has failed"),
@@ -53,12 +58,14 @@ KINDS: Final[dict[AlertKind, Kind]] = {
 class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[alerts]` of a run file: when an alert is raised and, lower, when it is cleared."""
 
-    off: tuple[AlertKind, ...] = ()  # kinds that are not watched
+    off: tuple[AlertKind, ...] = ("device-idle",)  # kinds that are not watched
     clear_seconds: Seconds = 30.0  # how long all must be well before an alert is cleared
     skipped_steps: Steps = 3  # skipped, of the last 100, that raise "skipped"; cleared with none in the last 20
     loss_spike_mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # over the trend, in its scatter (scaled MAD)
     loss_spike_percent: Percent = 5.0  # and over it by this much; cleared below half of either
     loss_spike_steps: Steps = 3  # steps in a row
+    diverged_mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # over the best level, in the scatter at it (scaled MAD)
+    clip_scale: Annotated[float, Meta(ge=0, lt=1)] = 0.01  # median over 100 steps below it; cleared above twice it
     own_loss_deviations: Annotated[float, Meta(ge=1, le=1000)] = 1.5  # from the ranks' median, in its own scatter
     own_loss_percent: Percent = 5.0  # and from it by this much, over 50 steps; cleared below half of either
     kl_nats: Annotated[float, Meta(gt=0, le=1000)] = 0.5  # per token, of the last evaluation
@@ -67,6 +74,8 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
     throughput_drop_percent: Percent = 15.0  # of the last 20 steps' own rate under the best 20 before
     throughput_clear_percent: Percent = 8.0
+    data_wait_percent: Percent = 5.0  # of the last 100 steps, and 20 ms a step; cleared below 0.8 of either
+    device_busy_percent: Percent = 85.0  # median over a minute below it; cleared 3 points above
     clock_drop_percent: Percent = 10.0  # of a device's clock under load, under the best minute before
     clock_clear_percent: Percent = 5.0
     memory_percent: Percent = 92.0  # of the cap

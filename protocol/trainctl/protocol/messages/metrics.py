@@ -73,8 +73,28 @@ _RUN = (
     Metric("eval_loss", _LOSS_UNIT, "run", "eval loss", "Loss on the held-out samples.", "loss", short="eval"),
     Metric("perplexity", "", "run", "perplexity", "exp(held-out loss), if the loss is in nats per token.", short="ppl"),
     Metric(
+        "loss_std", _LOSS_UNIT, "run", "loss deviation", "Standard deviation of the loss over the last 100 steps.",
+        "loss", short="std",
+    ),
+    Metric(
+        "loss_trend", f"{_LOSS_UNIT} and step", "run", "loss trend",
+        "Slope of the least-squares line through the losses of the last 100 steps; below 0: the loss falls.",
+        "scientific", short="trend",
+    ),
+    Metric(
+        "loss_z", "", "run", "loss robust z",
+        "Distance of the loss from the median of the 100 steps before, divided by their scaled median absolute "
+        "deviation (1.4826 MAD).",
+        "number", short="z",
+    ),
+    Metric(
         "grad_norm", "", "run", "gradient norm", "Global norm of the gradient before clipping.", "loss", "grad_norm",
         "grad_norm", short="norm",
+    ),
+    Metric(
+        "grad_norm_trend", "per step", "run", "gradient norm trend",
+        "Slope of the least-squares line through the gradient norms of the last 100 steps.", "scientific",
+        short="trend",
     ),
     Metric(
         "clip_scale", "", "run", "clip scale", "Factor by which clipping scaled the gradient; 1: no clipping.", "loss",

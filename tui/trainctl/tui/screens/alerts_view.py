@@ -113,7 +113,7 @@ def _nothing(state: ViewState) -> list[Line]:
     head = ln.line(Piece("no open alerts", "good"))
     if state.run is None or not state.active:
         return [head, ln.line(Piece("no active run: only each machine's disk is monitored", "dim"))]
-    made = [head, (), ln.line(Piece("watched", "label"))]
+    made = [head, ln.line(Piece("watched", "label"))]
     made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made
 

@@ -1,0 +1,6 @@
+"""Pure analysis of a run's curves: rolling statistics and detectors of spikes, divergence and plateaus, shared by
+agent, policies and screens.
+
+`RollingStatistics` describes a window of steps. `SpikeDetector` and `DivergenceDetector` take the committed steps in
+order, `PlateauDetector` takes the evaluations. Each can be rebuilt with `replay`.
+"""

@@ -1,0 +1,93 @@
+"""Finds divergence: the loss has kept rising, and has stayed far above its best level."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.rolling import RollingStatistics
+
+TREND_STEPS: Final = 200
+"""Steps over which the loss must rise."""
+PAST_STEPS: Final = 100
+"""Steps in a row at which its level must be far above the best."""
+DIVERGED_MADS: Final = 3.0
+"""Distance above the best level, in units of the scatter (scaled MAD) at the best."""
+DIVERGED_PERCENT: Final = 5.0
+"""Least distance above the best level in percent of it, for curves that hardly scatter."""
+LEVEL_STEPS: Final = 50
+"""Steps whose median is the level of the loss: one low loss is no best level."""
+
+
+class Best(NamedTuple):
+    """The lowest level of a run."""
+
+    step: int
+    level: float  # median of the LEVEL_STEPS losses that end with the step
+    scatter: float  # of those losses, as a standard deviation
+
+
+class Divergence(NamedTuple):
+    """What is known of a loss that diverges, at the newest step."""
+
+    level: float
+    best: Best
+    trend: float  # least-squares slope over the last TREND_STEPS steps, per step
+    steps: int  # steps in a row that the level has been far above the best
+
+
+class DivergenceDetector:
+    """Takes committed steps in order and says whether the loss diverges.
+
+    It does if its level has been above `best + mads * scatter` for `past` steps in a row, and the trend over the last
+    `window` steps rises by more than one scatter. It no longer does when either ends.
+    """
+
+    def __init__(
+        self, mads: float = DIVERGED_MADS, window: int = TREND_STEPS, past: int = PAST_STEPS,
+        percent: float = DIVERGED_PERCENT, best: Best | None = None,
+    ) -> None:  # fmt: skip
+        """`best`: the lowest level before, of a run that continues."""
+        self._mads, self._part, self._past = mads, percent / 100, past
+        self._window, self._recent = RollingStatistics(window), RollingStatistics(LEVEL_STEPS)
+        self._best, self._steps = best, 0
+
+    @property
+    def best(self) -> Best | None:
+        """The lowest level so far; None before LEVEL_STEPS steps."""
+        return self._best
+
+    def replay(self, steps: Iterable[m.StepCommitted]) -> None:
+        """Take steps of the record, oldest first: the newest TREND_STEPS + LEVEL_STEPS, with `best` from before,
+        restore what a restart lost."""
+        for step in steps:
+            self.add(step.step, step.loss)
+
+    def add(self, step: int, loss: float | None) -> Divergence | None:
+        """Take a committed step. One that was made again takes the place of itself and of all steps after it."""
+        self._go_back_to(step)
+        self._window.add(step, loss)
+        self._recent.add(step, loss)
+        level = self._recent.median
+        if level is None or not self._recent.is_full:
+            return None
+        if self._best is None or level < self._best.level:
+            self._best = Best(step, level, self._recent.scatter or 0.0)
+        best = self._best
+        is_past = level - best.level > max(self._mads * best.scatter, self._part * abs(best.level))
+        self._steps = self._steps + 1 if is_past else 0
+        return self._divergence(level, best) if self._steps >= self._past and self._window.is_full else None
+
+    def _divergence(self, level: float, best: Best) -> Divergence | None:
+        trend = self._window.trend
+        rises = trend is not None and trend * len(self._window) > best.scatter and trend > 0
+        return Divergence(level, best, trend, self._steps) if trend is not None and rises else None
+
+    def _go_back_to(self, step: int) -> None:
+        last = self._window.last_step
+        if last is None or last < step:
+            return
+        self._steps = max(0, self._steps - (last - step + 1))
+        if self._best is not None and self._best.step >= step:
+            self._best = None
+        self._window.go_back_to(step)
+        self._recent.go_back_to(step)

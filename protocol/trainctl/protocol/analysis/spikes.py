@@ -1,0 +1,147 @@
+"""Finds spikes: the loss and the gradient norm jump far above their trends together, and may or may not come back."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, RobustTrend, robust_trend
+from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics, is_usable
+
+SPIKE_MADS: Final = 6.0
+"""Distance above the trend, in units of the scatter (scaled MAD)."""
+SPIKE_PERCENT: Final = 5.0
+"""Least distance above the trend in percent of it, for curves that hardly scatter."""
+SPIKE_STEPS: Final = 3
+"""Steps in a row that make a spike."""
+BACK_STEPS: Final = 50
+"""Steps after which a spike whose loss has not come back is stuck."""
+_REFRESH_STEPS: Final = 10
+"""Steps between two computations of the trend, so that a step costs little."""
+
+
+class Spike(NamedTuple):
+    """A spike as it is at the newest step."""
+
+    first: int  # its first step
+    steps: int  # from its first step to the newest, both included
+    loss: float  # highest so far
+    expected: float  # loss that the trend before it led to
+    scatter: float  # of the loss before it, as a standard deviation
+    is_stuck: bool  # whether it did not come back in time
+
+
+class SpikeDetector:
+    """Takes committed steps in order and gives the present spike.
+
+    A spike is `steps` steps in a row whose loss and gradient norm are both more than `mads` scatters above their
+    trends. Without gradient norms the loss alone decides. It is over when as many losses in a row are less than half
+    as far above. If that has not happened within `back_steps` steps, it is stuck; then the detector learns the new
+    level from LEAST_STEPS steps. Steps of a spike never enter the trend that it is compared with.
+    """
+
+    def __init__(
+        self, mads: float = SPIKE_MADS, steps: int = SPIKE_STEPS, back_steps: int = BACK_STEPS,
+        percent: float = SPIKE_PERCENT, window: int = WINDOW_STEPS,
+    ) -> None:  # fmt: skip
+        self._steps, self._back_steps = steps, back_steps
+        self._loss, self._norm = _Level(mads, percent, window), _Level(mads, percent, window)
+        self._away: list[tuple[int, float, float | None]] = []  # steps above the trend, since the first of them
+        self._back = 0  # losses in a row that are back
+        self._spike: Spike | None = None
+
+    @property
+    def spike(self) -> Spike | None:
+        """The present spike, None if there is none."""
+        return self._spike
+
+    def replay(self, steps: Iterable[m.StepCommitted]) -> None:
+        """Take steps of the record, oldest first: the newest 2 WINDOW_STEPS restore what a restart lost."""
+        for step in steps:
+            self.add(step.step, step.loss, step.grad_norm)
+
+    def add(self, step: int, loss: float | None, grad_norm: float | None) -> Spike | None:
+        """Take a committed step. One that was made again takes the place of itself and of all steps after it."""
+        self._go_back_to(step)
+        if loss is None or not is_usable(loss):
+            return self._spike
+        is_above = self._loss.is_above(loss) and (grad_norm is None or self._norm.is_above(grad_norm))
+        if self._spike is None and not is_above:
+            self._away.clear()
+            self._learn(step, loss, grad_norm)
+        else:
+            self._away.append((step, loss, grad_norm))
+            self._follow(loss)
+        return self._spike
+
+    def _follow(self, loss: float) -> None:
+        """A step above the trend, or of a spike."""
+        self._back = self._back + 1 if self._loss.is_back(loss) else 0
+        first, steps = self._away[0][0], self._away[-1][0] - self._away[0][0] + 1
+        if self._spike is None and len(self._away) < self._steps:
+            return
+        if self._spike is not None and not self._spike.is_stuck and self._back >= self._steps:
+            self._end(self._away[-self._steps :])
+        elif self._spike is not None and self._spike.is_stuck and steps >= self._back_steps + LEAST_STEPS:
+            self._loss.clear()
+            self._norm.clear()
+            self._end(self._away[-LEAST_STEPS:])
+        else:
+            highest, before = max(away[1] for away in self._away), self._loss.trend
+            self._spike = Spike(first, steps, highest, before.expected, before.scatter, steps > self._back_steps)
+
+    def _end(self, learned: list[tuple[int, float, float | None]]) -> None:
+        self._spike, self._back, self._away = None, 0, []
+        for away in learned:
+            self._learn(*away)
+
+    def _learn(self, step: int, loss: float, grad_norm: float | None) -> None:
+        self._loss.add(step, loss)
+        self._norm.add(step, grad_norm)
+
+    def _go_back_to(self, step: int) -> None:
+        while self._away and self._away[-1][0] >= step:
+            self._away.pop()
+            self._back = 0
+        if len(self._away) < self._steps:
+            self._spike = None
+        for level in (self._loss, self._norm):
+            level.go_back_to(step)
+
+
+class _Level:
+    """One curve's trend, from a window of its steps outside spikes."""
+
+    def __init__(self, mads: float, percent: float, window: int) -> None:
+        self._mads, self._part = mads, percent / 100
+        self._window = RollingStatistics(window)
+        self._trend: RobustTrend | None = None
+        self._age = 0  # values since the trend was computed
+
+    @property
+    def trend(self) -> RobustTrend:
+        assert self._trend is not None, "a spike is above a trend"
+        return self._trend
+
+    def is_above(self, value: float) -> bool:
+        """Whether a value is far above the trend. One that isn't finite is, once a trend is known."""
+        return self._trend is not None and not value - self.trend.expected <= self._distance
+
+    def is_back(self, value: float) -> bool:
+        return value - self.trend.expected < self._distance / 2
+
+    @property
+    def _distance(self) -> float:
+        return max(self._mads * self.trend.scatter, self._part * abs(self.trend.expected))
+
+    def add(self, step: int, value: float | None) -> None:
+        self._window.add(step, value)
+        self._age += 1
+        if len(self._window) >= LEAST_STEPS and (self._trend is None or self._age >= _REFRESH_STEPS):
+            self._trend, self._age = robust_trend(self._window.values), 0
+
+    def go_back_to(self, step: int) -> None:
+        self._window.go_back_to(step)
+
+    def clear(self) -> None:
+        self._window.clear()
+        self._trend, self._age = None, 0

@@ -1,0 +1,130 @@
+"""Detectors on planted curves: each fault is found soon, and nothing else; TRAINCTL_HEALTH says on how many seeds."""
+
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.protocol.support import planted_curves as planted
+from tests.protocol.support.planted_curves import FAULT_STEP, Curve
+
+from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
+from trainctl.protocol.analysis.plateau import Plateau, PlateauDetector
+from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
+
+SEEDS = range(int(os.environ.get("TRAINCTL_HEALTH", "1")))
+
+
+def spikes(curve: Curve, detector: SpikeDetector | None = None, first: int = 1) -> Iterator[tuple[int, Spike]]:
+    """The present spike at each step that has one."""
+    detector = detector or SpikeDetector()
+    for step, (loss, norm) in enumerate(curve[first - 1 :], first):
+        if (found := detector.add(step, loss, norm)) is not None:
+            yield step, found
+
+
+def divergences(curve: Curve, detector: DivergenceDetector | None = None) -> Iterator[tuple[int, Divergence]]:
+    detector = detector or DivergenceDetector()
+    for step, (loss, _) in enumerate(curve, 1):
+        if (found := detector.add(step, loss)) is not None:
+            yield step, found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_curve_has_no_fault(seed: int) -> None:
+    curve = planted.healthy(seed)
+    assert [*spikes(curve)] == []
+    assert [*divergences(curve)] == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_spike_that_comes_back_is_found_and_ends(seed: int) -> None:
+    found = [*spikes(planted.spiked(seed, back_after=40))]
+    step, spike = found[0]
+    assert (step, spike.first, spike.steps) == (FAULT_STEP + 2, FAULT_STEP, 3)
+    assert spike.loss > 1.5 * spike.expected
+    assert found[-1][0] < FAULT_STEP + 50
+    assert not any(spike.is_stuck for _, spike in found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_spike_that_stays_is_stuck_and_its_level_is_learned(seed: int) -> None:
+    found = [*spikes(planted.spiked(seed, back_after=None))]
+    stuck = [step for step, spike in found if spike.is_stuck]
+    assert found[0][0] == FAULT_STEP + 2
+    assert stuck == [*range(FAULT_STEP + 50, FAULT_STEP + 79)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rising_loss_is_found_while_it_rises(seed: int) -> None:
+    found = [step for step, _ in divergences(planted.diverged(seed))]
+    assert FAULT_STEP + 100 < found[0] < FAULT_STEP + 250
+    assert found == [*range(found[0], planted.STEPS + 1)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plateau_is_found_at_the_last_of_its_patience(seed: int) -> None:
+    detector = PlateauDetector(patience=5)
+    evaluations = planted.evaluations(seed, plateau_from=20)
+    found = [step for step, loss in evaluations if detector.add(step, loss) is not None]
+    assert found == [50 * number for number in range(24, 41)]
+    assert detector.state == Plateau(evaluations[18][1], 950, 21, 2000)
+    detector.restore(None)
+    detector.replay(planted.evaluations(seed, plateau_from=None))
+    assert not detector.is_reached
+
+
+# ---------------------------------------------------------------- edges
+
+
+def test_a_loss_alone_that_jumps_is_no_spike_where_norms_are_known() -> None:
+    curve = [(loss, norm) for (loss, _), (_, norm) in zip(planted.spiked(0, None), planted.healthy(0), strict=True)]
+    assert [*spikes(curve)] == []
+    detector = SpikeDetector()
+    alone = [detector.add(step, loss, None) for step, (loss, _) in enumerate(curve, 1)]
+    assert [spike.first for spike in alone if spike is not None][:1] == [FAULT_STEP]
+
+
+def test_two_steps_are_no_spike_and_losses_that_are_not_finite_are_none() -> None:
+    curve = planted.healthy(0)
+    for step in (FAULT_STEP, FAULT_STEP + 1):
+        curve[step - 1] = 50.0, 500.0
+    curve[FAULT_STEP + 1] = math.nan, math.inf
+    assert [*spikes(curve)] == []
+    assert [*divergences(curve)] == []
+
+
+def test_a_run_that_goes_back_before_a_spike_has_none() -> None:
+    bad, detector = planted.spiked(0, back_after=None), SpikeDetector()
+    before = [*spikes(bad[: FAULT_STEP + 60], detector)]
+    assert before[-1][1].is_stuck
+    assert [*spikes(planted.healthy(0), detector, first=FAULT_STEP - 50)] == []
+
+
+def test_a_divergence_that_is_rolled_back_is_over() -> None:
+    detector = DivergenceDetector()
+    assert [*divergences(planted.diverged(0), detector)]
+    best = detector.best
+    assert best is not None
+    for step, (loss, _) in [*enumerate(planted.healthy(0), 1)][best.step :]:
+        assert detector.add(step, loss) is None
+
+
+def test_a_restart_continues_from_the_record_and_the_best_level() -> None:
+    curve = planted.diverged(0)
+    whole = DivergenceDetector()
+    *_, (_, expected) = divergences(curve, whole)
+    again = DivergenceDetector(best=whole.best)
+    found = [again.add(step, loss) for step, (loss, _) in [*enumerate(curve, 1)][-300:]]
+    assert found[-1] is not None
+    assert (found[-1].best, found[-1].trend) == (expected.best, expected.trend)
+
+
+def test_an_evaluation_of_the_same_step_is_counted_once_and_one_that_is_not_finite_is_no_improvement() -> None:
+    detector = PlateauDetector(patience=2)
+    assert detector.add(10, math.nan) is None
+    assert detector.state is None
+    for step, loss in ((20, 1.0), (30, 0.99995), (30, 0.99995), (30, math.nan)):
+        assert detector.add(step, loss) is None
+    assert detector.add(40, math.inf) == Plateau(1.0, 20, 2, 40)
+    assert detector.add(50, 0.9998) is None
