@@ -285,3 +285,53 @@ def test_caches_of_a_node_without_a_rank_in_the_group_cant_be_cleared() -> None:
     simulation = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(3)
     end = simulation.ends[simulation.command("defragment", node="c")]
     assert (end.state, end.field, end.reason) == ("rejected", "node", "no rank of c is in the group")
+
+
+# ---------------------------------------------------------------- the held-out loss
+
+
+def evaluated(steps: int = 60, **policies: dict[str, Any]) -> Simulation:
+    """A run whose held-out loss never improves, evaluated every second step."""
+    tables = {"evaluate": {"every_steps": 2}, "data": {"path": "/data", "held_out": 0.1}, "policy": policies}
+    return Simulation(config(steps, 12, **tables), durable(("a", "b"), 12)).begin()
+
+
+def rates(simulation: Simulation) -> list[float]:
+    """The learning rate of each step in units of the first."""
+    return [commit.learning_rate / 1e-3 for commit in simulation.commits]
+
+
+def test_a_plateau_lowers_the_rate_of_the_very_next_step_for_all_ranks() -> None:
+    simulation = evaluated(30, plateau={"mode": "on"}).run()
+    assert rates(simulation) == [1.0] * 12 + [0.5] * 14 + [0.25] * 4
+    assert said(simulation, "plateau")[0] == (
+        "learning rate: 0.001 → 5e-4 scaled (no improvement over 2 of step 2 in 5 evaluations)"
+    )
+
+
+def test_what_was_counted_outlives_the_agent_and_its_node() -> None:
+    simulation = evaluated(30, plateau={"mode": "on"}).until_step(9)
+    simulation.restart_agent()
+    simulation.until_step(11)
+    simulation.promote(simulation.ranks[0])
+    simulation.finish()
+    assert rates(simulation)[:20] == [1.0] * 12 + [0.5] * 8
+
+
+def test_an_early_stop_ends_the_run_with_a_checkpoint() -> None:
+    policies = {"plateau": {"mode": "on"}, "early-stop": {"mode": "on", "patience": 8}}
+    simulation = evaluated(**policies).run()
+    assert simulation.ended is not None and simulation.ended.state == "stopped"
+    assert 18 <= len(simulation.commits) <= 20
+    assert "checkpoint" in {plan.kind for plan in simulation.sent_plans}
+    assert said(simulation, "early-stop")[0].startswith(
+        "policy early-stop: sends stop (no improvement over 2 of step 2"
+    )
+
+
+def test_modes_that_would_end_a_run_before_its_rate_is_lowered_are_refused() -> None:
+    simulation = evaluated(**{"early-stop": {"mode": "on", "patience": 3}}).until_step(2)
+    end = simulation.ends[simulation.command("autopilot", name="plateau", mode="on")]
+    assert (end.state, end.field) == ("rejected", "mode")
+    assert end.reason.startswith("policy.early-stop.patience: 3 must be above policy.plateau.patience = 5")
+    assert modes(simulation)["plateau"] == "off"

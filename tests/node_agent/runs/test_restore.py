@@ -7,7 +7,7 @@ import pytest
 from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
-from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Settings
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -94,3 +94,21 @@ def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
     opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
     opening.recorder.close()
     assert opening.conductor.durable.probed == ()
+
+
+def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPaths) -> None:
+    """The plateau's evaluations go back with the run; a bar stays, and no command is open any more."""
+    kept = {"best": 2.0, "best_step": 1.0, "evaluations": 3.0, "last_step": 4.0}
+    policies = {
+        "plateau": PolicyState(memory=kept),
+        "micro-batch": PolicyState("on", {"barred 0": 4.0}, sent=("id-9",)),
+    }
+    with restore.RunDb(paths) as recorder:
+        for at, loss in ((1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0)):
+            recorder.evaluation(at, float(at), loss, 1.0, 0.1, {})
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, policies=policies))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), None)
+    opening.recorder.close()
+    after = opening.conductor.durable.policies
+    assert after["plateau"].memory == {"best": 2.0, "best_step": 1.0, "evaluations": 1.0, "last_step": 2.0}
+    assert after["micro-batch"] == PolicyState("on", {"barred 0": 4.0})

@@ -213,6 +213,15 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("policy.caches.fraction", 1.5, " of at most 1"),
         ("policy.caches.every_steps", -1, " of at least 0"),
         ("policy.caches.quiet_steps", 0, " of at least 1"),
+        ("policy.plateau.patience", 0, " of at least 1"),
+        ("policy.plateau.improvement", 1, "below 1"),
+        ("policy.plateau.factor", 1, "below 1"),
+        ("policy.plateau.cooldown", -1, " of at least 0"),
+        ("policy.plateau.least_rate", -1, " of at least 0"),
+        ("policy.early-stop.patience", 0, " of at least 1"),
+        ("policy.early-stop.improvement", -1, " of at least 0"),
+        ("policy.plateau.mode", "on", "'on' needs evaluations: set evaluate.every_steps"),
+        ("policy.early-stop.mode", "advise", "'advise' needs evaluations: set evaluate.every_steps"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),
         ("nodes.studio.priority", "low", "must be a whole number"),
@@ -678,3 +687,24 @@ def test_a_node_has_its_own_gradient_checkpointing() -> None:
     config = run_file.parse(with_value(raw, "model.gradient_checkpointing", "all"))
     assert run_file.on_node(config, "studio").model.gradient_checkpointing == "none"
     assert run_file.on_node(config, "other").model.gradient_checkpointing == "all"
+
+
+def held_out_policies(tmp_path: Path, plateau: dict[str, Any], early_stop: dict[str, Any], held_out: float) -> Path:
+    policy = {"plateau": plateau, "early-stop": early_stop}
+    raw = good() | {"evaluate": {"every_steps": 10}, "policy": policy}
+    return write(tmp_path, with_value(raw, "data.held_out", held_out))
+
+
+def test_a_run_must_not_end_before_its_learning_rate_is_lowered(tmp_path: Path) -> None:
+    path = held_out_policies(tmp_path, {"mode": "on"}, {"mode": "on", "patience": 5}, 0.1)
+    assert problem_of(path) == (
+        f"{path}: policy.early-stop.patience: 5 must be above policy.plateau.patience = 5: "
+        "the run would end before its rate is lowered"
+    )
+    for plateau, patience in (("off", 1), ("on", 6)):
+        run_file.read(held_out_policies(tmp_path, {"mode": plateau}, {"mode": "on", "patience": patience}, 0.1))
+
+
+def test_policies_of_the_held_out_loss_need_held_out_samples(tmp_path: Path) -> None:
+    path = held_out_policies(tmp_path, {"mode": "on"}, {}, 0.0)
+    assert "policy.plateau.mode: 'on' needs held-out samples: set data.held_out or" in problem_of(path)

@@ -47,7 +47,15 @@ class Measured:
     rates: Mapping[int, float]  # samples per second, by rank
 
 
-Occasion = Stepped | Replayed | MemoryDeath | Measured
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """The loss on the held-out samples has been measured; the next step isn't planned yet."""
+
+    step: int
+    loss: float  # nats per unit of weight; NaN without any
+
+
+Occasion = Stepped | Replayed | MemoryDeath | Measured | HeldOutLoss
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,13 @@ class Policy(ABC):
     def is_over(self, facts: RunFacts) -> bool:
         """Whether it has nothing more to decide in this run."""
         return False
+
+    def gone_back(
+        self, config: RunFile, kept: Mapping[str, float], evaluations: Sequence[tuple[int, float]]
+    ) -> Mapping[str, float]:
+        """What it keeps in a run that continues from a checkpoint; `evaluations` are all up to that step as pairs of
+        step and loss, oldest first. Bars and quotas stay."""
+        return kept
 
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:

@@ -16,7 +16,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.policies import AUTHOR, POLICIES, PolicyMode, PolicyName
+from trainctl.protocol.config.policies import AUTHOR, HELD_OUT_POLICIES, POLICIES, PolicyMode, PolicyName, impatience
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
@@ -70,6 +70,10 @@ class Proposals:
 
     def set_mode(self, command: d.Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
+        modes = {name: args.mode if name == args.name else self.mode(name) for name in HELD_OUT_POLICIES}
+        if problem := impatience(self._state.config.policy, *modes.values()):
+            self._state.end(command.id, "rejected", reason=f"policy.early-stop.patience: {problem}", field="mode")
+            return
         before, step = self.mode(args.name), self._state.progress.step
         self._keep(args.name, mode=args.mode, failures=0)
         self._state.persist()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Measured
+from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import held_out, probes, rows
 from trainctl.node_agent.conductor.probes import Difference
@@ -32,7 +32,7 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
         case "sync":
             levelling(state, plan, reports)
         case "evaluate":
-            evaluation(state, plan, reports)
+            evaluation(state, proposals, plan, reports)
         case "sample":
             sample(state, plan, reports)
         case "defragment":
@@ -71,15 +71,17 @@ def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None
     state.happen(e.StateShared(state.node(min(reports)), drift[worst], where), step=plan.step)
 
 
-def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def evaluation(state: ConductorState, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> None:
     """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights."""
     loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
     pairs = held_out.pairs([*reports.values()])
     state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
-    # Not before it: killed between the two, it is done again.
-    state.persist(eval_loss=loss, eval_step=plan.step, eval_values=values)
     state.happen(e.Evaluated(loss, seconds), step=plan.step)
+    # Kept together with what policies make of it, and not before the result: killed between, it is done again.
+    state.keep(eval_loss=loss, eval_step=plan.step, eval_values=values)
+    proposals.ask(HeldOutLoss(plan.step, loss))
+    state.persist()
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=e.Evaluated(loss))
 

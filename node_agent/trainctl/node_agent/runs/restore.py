@@ -1,9 +1,10 @@
 """Opening of a run: a new one from a run file, an old one resumed, or one that outlived the agent."""
 
+import math
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -11,12 +12,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
+from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
-from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
+from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Settings
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
@@ -150,6 +152,7 @@ def old_run(
             durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
+            policies=_policies_at(paths, config, durable.policies, step),
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))
@@ -211,6 +214,22 @@ def _settings_after(recorder: RunDb, done: m.StepCommitted | None, latest: Setti
     then = share_edits.as_memory_allows(then, latest)
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
+
+
+def _policies_at(
+    paths: RunPaths, config: RunFile, policies: Mapping[str, PolicyState], step: int
+) -> dict[str, PolicyState]:
+    """What a run keeps of its policies when it continues from `step`: none of their commands is open any more."""
+    with RecordReader(paths) as reader:
+        done = [(made.step, math.nan if made.loss is None else made.loss) for made in reader.evaluations()]
+    evaluations = [(at, loss) for at, loss in done if at <= step]
+    return {
+        name: msgspec.structs.replace(
+            kept, sent=(), advised="", memory=dict(REGISTRY[name].gone_back(config, kept.memory, evaluations))
+        )
+        for name, kept in policies.items()
+        if name in REGISTRY
+    }
 
 
 def _with_source(settings: Settings, node: str) -> Settings:

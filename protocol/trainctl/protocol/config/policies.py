@@ -10,6 +10,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
     "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound", "caches",
+    "plateau", "early-stop",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -35,8 +36,12 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
     "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
     "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
+    "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",)),
+    "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run"),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
+HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
+"""Those that need evaluations."""
 
 
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +77,19 @@ class CachesTable(PolicyTable, frozen=True):
     quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # between two times
 
 
+class PlateauTable(PolicyTable, frozen=True):
+    patience: Annotated[int, Meta(ge=1, le=100_000)] = 5  # evaluations in a row without improvement
+    improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
+    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
+    cooldown: Annotated[int, Meta(ge=0, le=100_000)] = 2  # evaluations after a cut that don't count
+    least_rate: Annotated[float, Meta(ge=0, le=100)] = 0.0  # learning rate below which it doesn't cut
+
+
+class EarlyStopTable(PolicyTable, frozen=True):
+    patience: Annotated[int, Meta(ge=1, le=100_000)] = 10  # evaluations in a row without improvement
+    improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
+
+
 class PolicyTables(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
@@ -85,11 +103,22 @@ class PolicyTables(
     micro_batch: MicroBatchTable = MicroBatchTable()
     clip_bound: ClipBoundTable = ClipBoundTable()
     caches: CachesTable = CachesTable()
+    plateau: PlateauTable = PlateauTable()
+    early_stop: EarlyStopTable = EarlyStopTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""
         table: PolicyTable = getattr(self, name.replace("-", "_"))
         return table
+
+
+def impatience(tables: PolicyTables, plateau: PolicyMode, early_stop: PolicyMode) -> str:
+    """What is wrong with these two modes together: a run must not end before a lower rate could help it. Empty if
+    nothing is."""
+    least, patience = tables.plateau.patience, tables.early_stop.patience
+    if "off" in (plateau, early_stop) or patience > least:
+        return ""
+    return f"{patience} must be above policy.plateau.patience = {least}: the run would end before its rate is lowered"
 
 
 def check_policies(tables: PolicyTables, where: str) -> None:
@@ -98,6 +127,9 @@ def check_policies(tables: PolicyTables, where: str) -> None:
     if micro.low >= micro.target:
         problem = f"{micro.low:g} must be below policy.micro-batch.target = {micro.target:g}"
         raise InvalidInputError(f"{where}: policy.micro-batch.low", problem)
+    plateau, early_stop = (tables.of(name).mode or POLICIES[name].default for name in HELD_OUT_POLICIES)
+    if problem := impatience(tables, plateau, early_stop):
+        raise InvalidInputError(f"{where}: policy.early-stop.patience", problem)
     if micro.most and micro.most < micro.least:
         problem = f"{micro.most} must be at least policy.micro-batch.least = {micro.least}, or 0"
         raise InvalidInputError(f"{where}: policy.micro-batch.most", problem)

@@ -3,6 +3,7 @@
 import statistics
 
 from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 
 WINDOW = 10
@@ -37,10 +38,10 @@ def _full(facts: RunFacts, stepped: Stepped, memory: Memory) -> dict[str, float]
     """The part of its cap that a node's cache takes, of those where it is too large."""
     found: dict[str, float] = {}
     for rank, report in sorted(stepped.reports.items()):
-        cache, cap = report.values.get("memory_cache_bytes"), report.values.get("memory_cap_bytes")
-        if cache is None or not cap:
+        part = m.of_cap(report.values, "cache")
+        if part is None:
             continue
-        seen = memory.observe(f"cache {rank}", cache / cap, WINDOW)
+        seen = memory.observe(f"cache {rank}", part, WINDOW)
         if len(seen) == WINDOW and (mean := statistics.fmean(seen)) > facts.config.policy.caches.fraction:
             node = facts.durable.settings.ranks[rank].node
             found[node] = max(mean, found.get(node, 0.0))

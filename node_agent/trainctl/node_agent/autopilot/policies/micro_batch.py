@@ -62,12 +62,12 @@ def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterabl
     """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one."""
     sizes = _sizes(plan)
     for report in reports:
-        rank, peak, cap = report.rank, report.values.get("memory_peak_bytes"), report.values.get("memory_cap_bytes")
+        rank, use = report.rank, m.of_cap(report.values, "peak")
         if memory.last(f"size {rank}", sizes[rank]) != sizes[rank]:
             memory.forget(f"use {rank}")
         memory.observe(f"size {rank}", float(sizes[rank]), 1)
-        if peak is not None and cap:
-            memory.observe(f"use {rank}", peak / cap, _table(facts).window)
+        if use is not None:
+            memory.observe(f"use {rank}", use, _table(facts).window)
 
 
 def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
