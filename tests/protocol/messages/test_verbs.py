@@ -23,6 +23,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "promote": {"old_lead_is_off": True},
     "pause": {},
     "resume": {},
+    "rollback": {"steps": 100, "skip_batches": 200},
     "stop": {"checkpoint": False},
     "note": {"text": "a warm day"},
     "acknowledge": {"id": "disk:mbp"},

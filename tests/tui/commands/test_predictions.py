@@ -24,6 +24,7 @@ EXAMPLES = {
     "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate",
     "sample": "sample prompt=x", "defragment": "defragment --node mbp", "drain": "drain --node mbp",
     "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
+    "rollback": "rollback steps=100 skip_batches=200",
     "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
     "mute": "mute kind=memory minutes=30", "autopilot": "autopilot name=first-shares mode=off",
 }  # fmt: skip
@@ -120,6 +121,8 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("promote", "forge leads instead of studio; curve unchanged"),
         ("pause", "pauses after step 18,241, within about 3.06 s; curve unchanged"),
         ("resume", "continues at step 18,241 with plan v4; curve unchanged"),
+        ("rollback", "goes back from step 18,240 to the newest checkpoint up to step 18,140; "
+         "skips the data of 200 steps: changes the curve"),
         ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
         ("note", "recorded in the run's events at step 18,240; curve unchanged"),
     ],

@@ -76,6 +76,8 @@ class Conductor:
             self._shutdown.go_back(str(error))
         except CannotGoOnError as error:
             self._shutdown.fail(str(error))
+        if self.durable.rollback is not None and self.stage not in ("leaving", "over"):
+            self._shutdown.roll_back(f"rollback to step {self.durable.rollback.step}")
         self._stop_timeout.look(now)
         self._proposals.note_ends()
         return self._state.take()

@@ -170,7 +170,8 @@ def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str
             cost = written.size_bytes, written.loop_seconds
             state.happen(e.CheckpointWritten(plan.step, *cost), "good", plan.step, node)
     if any(reports[rank].checkpoint is not None for rank in plan.writers):
-        state.persist(written=plan.step)
+        kept = sorted({*state.durable.checkpoints, plan.step})[-state.config.checkpoint.keep_last :]
+        state.persist(written=plan.step, checkpoints=tuple(kept))
     for id in plan.commands:
         made = None if failed else e.CheckpointWritten(plan.step)
         state.end(id, "failed" if failed else "applied", plan.step, failed, made=made)

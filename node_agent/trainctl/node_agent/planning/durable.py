@@ -74,6 +74,21 @@ class PolicyState(msgspec.Struct, frozen=True):
     actions: int = 0  # commands that it has sent
 
 
+class Rollback(msgspec.Struct, frozen=True):
+    """A command to go back that has been obeyed: the run is to be taken up from there."""
+
+    step: int  # of the checkpoint
+    skip_batches: int = 0  # global batches whose data the run doesn't train on
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """Positions that the run doesn't train on, by a command."""
+
+    step: int  # the last one before them
+    start: int
+    count: int
+
+
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
@@ -94,3 +109,6 @@ class Durable(msgspec.Struct, frozen=True):
     retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to
     policies: dict[str, PolicyState] = {}  # by name; none of a policy that stands as it began
+    checkpoints: tuple[int, ...] = ()  # steps of the newest ones, ascending: those that are kept for sure
+    rollback: Rollback | None = None  # until the run has gone back
+    skipped: tuple[Skipped, ...] = ()  # by step
