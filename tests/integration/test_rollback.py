@@ -25,6 +25,7 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
             return run is not None and (run.state, run.step) == ("paused", 5)
 
         until(is_back, what="the run, at step 5")
+        assert client.snapshot(0).run.skipped == ((60, 36),)  # type: ignore[union-attr]
         assert client.send("resume", {}).state == "applied"
         assert wait_for_end(client).state == "finished"
         cursors = {step.step: step.cursor for step in all_steps(client)}

@@ -155,10 +155,10 @@ def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generati
     failed = MemoryDeath(0, "killed") if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
     assert asked.policy.propose(asked.facts(failed), asked.memory) is None
     asked.kept, asked.memory.evidence = kept(31), {}
-    sizes = {found.args.micro for found in asked.used(*[0.5] * 49) if isinstance(found, Proposal)}
-    assert sizes == {32}
-    found = [*asked.used(0.5, 0.5)][-1]
-    assert isinstance(found, Proposal) and found.args == verbs.ResizeBatch(micro=37)
+    sizes = {found.args for found in asked.used(*[0.5] * 49) if isinstance(found, Proposal)}
+    assert sizes == {verbs.ResizeBatch(micro=32)}
+    sizes = {found.args for found in asked.used(*[0.5] * 11) if isinstance(found, Proposal)}
+    assert sizes == {verbs.ResizeBatch(micro=37)}
 
 
 def test_peaks_of_another_size_are_no_evidence() -> None:

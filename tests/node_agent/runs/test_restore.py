@@ -7,6 +7,7 @@ import pytest
 from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
+from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
@@ -139,6 +140,7 @@ def test_data_after_the_checkpoint_are_skipped_and_the_events_say_which(paths: R
     assert f"positions {before:,} to {before + 119:,} are skipped: their samples aren't trained on" in opening.notices
     kept = opening.conductor.durable
     assert (kept.rollback, kept.checkpoints) == (None, (2,))
+    assert views.run_view(opening.conductor, 0.0, "", (), "a").skipped == ((before, 120),)
     assert restore.rollback_step(paths) is None
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
@@ -22,6 +22,17 @@ class Stepped:
     plan: m.StepPlan
     reports: Mapping[int, m.Report]  # by rank
     speeds: Mapping[int, Speed]  # by rank, of those that have been measured
+
+    @property
+    def report(self) -> m.Report:
+        """The lowest rank's: sums, norm and skips are the same for all."""
+        return self.reports[min(self.reports)]
+
+    @property
+    def loss(self) -> float | None:
+        """Of the step; None without any weight."""
+        report = self.report
+        return report.loss_sum / report.weight if report.weight else None
 
 
 @dataclass(frozen=True)
@@ -111,11 +122,11 @@ class Memory:
     """
 
     kept: dict[str, float] = field(default_factory=dict)
-    evidence: dict[str, deque[float]] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
 
     def observe(self, name: str, value: float, newest: int) -> Sequence[float]:
         """The newest values of an observation, oldest first, with this one."""
-        values = self.evidence.get(name)
+        values: deque[float] | None = self.evidence.get(name)
         if values is None or values.maxlen != newest:
             values = self.evidence[name] = deque(values or (), maxlen=newest)
         values.append(value)
@@ -123,7 +134,7 @@ class Memory:
 
     def last(self, name: str, default: float = 0.0) -> float:
         """The last value of an observation."""
-        values = self.evidence.get(name)
+        values: deque[float] | None = self.evidence.get(name)
         return values[-1] if values else default
 
     def forget(self, *names: str) -> None:

@@ -6,7 +6,7 @@ is measured. Edits that must not wait for a step are no part of that.
 
 import dataclasses
 import uuid
-from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Proposals:
 
     def __init__(self, state: ConductorState) -> None:
         self._state = state
-        self._evidence: dict[PolicyName, dict[str, deque[float]]] = {}
+        self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._generation = state.durable.generation  # that the evidence is of
         self._measured_until = 0  # step
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step

@@ -10,7 +10,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
     "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound", "caches",
-    "plateau", "early-stop",
+    "plateau", "early-stop", "spike", "divergence",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -38,6 +38,8 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
     "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",)),
     "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run"),
+    "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",)),
+    "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",)),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
@@ -90,6 +92,23 @@ class EarlyStopTable(PolicyTable, frozen=True):
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
 
 
+class SpikeTable(PolicyTable, frozen=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # scatters above the trend, of the loss and the gradient norm
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = 3  # steps in a row that make a spike
+    back_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
+    back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
+    skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
+    most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
+
+
+class DivergenceTable(PolicyTable, frozen=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # scatters above the best level
+    steps: Annotated[int, Meta(ge=2, le=100_000)] = 200  # over which the loss must rise
+    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = 100  # in a row at which it must be far above
+    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 500  # between two times
+
+
 class PolicyTables(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
@@ -105,6 +124,8 @@ class PolicyTables(
     caches: CachesTable = CachesTable()
     plateau: PlateauTable = PlateauTable()
     early_stop: EarlyStopTable = EarlyStopTable()
+    spike: SpikeTable = SpikeTable()
+    divergence: DivergenceTable = DivergenceTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""

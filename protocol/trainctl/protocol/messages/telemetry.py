@@ -92,6 +92,7 @@ class RunView(Message, tag="run-view", frozen=True):
     weight_unit: str = TOKENS  # unit of the weight that divides the loss, for example tokens or pairs
     loss_unit: str = "nats per token"
     eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
+    skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
     boot: str = ""
     seq: Count = 0
 

@@ -72,6 +72,7 @@ def status_text(
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
+        *_skip_lines(run.skipped),
         f"directory  {run.directory}",
         *machines,
         *_alert_lines(snapshot.alerts),
@@ -106,6 +107,12 @@ def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
     words = "  ".join(f"{view.name}={view.mode}" for view in policies)
     lines = textwrap.wrap(words, _POLICY_COLUMNS, break_on_hyphens=False)
     return [f"{' ' * 11 if number else 'policies   '}{text.replace('=', ' ')}" for number, text in enumerate(lines)]
+
+
+def _skip_lines(skipped: Sequence[tuple[int, int]]) -> list[str]:
+    """Positions that the run doesn't train on."""
+    parts = [f"{start:,} to {start + count - 1:,}" for start, count in skipped]
+    return [f"skipped    positions {', '.join(parts)}: not trained on, by rollback"] if parts else []
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:

@@ -13,8 +13,7 @@ class ClipBound(Policy):
     def propose(self, facts: RunFacts, memory: Memory) -> Advice | None:
         if not isinstance(facts.occasion, Stepped):
             return None
-        table, reports = facts.config.policy.clip_bound, facts.occasion.reports
-        report = reports[min(reports)]
+        table, report = facts.config.policy.clip_bound, facts.occasion.report
         if report.skipped is not None or "clip_scale" not in report.values:
             return None
         scales = memory.observe("scale", report.values["clip_scale"], table.steps)

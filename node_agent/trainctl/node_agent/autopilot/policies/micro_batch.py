@@ -5,7 +5,9 @@ The mean over a window decides, so one high step shrinks nothing. A size that ra
 
 import dataclasses
 import statistics
+from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from trainctl.node_agent.autopilot.policy import (
     Memory,
@@ -25,6 +27,13 @@ PREDICTED = 0.85
 too high, since weights and optimizer state don't grow with it."""
 
 
+class _Seen(NamedTuple):
+    """What was seen of one rank."""
+
+    size: int  # its micro-batch, samples
+    uses: deque[float]  # parts of the cap that peaks took, the newest steps
+
+
 class MicroBatch(Policy):
     """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
 
@@ -35,11 +44,12 @@ class MicroBatch(Policy):
             case Replayed(plan, report):
                 _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
             case MemoryDeath(rank, _):
-                size = memory.last(f"size {rank}", facts.durable.settings.ranks[rank].micro_in_force)
-                _bar(facts, memory, rank, int(size))
+                known = _ranks(memory).get(rank)
+                size = known.size if known is not None else facts.durable.settings.ranks[rank].micro_in_force
+                _bar(facts, memory, rank, size)
             case Stepped(plan, reports):
-                _observe(facts, memory, plan, reports.values())
-                return next(_changes(facts, memory), None)
+                if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
+                    return next(_changes(facts, memory), None)
         return None
 
 
@@ -51,23 +61,31 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
 def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
     """A rank ran out of memory with micro-batches of this size."""
     memory.kept |= {f"barred {rank}": float(size), f"until {rank}": float(facts.step + _table(facts).barred_steps)}
-    memory.forget(f"use {rank}")
+    _ranks(memory).pop(rank, None)
 
 
 def _table(facts: RunFacts) -> MicroBatchTable:
     return facts.config.policy.micro_batch
 
 
-def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterable[m.Report]) -> None:
-    """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one."""
-    sizes = _sizes(plan)
+def _ranks(memory: Memory) -> dict[int, _Seen]:
+    found: dict[int, _Seen] = memory.evidence.setdefault("ranks", {})
+    return found
+
+
+def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterable[m.Report]) -> bool:
+    """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one.
+    Whether one is above the target: then the means are looked at, and else once in a window."""
+    sizes, ranks, is_high, table = _sizes(plan), _ranks(memory), False, _table(facts)
     for report in reports:
-        rank, use = report.rank, m.of_cap(report.values, "peak")
-        if memory.last(f"size {rank}", sizes[rank]) != sizes[rank]:
-            memory.forget(f"use {rank}")
-        memory.observe(f"size {rank}", float(sizes[rank]), 1)
+        size, known = sizes[report.rank], ranks.get(report.rank)
+        if known is None or known.size != size:
+            known = ranks[report.rank] = _Seen(size, deque(maxlen=table.window))
+        use = m.of_cap(report.values, "peak")
         if use is not None:
-            memory.observe(f"use {rank}", use, _table(facts).window)
+            known.uses.append(use)
+            is_high = is_high or use > table.target
+    return is_high
 
 
 def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
@@ -87,8 +105,9 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
 
 def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
     """The mean over a whole window."""
-    seen = memory.evidence.get(f"use {rank}", ())
-    return statistics.fmean(seen) if len(seen) == _table(facts).window else None
+    known = _ranks(memory).get(rank)
+    full = known is not None and len(known.uses) == _table(facts).window
+    return statistics.fmean(known.uses) if known is not None and full else None
 
 
 def _smaller(facts: RunFacts, node: str, size: int, use: float) -> Iterator[Proposal]:

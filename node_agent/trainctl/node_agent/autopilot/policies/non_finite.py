@@ -17,8 +17,7 @@ class NonFinite(Policy):
         if not isinstance(facts.occasion, Stepped):
             return None
         wanted = facts.config.policy.non_finite.steps
-        reports = facts.occasion.reports
-        looks = memory.observe("bad", float(_is_bad(facts, reports[min(reports)])), wanted)
+        looks = memory.observe("bad", float(_is_bad(facts, facts.occasion.report)), wanted)
         if sum(looks) < wanted:
             return None
         reason = f"{wanted} steps in a row were not finite, up to step {facts.step}"
