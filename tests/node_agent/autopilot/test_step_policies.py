@@ -121,6 +121,18 @@ def test_every_size_but_one_shrinks_by_at_least_one_sample(micro: int, after: in
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
 
 
+@pytest.mark.parametrize(("after", "again"), [(0.94, None), (0.91, verbs.ResizeBatch(micro=20))])
+def test_a_size_that_hardly_helped_is_the_last(after: float, again: verbs.ResizeBatch | None) -> None:
+    asked = Asked("micro-batch")
+    first = asked.last(*[0.95] * 10)
+    assert first is not None
+    asked.memory.kept |= first.remember
+    asked.memory.kept |= {name.replace(" a", " b"): value for name, value in first.remember.items()}
+    asked.kept = kept(25)
+    found = asked.last(*[after] * 10)
+    assert (found.args if found else None) == again
+
+
 def test_one_high_step_shrinks_nothing() -> None:
     asked = Asked("micro-batch")
     assert not any(asked.used(*[0.8] * 20, 1.0, *[0.8] * 20))

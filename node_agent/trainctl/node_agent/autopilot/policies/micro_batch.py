@@ -26,6 +26,9 @@ PREDICTED = 0.85
 """Part of the cap that a larger micro-batch may be predicted to take. Peaks are predicted in proportion to the size:
 too high, since weights and optimizer state don't grow with it."""
 
+HELPED = 0.98
+"""Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
+
 
 class _Seen(NamedTuple):
     """What was seen of one rank."""
@@ -98,7 +101,7 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
     for node, use in sorted(known.items(), key=lambda each: -each[1]):
         size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
         if use > _table(facts).target:
-            yield from _smaller(facts, node, size, use)
+            yield from _smaller(facts, memory, node, size, use)
         elif use < _table(facts).low:
             yield from _larger(facts, memory, node, nodes[node], size, use)
 
@@ -110,11 +113,14 @@ def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
     return statistics.fmean(known.uses) if known is not None and full else None
 
 
-def _smaller(facts: RunFacts, node: str, size: int, use: float) -> Iterator[Proposal]:
-    table = _table(facts)
+def _smaller(facts: RunFacts, memory: Memory, node: str, size: int, use: float) -> Iterator[Proposal]:
+    """Not again if the last time it hardly helped: then weights or other memory fill the device."""
+    table, kept = _table(facts), memory.kept
+    has_helped = kept.get(f"shrunk {node}") != size or use <= HELPED * kept[f"use {node}"]
     wanted = max(table.least, min(size - 1, int(size * table.shrink)))
-    if wanted < size:
-        yield _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+    if wanted < size and has_helped:
+        made = _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+        yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
 
 
 def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
