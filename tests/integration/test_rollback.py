@@ -13,6 +13,7 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
         begun = client.send("start-run", {"config": run_config(run__steps=20, checkpoint=checkpoint)})
         assert begun.state == "applied", begun.reason
         wait_for_step(client, 7)
+        assert client.send("defragment", {}).state == "applied"
         assert client.send("pause", {}).state == "applied"
         refused = client.send("rollback", {"step": 6})
         assert (refused.state, refused.field) == ("rejected", "step")

@@ -142,9 +142,15 @@ def test_one_high_step_shrinks_nothing() -> None:
     ("micro", "part", "after"), [(1, 0.4, 2), (4, 0.6, 5), (32, 0.7, 38), (1, 0.5, None), (32, 0.75, None)]
 )
 def test_room_left_advises_a_size_whose_predicted_peak_fits(micro: int, part: float, after: int | None) -> None:
-    found = Asked("micro-batch", micro).last(*[part] * 10)
+    asked = Asked("micro-batch", micro)
+    asked.memory.kept = {"barred 0": 64.0, "until 0": 0.0, "shrunk b": float(micro), "use b": 0.95}
+    found = asked.last(*[part] * 10)
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
     assert found is None or found.advise_only
+
+
+def test_a_size_that_was_never_larger_is_left_as_it_is() -> None:
+    assert Asked("micro-batch").last(*[0.02] * 10) is None
 
 
 def test_up_may_be_on_or_off() -> None:
@@ -154,8 +160,8 @@ def test_up_may_be_on_or_off() -> None:
 
 
 def test_bounds_hold() -> None:
-    assert Asked("micro-batch", 32, most=32).last(*[0.5] * 10) is None
-    assert Asked("micro-batch", 64).last(*[0.3] * 10) is None, "a micro-batch isn't larger than the share"
+    assert Asked("micro-batch", 32, most=32, up="on").last(*[0.5] * 10) is None
+    assert Asked("micro-batch", 64, up="on").last(*[0.3] * 10) is None, "a micro-batch isn't larger than the share"
     found = Asked("micro-batch", 32, least=30).last(*[0.95] * 10)
     assert found is not None and found.args == verbs.ResizeBatch(micro=30)
 

@@ -65,7 +65,7 @@ class MicroBatchTable(PolicyTable, frozen=True):
     most: Annotated[int, Meta(ge=0, le=2**20)] = 0  # samples; 0: the rank's share
     window: Annotated[int, Meta(ge=1, le=1000)] = 10  # steps whose mean peak counts
     barred_steps: Annotated[int, Meta(ge=0, le=2**40)] = 500  # for which a size that ran out of memory isn't tried
-    up: PolicyMode = "advise"  # whether it sends what makes a micro-batch larger
+    up: PolicyMode = "advise"  # of larger ones: advised where it had been larger; on: sent while there is room
 
 
 class ClipBoundTable(PolicyTable, frozen=True):

@@ -124,15 +124,19 @@ def _smaller(facts: RunFacts, memory: Memory, node: str, size: int, use: float) 
 
 
 def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
-    table, settings = _table(facts), facts.durable.settings
+    """Advised only where it had been larger: that a size which never was tried is faster isn't known."""
+    table, settings, kept = _table(facts), facts.durable.settings, memory.kept
+    was_larger = f"shrunk {node}" in kept or any(f"barred {rank}" in kept for rank in ranks)
+    if table.up == "off" or (table.up == "advise" and not was_larger):
+        return
     wanted = max(size + 1, int(size * table.grow))
     bounds = [settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
     for rank in ranks:
-        if facts.step < memory.kept.get(f"until {rank}", 0.0):
-            bounds.append(int(memory.kept[f"barred {rank}"]) - 1)
+        if facts.step < kept.get(f"until {rank}", 0.0):
+            bounds.append(int(kept[f"barred {rank}"]) - 1)
     wanted = min(wanted, *bounds)
-    if table.up != "off" and wanted > size and use * wanted / size <= PREDICTED:
+    if wanted > size and use * wanted / size <= PREDICTED:
         made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")
         yield dataclasses.replace(made, advise_only=table.up == "advise")
 
