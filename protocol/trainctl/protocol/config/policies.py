@@ -9,7 +9,7 @@ from msgspec import Meta
 from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
-    "out-of-memory", "replays", "first-shares", "non-finite", "micro-batch", "clip-bound", "caches",
+    "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",
     "plateau", "early-stop", "spike", "divergence",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
@@ -32,6 +32,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
     "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
     "first-shares": PolicyEntry("on", "a short measurement sets the shares that the run file doesn't", ("rebalance",)),
+    "rebalance": PolicyEntry("off", "samples move to the ranks that are fast now", ("rebalance",)),
     "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
     "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
@@ -50,6 +51,13 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`[policy.NAME]` of a run file. A policy with settings of its own has a type derived from this."""
 
     mode: PolicyMode | None = None  # None: the policy's default
+
+
+class RebalanceTable(PolicyTable, frozen=True):
+    gain: Annotated[float, Meta(gt=0, le=10)] = 0.05  # least part by which steps must get faster
+    looks: Annotated[int, Meta(ge=1, le=1000)] = 3  # windows of 8 steps in a row that must show the gain
+    at_once: Annotated[float, Meta(gt=0, le=10)] = 0.1  # gain that is taken without further looks
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 20  # after a split, before it is judged
 
 
 class NonFiniteTable(PolicyTable, frozen=True):
@@ -118,6 +126,7 @@ class PolicyTables(
     out_of_memory: PolicyTable = PolicyTable()
     replays: PolicyTable = PolicyTable()
     first_shares: PolicyTable = PolicyTable()
+    rebalance: RebalanceTable = RebalanceTable()
     non_finite: NonFiniteTable = NonFiniteTable()
     micro_batch: MicroBatchTable = MicroBatchTable()
     clip_bound: ClipBoundTable = ClipBoundTable()
