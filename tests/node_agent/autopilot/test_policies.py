@@ -52,6 +52,13 @@ def test_every_declared_policy_has_its_module_and_yields_to_verbs_that_are_there
     assert {verb for entry in POLICIES.values() for verb in entry.yields_to} <= verbs.VERBS.keys()
 
 
+def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
+    assert {name for name, entry in POLICIES.items() if entry.changes_curve and entry.default == "on"} == set()
+    assert {name for name, entry in POLICIES.items() if entry.changes_curve} == {
+        "plateau", "early-stop", "spike", "divergence"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [*POLICIES])
 def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) -> None:
     plan = plans.train("sim", KEPT, config(20, 12), 1, 0, ())

@@ -26,6 +26,8 @@ class PolicyEntry:
     summary: str
     yields_to: tuple[str, ...] = ()
     """Verbs by which a person decides instead; from then on the policy only advises."""
+    changes_curve: bool = False
+    """Whether what it sends changes the loss curve."""
 
 
 POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
@@ -37,10 +39,10 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
     "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
     "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
-    "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",)),
-    "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run"),
-    "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",)),
-    "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",)),
+    "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",), True),
+    "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run", (), True),
+    "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
+    "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",), True),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
