@@ -118,6 +118,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
         command="rebalance studio=16 mbp=8",
         reason="initial shares by measured samples per second: studio 210/s, mbp 104/s",
     ),
+    events.PolicyActed(name="non-finite", command="pause", reason="3 steps in a row were not finite"),
     events.CommandApplied(node="mbp", result="restarted; it will rejoin when its model is loaded"),
     events.CommandFailed(reason="99 is over studio's share of 16 samples", field="micro", node="studio"),
     events.NoteWritten(text="the fan of mbp is loud"),
@@ -378,6 +379,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "step-plan-sample": msgspec.structs.replace(
             _PLAN, kind="sample", finishes=None, commands=(), work=_PLAN.work[:1], sampling=_SAMPLING
+        ),
+        "step-plan-defragment": msgspec.structs.replace(
+            _PLAN, kind="defragment", finishes=None, work=(m.RankWork(0, (), 8),), learning_rate=0.0
         ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
         "reference-slice": m.ReferenceSlice(

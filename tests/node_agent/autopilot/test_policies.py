@@ -10,6 +10,7 @@ from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import (
     Measured,
+    Memory,
     MemoryDeath,
     Occasion,
     Proposal,
@@ -30,7 +31,7 @@ KEPT = durable(("a", "b"), 12)
 
 
 def proposed(name: PolicyName, occasion: Occasion, kept: Durable = KEPT, **tables: Any) -> Proposal | None:
-    return REGISTRY[name].propose(RunFacts(config(20, 12, **tables), kept, 0, occasion), {})
+    return REGISTRY[name].propose(RunFacts(config(20, 12, **tables), kept, 0, occasion), Memory())
 
 
 def report(micro: int) -> m.Report:
@@ -51,6 +52,13 @@ def test_every_declared_policy_has_its_module_and_yields_to_verbs_that_are_there
     assert {verb for entry in POLICIES.values() for verb in entry.yields_to} <= verbs.VERBS.keys()
 
 
+def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
+    assert {name for name, entry in POLICIES.items() if entry.changes_curve and entry.default == "on"} == set()
+    assert {name for name, entry in POLICIES.items() if entry.changes_curve} == {
+        "plateau", "early-stop", "spike", "divergence"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [*POLICIES])
 def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) -> None:
     plan = plans.train("sim", KEPT, config(20, 12), 1, 0, ())
@@ -58,7 +66,9 @@ def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) ->
         "out-of-memory": MemoryDeath(1, "killed"), "replays": Replayed(plan, report(2)),
         "first-shares": Measured({0: 1.0, 1: 2.0}),
     }  # fmt: skip
-    assert {other for other, occasion in matters.items() if proposed(name, occasion, **TIMED)} == {name}
+    assert {other for other, occasion in matters.items() if proposed(name, occasion, **TIMED)} == {
+        name
+    } & matters.keys()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,7 @@ def test_what_was_run_again_in_pieces_stays_small_and_never_grows(micro: int, fi
 def test_first_shares_are_the_batch_dealt_by_the_rates(rates: list[float], batch: int) -> None:
     kept = durable(tuple("abcde"[: len(rates)]), batch)
     facts = RunFacts(config(20, batch, **TIMED), kept, 0, Measured(dict(enumerate(rates))))
-    found = REGISTRY["first-shares"].propose(facts, {})
+    found = REGISTRY["first-shares"].propose(facts, Memory())
     assert found is not None and found.edit is not None
     shares = {of.node: of.share for of in found.edit.settings.live.values()}
     assert sum(shares.values()) == batch and min(shares.values()) >= 1

@@ -38,7 +38,7 @@ def view(agent: JournaledAgent) -> m.RunView:
 
 def check_declared() -> None:
     """Run file, verb, dialog and schema know it."""
-    assert run_file.parse(FILE).policy[NAME].mode == "off"
+    assert run_file.parse(FILE).policy.of(NAME).mode == "off"
     verbs.check("autopilot", {"name": NAME, "mode": "on"})
     (name, _) = forms.form("autopilot", ViewState()).fields
     assert NAME in name.choices
@@ -58,7 +58,7 @@ def check_run(folder: Path) -> None:
     agent.go_on(200)
     done = [event for event in events(agent) if event.by == f"auto:{NAME}" and event.outcome is not None]
     (applied,) = [event for event in done if event.outcome == "applied"]
-    assert applied.text.startswith("rebalanced: a 9 → 6, b 3 → 6 (uneven for "), applied.text
+    assert applied.text == "rebalanced: a 9 → 6, b 3 → 6 (uneven for 3 steps)", applied.text
     assert applied.step is not None and applied.step in agent.planned_steps(applied.command)
     inverse = undo.of(applied, view(agent), events(agent))
     assert (inverse.order.verb, inverse.order.args) == ("rebalance", {"shares": {"a": 9, "b": 3}})

@@ -6,7 +6,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, ResumePoint, absent
-from trainctl.protocol.messages.events import CheckpointWritten
+from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -108,3 +108,16 @@ def test_waiting_for_nodes_is_no_try():
     assert backoff.held_seconds == 30.0
     assert backoff.again() == clock.now + 2.0
     assert backoff.held_seconds == 0.0
+
+
+def test_no_later_one_than_a_rollback_wants_unless_there_is_no_other(tmp_path):
+    paths = written(tmp_path, ("b", 20), ("b", 40))
+    assert checkpoint_source.find(paths, "a", at_most=30) == Source(20, "b")
+    assert checkpoint_source.find(paths, "a", at_most=10) == Source(40, "b")
+
+
+def test_none_that_the_run_has_gone_back_behind_though_it_has_written_no_other_since(tmp_path):
+    paths = written(tmp_path, ("b", 20), ("b", 40))
+    with RunDb(paths) as recorder:
+        recorder.event(50.0, RunStateChanged("", "resumed", "from step 20"), "warning", "auto", step=20)
+    assert checkpoint_source.find(paths, "a") == Source(20, "b")

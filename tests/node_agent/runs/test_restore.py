@@ -7,7 +7,8 @@ import pytest
 from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
-from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.conductor import views
+from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -15,6 +16,7 @@ from trainctl.node_agent.runs.run_costs import keep_times, kept_times
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 ALL = Settings(1, 24, {0: RankSetting("a", 12, 4), 1: RankSetting("b", 12, 4)})
 WITHOUT_A = Settings(2, 24, {0: RankSetting("a", 0, 4, out="drained"), 1: RankSetting("b", 24, 4)})
@@ -116,3 +118,74 @@ def test_a_run_that_outlives_its_agent_goes_on_taking_time(paths: RunPaths) -> N
     times = kept_times(opening.recorder)
     opening.recorder.close()
     assert times == (NodeTime("a", 5.0, 100.0),)
+
+
+def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPaths) -> None:
+    """The plateau's evaluations go back with the run; a bar stays, and no command is open any more."""
+    kept = {"best": 2.0, "best_step": 1.0, "evaluations": 3.0, "last_step": 4.0}
+    policies = {
+        "plateau": PolicyState(memory=kept),
+        "micro-batch": PolicyState("on", {"barred 0": 4.0}, sent=("id-9",)),
+    }
+    with restore.RunDb(paths) as recorder:
+        for at, loss in ((1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0)):
+            recorder.evaluation(at, float(at), loss, 1.0, 0.1, {})
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, policies=policies))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), None)
+    opening.recorder.close()
+    after = opening.conductor.durable.policies
+    assert after["plateau"].memory == {"best": 2.0, "best_step": 1.0, "evaluations": 1.0, "last_step": 2.0}
+    assert after["micro-batch"] == PolicyState("on", {"barred 0": 4.0})
+
+
+# ---------------------------------------------------------------- rollback
+
+
+def told_to_go_back(paths: RunPaths, step: int, skip_batches: int) -> None:
+    with restore.RunDb(paths) as recorder:
+        wanted = Durable(BACK, m.Generation(1, 2), 204, rollback=Rollback(step, skip_batches), checkpoints=(2, 4))
+        restore._keep(recorder, wanted)
+
+
+def resumed(paths: RunPaths, step: int) -> restore.Opening:
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(step, "b"), None)
+    opening.recorder.close()
+    return opening
+
+
+def test_data_after_the_checkpoint_are_skipped_and_the_events_say_which(paths: RunPaths) -> None:
+    told_to_go_back(paths, 2, 5)
+    before = resumed_cursor(paths, 2)
+    assert restore.rollback_step(paths) == 2
+    opening = resumed(paths, 2)
+    assert opening.conductor.progress.cursor == before + 5 * 24
+    assert f"positions {before:,} to {before + 119:,} are skipped: their samples aren't trained on" in opening.notices
+    kept = opening.conductor.durable
+    assert (kept.rollback, kept.checkpoints) == (None, (2,))
+    assert views.run_view(opening.conductor, 0.0, "", (), "a").skipped == ((before, 120),)
+    assert restore.rollback_step(paths) is None
+
+
+def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: RunPaths) -> None:
+    told_to_go_back(paths, 2, 5)
+    first = resumed(paths, 2).conductor.progress.cursor
+    assert resumed(paths, 2).conductor.progress.cursor == first
+    assert restore.surviving_run(paths, frozenset()).conductor.progress.cursor == first
+    assert not resumed(paths, 1).conductor.durable.skipped
+
+
+def test_more_may_be_skipped_of_what_follows_the_same_step(paths: RunPaths) -> None:
+    told_to_go_back(paths, 2, 5)
+    opening = resumed(paths, 2)
+    with restore.RunDb(paths) as recorder:
+        again = msgspec.structs.replace(opening.conductor.durable, rollback=Rollback(2, 1))
+        restore._keep(recorder, again)
+    assert resumed(paths, 2).conductor.progress.cursor == opening.conductor.progress.cursor + 24
+
+
+def resumed_cursor(paths: RunPaths, step: int) -> int:
+    """The first position after a step, by the record."""
+    with RecordReader(paths) as reader:
+        (row,), _ = reader.steps(step - 1, 1)
+    assert row.cursor is not None
+    return row.cursor

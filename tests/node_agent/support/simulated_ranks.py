@@ -99,6 +99,7 @@ class SimRank:
     data_ended: bool = False  # it has found the end of the file
     other_from: int = 1 << 30  # the chunk from which on it has other data than the others
     detail: str = ""  # how far it has come while it loads
+    says: dict = dataclasses.field(default_factory=dict)  # more fields of its reports of steps
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
     up: deque = dataclasses.field(default_factory=deque)
@@ -341,7 +342,7 @@ class SimRank:
         self.last_step, self.cursor = plan.step, at
         count = sum(piece.count for piece in self.held)
         self.held, self.held_from, self.accumulated = (), None, False
-        report = self._report(plan, mine, count, phases=m.Phases(forward=count / self.speed))
+        report = self._report(plan, mine, count, phases=m.Phases(forward=count / self.speed), **self.says)
         self.reports.append(report)
 
     def _probe(self, plan: m.StepPlan, mine: m.RankWork) -> None:

@@ -18,7 +18,8 @@ COMMANDS: tuple[tuple[str, dict], ...] = (
     ("rebalance", {"shares": {"b": "50%"}}), ("rebalance", {"shares": {"a": 8, "b": 4}}),
     ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),
     ("drain", {"node": "c"}), ("admit", {"node": "a"}), ("admit", {"node": "b"}), ("admit", {"node": "c"}),
-    ("admit", {"node": "b"}), ("autopilot", {"name": "first-shares", "mode": "off"}),
+    ("admit", {"node": "b"}), ("defragment", {}), ("defragment", {"node": "b"}),
+    ("autopilot", {"name": "first-shares", "mode": "off"}),
     ("autopilot", {"name": "out-of-memory", "mode": "advise"}), ("autopilot", {"name": "out-of-memory", "mode": "on"}),
 )  # fmt: skip
 ENDINGS: tuple[tuple[str, dict], ...] = (("stop", {}), ("stop", {"checkpoint": False}))

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from trainctl.protocol.config import run_file, run_tables
-from trainctl.protocol.config.policies import PolicyTable
+from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 from trainctl.protocol.machine.file_digests import data_digests
 
@@ -199,6 +199,45 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("policy.first-shares.mode", "maybe", "'maybe' is not one of off, advise, on"),
         ("policy.first-shares.moode", "on", "unknown field"),
         ("policy.rebalnce", {"mode": "on"}, "'rebalnce' is not one of out-of-memory, replays, first-shares"),
+        ("policy.rebalance.gain", 0, "above 0"),
+        ("policy.rebalance.looks", 0, " of at least 1"),
+        ("policy.rebalance.at_once", -0.1, "above 0"),
+        ("policy.rebalance.quiet_steps", 0, " of at least 1"),
+        ("policy.non-finite.steps", 0, " of at least 1"),
+        ("policy.micro-batch.target", 1.1, " of at most 1"),
+        ("policy.micro-batch.low", 0.95, "0.95 must be below policy.micro-batch.target = 0.9"),
+        ("policy.micro-batch.shrink", 1, "below 1"),
+        ("policy.micro-batch.grow", 1, "above 1"),
+        ("policy.micro-batch.least", 0, " of at least 1"),
+        ("policy.micro-batch.most", -1, " of at least 0"),
+        ("policy.micro-batch.window", 0, " of at least 1"),
+        ("policy.micro-batch.barred_steps", -1, " of at least 0"),
+        ("policy.micro-batch.up", "maybe", "'maybe' is not one of off, advise, on"),
+        ("policy.clip-bound.steps", 0, " of at least 1"),
+        ("policy.clip-bound.scale", 0, "above 0"),
+        ("policy.caches.fraction", 1.5, " of at most 1"),
+        ("policy.caches.every_steps", -1, " of at least 0"),
+        ("policy.caches.quiet_steps", 0, " of at least 1"),
+        ("policy.plateau.patience", 0, " of at least 1"),
+        ("policy.plateau.improvement", 1, "below 1"),
+        ("policy.plateau.factor", 1, "below 1"),
+        ("policy.plateau.cooldown", -1, " of at least 0"),
+        ("policy.plateau.least_rate", -1, " of at least 0"),
+        ("policy.early-stop.patience", 0, " of at least 1"),
+        ("policy.early-stop.improvement", -1, " of at least 0"),
+        ("policy.spike.mads", 0.5, " of at least 1"),
+        ("policy.spike.steps", 0, " of at least 1"),
+        ("policy.spike.back_steps", 0, " of at least 1"),
+        ("policy.spike.back", -1, " of at least 0"),
+        ("policy.spike.skip_batches", -1, " of at least 0"),
+        ("policy.spike.most_times", 0, " of at least 1"),
+        ("policy.divergence.mads", 0, " of at least 1"),
+        ("policy.divergence.steps", 1, " of at least 2"),
+        ("policy.divergence.past_steps", 0, " of at least 1"),
+        ("policy.divergence.factor", 1, "below 1"),
+        ("policy.divergence.quiet_steps", 0, " of at least 1"),
+        ("policy.plateau.mode", "on", "'on' needs evaluations: set evaluate.every_steps"),
+        ("policy.early-stop.mode", "advise", "'advise' needs evaluations: set evaluate.every_steps"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),
         ("nodes.studio.priority", "low", "must be a whole number"),
@@ -259,10 +298,15 @@ def test_every_field_of_the_run_file_is_tried_above() -> None:
     marks = test_each_bad_field_is_named_with_its_file.pytestmark
     tried = {key for key, _, _ in next(mark for mark in marks if mark.name == "parametrize").args[1]}
     for table in msgspec.structs.fields(run_tables.RunFile):
-        of_names = {"nodes": ("nodes.studio", run_tables.NodeTable), "policy": ("policy.first-shares", PolicyTable)}
+        of_names = {"nodes": ("nodes.studio", run_tables.NodeTable)}
         prefix, kind = of_names.get(table.name, (table.name, table.type))
-        for field in msgspec.structs.fields(kind):
-            assert f"{prefix}.{field.encode_name}" in tried
+        if kind is not PolicyTables:
+            for field in msgspec.structs.fields(kind):
+                assert f"{prefix}.{field.encode_name}" in tried
+    for policy in msgspec.structs.fields(PolicyTables):
+        for field in msgspec.structs.fields(policy.type):
+            name = "first-shares" if field.name == "mode" else policy.encode_name  # all have a mode, of the same type
+            assert f"policy.{name}.{field.encode_name}" in tried
 
 
 @pytest.mark.parametrize("table", ["run", "model", "data", "batch", "optimizer"])
@@ -659,3 +703,24 @@ def test_a_node_has_its_own_gradient_checkpointing() -> None:
     config = run_file.parse(with_value(raw, "model.gradient_checkpointing", "all"))
     assert run_file.on_node(config, "studio").model.gradient_checkpointing == "none"
     assert run_file.on_node(config, "other").model.gradient_checkpointing == "all"
+
+
+def held_out_policies(tmp_path: Path, plateau: dict[str, Any], early_stop: dict[str, Any], held_out: float) -> Path:
+    policy = {"plateau": plateau, "early-stop": early_stop}
+    raw = good() | {"evaluate": {"every_steps": 10}, "policy": policy}
+    return write(tmp_path, with_value(raw, "data.held_out", held_out))
+
+
+def test_a_run_must_not_end_before_its_learning_rate_is_lowered(tmp_path: Path) -> None:
+    path = held_out_policies(tmp_path, {"mode": "on"}, {"mode": "on", "patience": 5}, 0.1)
+    assert problem_of(path) == (
+        f"{path}: policy.early-stop.patience: 5 must be above policy.plateau.patience = 5: "
+        "the run would end before its rate is lowered"
+    )
+    for plateau, patience in (("off", 1), ("on", 6)):
+        run_file.read(held_out_policies(tmp_path, {"mode": plateau}, {"mode": "on", "patience": patience}, 0.1))
+
+
+def test_policies_of_the_held_out_loss_need_held_out_samples(tmp_path: Path) -> None:
+    path = held_out_policies(tmp_path, {"mode": "on"}, {}, 0.0)
+    assert "policy.plateau.mode: 'on' needs held-out samples: set data.held_out or" in problem_of(path)

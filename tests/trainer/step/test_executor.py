@@ -96,6 +96,18 @@ def test_a_batch_fenced_half_way_is_finished_as_if_nothing_had_happened(
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
 
 
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_clearing_caches_between_steps_changes_no_bit(new_rig: NewRig, same_bits: SameBits, backend: str) -> None:
+    rig, straight = new_rig(backend), new_rig(backend)
+    for step in (1, 2):
+        rig.train(step, 3)
+        straight.train(step, 3)
+        done = rig.executor.defragment(rig.plan(step, 3, kind="defragment"), 0.0)
+        assert (done.kind, done.step, done.own_samples) == ("defragment", step, 0)
+        assert done.values.get(m.FREED, 0.0) >= 0.0
+    assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
 def test_a_batch_fenced_twice_is_still_finished(new_rig: NewRig, same_bits: SameBits) -> None:
     rig, answers = fenced_rig(new_rig, {2: SECOND, 3: THIRD})
     with pytest.raises(AbandonedError):

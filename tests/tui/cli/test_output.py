@@ -63,6 +63,10 @@ def test_the_status_page() -> None:
     for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4",
                  "policies   out-of-memory on  first-shares advise"):  # fmt: skip
         assert part in text
+    assert SNAPSHOT.run is not None
+    skips = msgspec.structs.replace(SNAPSHOT.run, skipped=((60, 36),))
+    said = tables.status_text(msgspec.structs.replace(SNAPSHOT, run=skips))
+    assert "skipped    positions 60 to 95: not trained on, by rollback" in said and "skipped" not in text
     no_run = tables.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
     assert no_run.startswith("no run on studio yet\nhost")
     assert SNAPSHOT.run is not None

@@ -218,6 +218,8 @@ class Trainer:
                 return self._executor.probe(plan, started, self._family)
             case "sample":
                 return self._sample(plan, started)
+            case "defragment":
+                return self._executor.defragment(plan, started)
 
     def _evaluate(self, plan: m.StepPlan, started: float) -> m.EvaluationReport:
         """A tokenizer that fails costs the texts of pairs, not the evaluation."""

@@ -1,9 +1,10 @@
 """What a policy is given, and what it may propose: plain values, and no clock but in the facts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
@@ -21,6 +22,17 @@ class Stepped:
     plan: m.StepPlan
     reports: Mapping[int, m.Report]  # by rank
     speeds: Mapping[int, Speed]  # by rank, of those that have been measured
+
+    @property
+    def report(self) -> m.Report:
+        """The lowest rank's: sums, norm and skips are the same for all."""
+        return self.reports[min(self.reports)]
+
+    @property
+    def loss(self) -> float | None:
+        """Of the step; None without any weight."""
+        report = self.report
+        return report.loss_sum / report.weight if report.weight else None
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,15 @@ class Measured:
     rates: Mapping[int, float]  # samples per second, by rank
 
 
-Occasion = Stepped | Replayed | MemoryDeath | Measured
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """The loss on the held-out samples has been measured; the next step isn't planned yet."""
+
+    step: int
+    loss: float  # nats per unit of weight; NaN without any
+
+
+Occasion = Stepped | Replayed | MemoryDeath | Measured | HeldOutLoss
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,8 @@ class Proposal:
     """A command that a policy would send.
 
     With an `edit` its settings are taken at once and hold for the next plan, rank by rank; so does what must not wait
-    for a step. Without one it goes the way of every command.
+    for a step. Without one it goes the way of every command, and only while no policy's command is open or has its
+    effect measured.
     """
 
     verb: str
@@ -73,6 +94,53 @@ class Proposal:
     node: str | None = None
     edit: Edit | None = None
     severity: m.Severity = "info"
+    before: "Proposal | None" = None  # to be sent before it
+    remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is sent
+    advise_only: bool = False  # it is advised even if the policy is on
+    is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
+
+
+def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", edit: Edit | None = None) -> Proposal:
+    """Another micro-batch for a node, in samples."""
+    return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a policy has found that no command changes: reported in both modes, `on` and `advise`."""
+
+    reason: str  # with the figures it rests on
+    severity: m.Severity = "warning"
+
+
+@dataclass
+class Memory:
+    """What a policy knows of earlier occasions.
+
+    `kept` is for bars and quotas: it is journaled, and outlives generations, the agent, a new lead and a resume.
+    `evidence` is for observations: another generation has other ranks or shares, so it begins without any.
+    """
+
+    kept: dict[str, float] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    def observe(self, name: str, value: float, newest: int) -> Sequence[float]:
+        """The newest values of an observation, oldest first, with this one."""
+        values: deque[float] | None = self.evidence.get(name)
+        if values is None or values.maxlen != newest:
+            values = self.evidence[name] = deque(values or (), maxlen=newest)
+        values.append(value)
+        return values
+
+    def last(self, name: str, default: float = 0.0) -> float:
+        """The last value of an observation."""
+        values: deque[float] | None = self.evidence.get(name)
+        return values[-1] if values else default
+
+    def forget(self, *names: str) -> None:
+        """What was observed under these names counts no more."""
+        for name in names:
+            self.evidence.pop(name, None)
 
 
 class Policy(ABC):
@@ -84,14 +152,21 @@ class Policy(ABC):
         """Whether it has nothing more to decide in this run."""
         return False
 
+    def gone_back(
+        self, config: RunFile, kept: Mapping[str, float], evaluations: Sequence[tuple[int, float]]
+    ) -> Mapping[str, float]:
+        """What it keeps in a run that continues from a checkpoint; `evaluations` are all up to that step as pairs of
+        step and loss, oldest first. Bars and quotas stay."""
+        return kept
+
     @abstractmethod
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
-        """What it would do now, if anything. `memory` is its own, to read and to write; it outlives the agent."""
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
+        """What it would do now, if anything. `memory` is its own, to read and to write."""
 
 
 def mode_of(config: RunFile, durable: Durable, name: PolicyName) -> PolicyMode:
     """As commands left it, else as the run file has it, else as the policy begins."""
-    kept, table = durable.policies.get(name), config.policy.get(name)
+    kept = durable.policies.get(name)
     if kept is not None and kept.mode is not None:
         return kept.mode
-    return table.mode if table is not None else POLICIES[name].default
+    return config.policy.of(name).mode or POLICIES[name].default

@@ -9,7 +9,7 @@ from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import edits, plans
-from trainctl.node_agent.planning.durable import Settings
+from trainctl.node_agent.planning.durable import Rollback, Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -65,6 +65,8 @@ class Commands:
                 self._pause(command, state)
             case verbs.Resume():
                 self._resume(command, state)
+            case verbs.Rollback():
+                self._roll_back(command, args, state)
             case verbs.Stop(checkpoint=checkpoint):
                 self._stop(command, checkpoint)
             case verbs.Autopilot() as args:
@@ -100,6 +102,10 @@ class Commands:
                 self._pending.side["evaluate"].append(command)
             case verbs.Checkpoint():
                 self._pending.side["checkpoint"].append(command)
+            case verbs.Defragment() if command.node is None or plans.on_node(self._state.durable, command.node):
+                self._pending.side["defragment"].append(command)
+            case verbs.Defragment():
+                self.refuse(command, "node", f"no rank of {command.node} is in the group")
             case verbs.SampleModel(prompt=prompt):
                 if prompt is None and not self._state.config.samples.prompts:
                     self.refuse(command, "prompt", "the run file has no [samples] prompts: add prompt=TEXT")
@@ -157,6 +163,25 @@ class Commands:
         self._pending.wants_pause = False
         self._fail_pausing("the run was stopped")
         self._state.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
+
+    def _roll_back(self, command: d.Commanded, args: verbs.Rollback, state: str) -> None:
+        """To a checkpoint that is kept for sure. What is journaled is obeyed by whoever takes the run up."""
+        step, durable = self._state.progress.step, self._state.durable
+        kept = durable.checkpoints or ((durable.written,) if durable.written else ())  # the latter: by an older version
+        latest = args.step if args.step is not None else step - (args.steps or 0)
+        found = [at for at in kept if at == latest or (args.step is None and at < latest)]
+        if durable.mode == "stopping":
+            self.refuse(command, "run", f"the run is {state}")
+        elif not found:
+            field = "step" if args.step is not None else "steps"
+            which = f"of step {latest}" if args.step is not None else f"at least {args.steps} steps before step {step}"
+            steps = f"those kept are of steps {', '.join(map(str, kept))}" if kept else "none has been written"
+            self.refuse(command, field, f"no checkpoint {which}; {steps}")
+        else:
+            self._state.persist(rollback=Rollback(found[-1], args.skip_batches))
+            skips = f", and the data of {args.skip_batches} steps after it are skipped" if args.skip_batches else ""
+            result = f"the run goes back from step {step} to step {found[-1]}{skips}"
+            self._state.end(command.id, "applied", step, made=e.CommandApplied("", result))
 
     def call_stop_off(self, why: str) -> None:
         """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""

@@ -76,7 +76,10 @@ class Conductor:
             self._shutdown.go_back(str(error))
         except CannotGoOnError as error:
             self._shutdown.fail(str(error))
+        if self.durable.rollback is not None and self.stage not in ("leaving", "over"):
+            self._shutdown.roll_back(f"rollback to step {self.durable.rollback.step}")
         self._stop_timeout.look(now)
+        self._proposals.note_ends()
         return self._state.take()
 
     @property
@@ -282,6 +285,7 @@ class Conductor:
             self._ask_for_reports(rank)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
+        command = self._proposals.arrived(command)
         if isinstance(command.args, verbs.Stop) and self.goes_back:
             self._shutdown.stop_instead(command.id)
             return

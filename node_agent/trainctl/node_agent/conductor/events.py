@@ -219,7 +219,7 @@ class Happened:
 class Proposed:
     """A policy sends a command: it is journaled and comes back as any other does."""
 
-    id: str  # the same for the same proposal against the same plan
+    id: str
     verb: str
     args: verbs.Args
     by: str

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 EXPIRED = "no step could apply the command in time"
-SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "sample", "checkpoint")
+SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "sample", "defragment", "checkpoint")
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
 
@@ -48,7 +48,7 @@ class Pending:
     def put_back(self, id: str, carried: Carried) -> None:
         """A side command whose plan a fence has undone waits again, and no longer expires."""
         args = verbs.check(carried.verb, {})
-        self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, None, None, float("inf")))
+        self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, carried.node, None, float("inf")))
 
     def wants_new_group(self, now: float) -> bool:
         """Whether a staged edit changes which ranks are live, so that the next step takes a new generation."""

@@ -169,6 +169,8 @@ class Pipeline:
                 self._issue(plans.evaluate(*where, self._rendezvous.any_ready().held_out, ids), now)
             case "sample":
                 self._issue_sample(commands, now)
+            case "defragment":
+                self._issue(plans.defragment(*where, {command.node for command in commands}, ids), now)
             case _:
                 self._issue(plans.checkpoint(*where, ids), now)
 

@@ -1,18 +1,31 @@
-"""Proposals of policies in the conductor: each gets facts, and its proposal is sent, advised or ignored."""
+"""Proposals of policies in the conductor: each gets facts, and its proposal is sent, advised or ignored.
 
+One policy acts at a time: no command is proposed while another policy's is open, or while the effect of the last one
+is measured. Edits that must not wait for a step are no part of that.
+"""
+
+import dataclasses
 import uuid
+from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Occasion, Proposal, RunFacts, mode_of
+from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Proposal, RunFacts, mode_of
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
-from trainctl.protocol.config.policies import AUTHOR, POLICIES, PolicyMode, PolicyName
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import AUTHOR, HELD_OUT_POLICIES, POLICIES, PolicyMode, PolicyName, impatience
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
+EFFECT_STEPS = 20
+"""Steps over which the effect of a policy's command is measured: as many as the screens compare."""
+FAILURES = 3
+"""Commands of a policy that failed in a row after which it only advises."""
+ARRIVAL_STEPS = 3
+"""Steps after which a proposed command that hasn't arrived was lost, as on a full disk."""
 _NAMESPACE = uuid.UUID("9f0b9ab4-3c0e-4d5f-8a55-0d6b3a9d9c11")
 """Namespace of the ids of proposed commands."""
 
@@ -22,6 +35,15 @@ class Proposals:
 
     def __init__(self, state: ConductorState) -> None:
         self._state = state
+        self._evidence: dict[PolicyName, dict[str, Any]] = {}
+        self._generation = state.durable.generation  # that the evidence is of
+        self._measured_until = 0  # step
+        self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
+            id: state.progress.step
+            for kept in state.durable.policies.values()
+            for id in kept.sent
+            if id not in state.durable.carried
+        }
 
     def mode(self, name: PolicyName) -> PolicyMode:
         return mode_of(self._state.config, self._state.durable, name)
@@ -32,21 +54,28 @@ class Proposals:
 
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
+        self._forget_old()
         for name, policy in REGISTRY.items():
-            mode, kept = self.mode(name), self._state.durable.policies.get(name, PolicyState())
+            mode, kept = self.mode(name), self._kept(name)
             if mode == "off":
                 continue
-            memory = dict(kept.memory)
+            memory = Memory(dict(kept.memory), self._evidence.setdefault(name, {}))
             proposal = policy.propose(self._facts(occasion), memory)
-            if memory != kept.memory:
-                self._keep(name, memory=memory)
-            if proposal is not None:
-                self._do(name, proposal) if mode == "on" else self._advise(name, proposal)
+            if memory.kept != kept.memory:
+                self._keep(name, memory=memory.kept)
+            if isinstance(proposal, Advice):
+                self._say(name, "", proposal.reason, proposal.severity)
+            elif proposal is not None:
+                self._do(name, proposal) if mode == "on" and not proposal.advise_only else self._advise(name, proposal)
 
     def set_mode(self, command: d.Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
+        modes = {name: args.mode if name == args.name else self.mode(name) for name in HELD_OUT_POLICIES}
+        if problem := impatience(self._state.config.policy, *modes.values()):
+            self._state.end(command.id, "rejected", reason=f"policy.early-stop.patience: {problem}", field="mode")
+            return
         before, step = self.mode(args.name), self._state.progress.step
-        self._keep(args.name, mode=args.mode)
+        self._keep(args.name, mode=args.mode, failures=0)
         self._state.persist()
         made = e.PolicyModeChanged(args.name, before, args.mode)
         self._state.end(command.id, "applied", step, made=made)
@@ -57,40 +86,106 @@ class Proposals:
             return
         for name, entry in POLICIES.items():
             if command.verb in entry.yields_to and self.mode(name) == "on" and self.is_pending(name):
-                self._keep(name, mode="advise")
-                self._state.persist()
-                cause = f"{command.by or 'somebody'} sent {command.verb}"
-                change = e.PolicyModeChanged(name, "on", "advise", cause)
-                self._state.happen(change, by=AUTHOR + name, verb="autopilot")
+                self._turn_to_advise(name, f"{command.by or 'somebody'} sent {command.verb}")
+
+    def _turn_to_advise(self, name: PolicyName, cause: str) -> None:
+        before = self.mode(name)
+        self._keep(name, mode="advise", failures=0)
+        self._state.persist()
+        self._state.happen(e.PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
+
+    # ------------------------------------------------------------ commands on their way
+
+    def arrived(self, command: d.Commanded) -> d.Commanded:
+        """A command as it is to be obeyed: one that a policy sent has its reason, also from before a restart."""
+        self._expected.pop(command.id, None)
+        if command.reason or not command.by.startswith(AUTHOR):
+            return command
+        sent = (kept.reason for kept in self._state.durable.policies.values() if command.id in kept.sent)
+        return dataclasses.replace(command, reason=next(sent, ""))
+
+    def note_ends(self) -> None:
+        """Outcomes of commands that policies sent, among what has just been decided."""
+        open_ids = {id: name for name in POLICIES for id in self._kept(name).sent}
+        for ended in self._state.ends if open_ids else ():
+            if ended.id in open_ids:
+                self._note_end(open_ids[ended.id], ended)
+
+    def _note_end(self, name: PolicyName, ended: d.CommandEnded) -> None:
+        kept = self._kept(name)
+        left, is_failure = tuple(id for id in kept.sent if id != ended.id), self._is_failure(ended)
+        failures = kept.failures + 1 if is_failure else 0 if ended.state == "applied" else kept.failures
+        self._keep(name, sent=left, failures=failures)
+        self._state.persist()
+        if ended.state == "applied" and isinstance(ended.made, e.Change):
+            self._measured_until = (ended.step or self._state.progress.step) + EFFECT_STEPS
+        if failures >= FAILURES and self.mode(name) == "on":
+            self._turn_to_advise(name, f"{failures} commands in a row failed, the last one: {ended.reason}")
+
+    def _is_failure(self, ended: d.CommandEnded) -> bool:
+        """Not if the run ended, or the plan had changed: then it was never tried."""
+        return ended.state != "applied" and ended.field != "if_plan" and self._state.stage not in ("leaving", "over")
+
+    def _forget_old(self) -> None:
+        """Evidence of an earlier generation, and commands that were lost on their way."""
+        if self._generation != self._state.durable.generation:
+            self._generation = self._state.durable.generation
+            self._evidence.clear()
+        step = self._state.progress.step
+        lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
+        for name in POLICIES if lost else ():
+            self._keep(name, sent=tuple(id for id in self._kept(name).sent if id not in lost))
+        self._expected = {id: since for id, since in self._expected.items() if id not in lost}
+
+    def _is_busy(self, name: PolicyName, proposal: Proposal) -> bool:
+        """Whether another command must end, or have its effect measured, before this one."""
+        if proposal.is_urgent:
+            return bool(self._kept(name).sent)
+        is_measured = self._state.progress.step < self._measured_until
+        return is_measured or any(kept.sent for kept in self._state.durable.policies.values())
 
     # ------------------------------------------------------------ proposals
 
     def _do(self, name: PolicyName, proposal: Proposal) -> None:
-        by = AUTHOR + name
         if proposal.edit is not None:
             self._state.persist(settings=proposal.edit.settings)
             change = d.caused(proposal.edit.change, proposal.reason)
-            self._state.happen(change, proposal.severity, by=by, verb=proposal.verb)
-            return
-        plan, command = self._state.settings.plan_version, self._written(proposal)
-        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {plan} {command}"))
-        self._state.decide(
-            d.Proposed(id, proposal.verb, proposal.args, by, proposal.node, plan, proposal.reason)
-        )  # fmt: skip
+            self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)
+        elif not self._is_busy(name, proposal):
+            each = [proposal] if proposal.before is None else [proposal.before, proposal]
+            kept = self._kept(name)
+            proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
+            sent, memory = tuple(one.id for one in proposed), {**kept.memory, **proposal.remember}
+            self._keep(name, sent=sent, reason=proposal.reason, memory=memory, actions=kept.actions + len(each))
+            self._state.persist()
+            for one in proposed:
+                self._expected[one.id] = self._state.progress.step
+                self._send(name, one, proposal.severity)
+
+    def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> d.Proposed:
+        """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""
+        plan = self._state.settings.plan_version
+        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {_written(proposal)}"))
+        return d.Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
+
+    def _send(self, name: PolicyName, proposed: d.Proposed, severity: m.Severity) -> None:
+        self._state.decide(proposed)
+        if verbs.VERBS[proposed.verb].scope != "edit":  # the change of an edit has the reason itself
+            command = verbs.written(proposed.verb, verbs.given(proposed.args), proposed.node)
+            self._state.happen(e.PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
         """Once for each plan version."""
-        command = self._written(proposal)
-        advised, kept = f"{self._state.settings.plan_version} {command}", self._state.durable.policies.get(name)
-        if kept is not None and kept.advised == advised:
+        command = _written(proposal)
+        advised = f"{self._state.settings.plan_version} {command}"
+        if self._kept(name).advised == advised:
             return
         self._keep(name, advised=advised)
         self._state.persist()
-        self._state.happen(e.PolicyAdvised(name, command, proposal.reason), proposal.severity, by=AUTHOR + name)
+        self._say(name, command, proposal.reason, proposal.severity)
 
-    @staticmethod
-    def _written(proposal: Proposal) -> str:
-        return verbs.written(proposal.verb, verbs.given(proposal.args), proposal.node)
+    def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
+        self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
 
     # ------------------------------------------------------------ what is kept
 
@@ -98,8 +193,14 @@ class Proposals:
         state = self._state
         return RunFacts(state.config, state.durable, state.progress.step, occasion)
 
+    def _kept(self, name: PolicyName) -> PolicyState:
+        return self._state.durable.policies.get(name, PolicyState())
+
     def _keep(self, name: PolicyName, **changes: object) -> None:
         """The next decision that journals the durable state journals this."""
-        policies = self._state.durable.policies
-        kept = msgspec.structs.replace(policies.get(name, PolicyState()), **changes)
-        self._state.keep(policies={**policies, name: kept})
+        kept = msgspec.structs.replace(self._kept(name), **changes)
+        self._state.keep(policies={**self._state.durable.policies, name: kept})
+
+
+def _written(proposal: Proposal) -> str:
+    return verbs.written(proposal.verb, verbs.given(proposal.args), proposal.node)

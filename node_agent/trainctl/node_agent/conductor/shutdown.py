@@ -74,6 +74,13 @@ class Shutdown:
             self._end_open("the run goes back to a checkpoint")
             self.leave("failed")
 
+    def roll_back(self, reason: str) -> None:
+        """By a command: end, and resume from the checkpoint that was chosen."""
+        self.reason, self.goes_back = reason, True
+        self._state.happen(e.RunStateChanged("running", "going back", reason), "warning")
+        self._end_open("the run goes back to a checkpoint")
+        self.leave("failed")
+
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it."""
         self.goes_back, self.final = False, "stopped"

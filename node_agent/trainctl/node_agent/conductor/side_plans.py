@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Measured
+from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import held_out, probes, rows
 from trainctl.node_agent.conductor.probes import Difference
@@ -32,9 +32,11 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
         case "sync":
             levelling(state, plan, reports)
         case "evaluate":
-            evaluation(state, plan, reports)
+            evaluation(state, proposals, plan, reports)
         case "sample":
             sample(state, plan, reports)
+        case "defragment":
+            defragmentation(state, plan, reports)
         case "checkpoint":
             return checkpoint(state, plan, reports)
         case "train" | "probe":
@@ -69,15 +71,17 @@ def levelling(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None
     state.happen(e.StateShared(state.node(min(reports)), drift[worst], where), step=plan.step)
 
 
-def evaluation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+def evaluation(state: ConductorState, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> None:
     """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights."""
     loss, weight, values = held_out.result(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
     pairs = held_out.pairs([*reports.values()])
     state.decide(d.Evaluated(plan.step, loss, weight, seconds, values, pairs))
-    # Not before it: killed between the two, it is done again.
-    state.persist(eval_loss=loss, eval_step=plan.step, eval_values=values)
     state.happen(e.Evaluated(loss, seconds), step=plan.step)
+    # Kept together with what policies make of it, and not before the result: killed between, it is done again.
+    state.keep(eval_loss=loss, eval_step=plan.step, eval_values=values)
+    proposals.ask(HeldOutLoss(plan.step, loss))
+    state.persist()
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=e.Evaluated(loss))
 
@@ -100,6 +104,15 @@ def sample(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
     made = msgspec.structs.replace(done, answer="\n\n".join(texts)[:ANSWER_CHARACTERS])
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=made)
+
+
+def defragmentation(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+    """What the ranks gave back to their devices; empty where a device has no cache of its own."""
+    freed = [report.values[m.FREED] for report in reports.values() if m.FREED in report.values]
+    result = f"{sum(freed) / 1e9:.2f} GB of caches cleared" if freed else "caches cleared"
+    for id in plan.commands:
+        node = state.durable.carried[id].node if id in state.durable.carried else None
+        state.end(id, "applied", plan.step, made=e.CommandApplied(node or "", result))
 
 
 def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:
@@ -157,7 +170,8 @@ def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str
             cost = written.size_bytes, written.loop_seconds
             state.happen(e.CheckpointWritten(plan.step, *cost), "good", plan.step, node)
     if any(reports[rank].checkpoint is not None for rank in plan.writers):
-        state.persist(written=plan.step)
+        kept = sorted({*state.durable.checkpoints, plan.step})[-state.config.checkpoint.keep_last :]
+        state.persist(written=plan.step, checkpoints=tuple(kept))
     for id in plan.commands:
         made = None if failed else e.CheckpointWritten(plan.step)
         state.end(id, "failed" if failed else "applied", plan.step, failed, made=made)

@@ -72,6 +72,11 @@ class ConductorState:
         taken, self._decisions = self._decisions, []
         return taken
 
+    @property
+    def ends(self) -> list[d.CommandEnded]:
+        """Outcomes of commands among what has just been decided."""
+        return [decision for decision in self._decisions if isinstance(decision, d.CommandEnded)]
+
     def decide(self, decision: d.Decision) -> None:
         self._decisions.append(decision)
 

@@ -25,6 +25,7 @@ def run_view(
         directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step,
         eval_values=tuple(durable.eval_values.items()), reason=conductor.reason,
         mixed=conductor.is_mixed, verbs=tuple(conductor.not_taken.items()),
+        skipped=tuple((skip.start, skip.count) for skip in durable.skipped),
         policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
         weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, cost=cost,
     )  # fmt: skip

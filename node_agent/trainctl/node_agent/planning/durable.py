@@ -68,6 +68,25 @@ class PolicyState(msgspec.Struct, frozen=True):
     mode: PolicyMode | None = None  # as commands left it; None: the run file's
     memory: dict[str, float] = {}  # what the policy itself wants to know the next time
     advised: str = ""  # the newest command that it advised, so that it does so once
+    sent: tuple[str, ...] = ()  # ids of its commands that have not ended
+    reason: str = ""  # why it sent them
+    failures: int = 0  # of its commands, those in a row that failed
+    actions: int = 0  # commands that it has sent
+
+
+class Rollback(msgspec.Struct, frozen=True):
+    """A command to go back that has been obeyed: the run is to be taken up from there."""
+
+    step: int  # of the checkpoint
+    skip_batches: int = 0  # global batches whose data the run doesn't train on
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """Positions that the run doesn't train on, by a command."""
+
+    step: int  # the last one before them
+    start: int
+    count: int
 
 
 class Durable(msgspec.Struct, frozen=True):
@@ -90,3 +109,6 @@ class Durable(msgspec.Struct, frozen=True):
     retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to
     policies: dict[str, PolicyState] = {}  # by name; none of a policy that stands as it began
+    checkpoints: tuple[int, ...] = ()  # steps of the newest ones, ascending: those that are kept for sure
+    rollback: Rollback | None = None  # until the run has gone back
+    skipped: tuple[Skipped, ...] = ()  # by step

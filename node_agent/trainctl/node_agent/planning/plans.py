@@ -1,6 +1,6 @@
 """Step plans made from settings: pure functions, one per kind of plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -95,6 +95,15 @@ def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
     given = {name: chosen[name] for name in ("max_tokens", "temperature", "seed") if chosen[name] is not None}
     usual = {"max_tokens": table.max_tokens, "temperature": table.temperature, "seed": table.seed}
     return Sampling(prompts=table.prompts if own is None else (own,), top_p=table.top_p, **{**usual, **given})
+
+
+def defragment(
+    run: str, durable: Durable, step: int, cursor: int, nodes: Collection[str | None], commands: Sequence[str]
+) -> StepPlan:
+    """Caches cleared by the live ranks of `nodes`; by all if one of these is None, or if none of them is live."""
+    chosen = {rank for node in nodes if node for rank in on_node(durable, node)} if None not in nodes else set()
+    work = tuple(work for work in _work(durable, {}) if work.rank in chosen or not chosen)
+    return _plan(run, durable, "defragment", step, cursor, work, commands=tuple(commands))
 
 
 def on_node(durable: Durable, node: str) -> list[int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -24,15 +25,22 @@ class Source(NamedTuple):
         return self.step if node == self.node and self.folder is None else None
 
 
-def find(paths: RunPaths, node: str, out: Collection[str] = ()) -> Source:
+def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int | None = None) -> Source:
     """The newest checkpoint by the run's events, which name every node that wrote it; none that only the nodes `out`
-    have.
+    have. `at_most`: none of a later step, unless there is no other.
 
     Where this node's own copy of it is gone or torn another's counts, and without one the newest that is whole here.
     """
-    folder = checkpoints.newest_complete(paths.checkpoints)
+    if at_most is not None:
+        found = _find(paths, node, out, at_most)
+        return found if found.step else _find(paths, node, out, None)
+    return _find(paths, node, out, None)
+
+
+def _find(paths: RunPaths, node: str, out: Collection[str], at_most: int | None) -> Source:
+    folder = checkpoints.newest_complete(paths.checkpoints, at_most=at_most)
     own = Source(checkpoints.read_manifest(folder).step, node, folder) if folder is not None else Source()
-    step, holders = _written(paths, out)
+    step, holders = _written(paths, out, at_most)
     elsewhere = sorted(holders - {node})
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
 
@@ -47,19 +55,28 @@ def whole(paths: RunPaths, step: int) -> Path:
     return folder
 
 
-def _written(paths: RunPaths, out: Collection[str]) -> tuple[int, set[str]]:
-    """The step of the last checkpoint that was written by others than `out`, and the nodes whose last one it is."""
-    last = dict[str, int]()
+def _written(paths: RunPaths, out: Collection[str], at_most: int | None) -> tuple[int, set[str]]:
+    """The step of the last checkpoint that was written by others than `out`, and the nodes whose last one it is. Those
+    after `at_most`, and those that the run has gone back behind, don't count."""
+    by_node: dict[str, list[int]] = {}  # steps in the order of writing
     with RecordReader(paths) as reader:
         after, more = 0, True
         while more:
             events, more = reader.events(after, _PAGE)
             for event in events:
-                if (event.kind, event.severity) == ("checkpoint", "good") and event.step is not None:
-                    # One of a later step was written before the run had gone back behind it.
-                    last = {holder: written for holder, written in last.items() if written <= event.step}
-                    last[event.by] = event.step
+                is_written = (event.kind, event.severity) == ("checkpoint", "good")
+                goes_back = isinstance(event.data, RunStateChanged) and event.data.after == "resumed"
+                if event.step is None or not (is_written or goes_back):
+                    continue
+                # One of a later step was written before the run had gone back behind it.
+                by_node = {node: [at for at in steps if at <= event.step] for node, steps in by_node.items()}
+                if is_written:
+                    by_node.setdefault(event.by, []).append(event.step)
             after = events[-1].id if events else after
-    there = {holder: written for holder, written in last.items() if holder not in out}
-    step = max(there.values(), default=0)
-    return step, {holder for holder, written in there.items() if written == step}
+    counted = {
+        node: max((at for at in steps if at_most is None or at <= at_most), default=0)
+        for node, steps in by_node.items()
+        if node not in out
+    }
+    step = max(counted.values(), default=0)
+    return step, {node for node, newest in counted.items() if newest == step and step}

@@ -83,7 +83,9 @@ class Launch:
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(checkpoint_source.find, paths, self._context.node, out)
+        source = await asyncio.to_thread(
+            checkpoint_source.find, paths, self._context.node, out, at_most=restore.rollback_step(paths)
+        )
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:

@@ -60,6 +60,8 @@ class Recovery:
     def take(self, session: Session, reason: str) -> float | None:
         """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
         self.reason = reason
+        if session.conductor.durable.rollback is not None:
+            self._backoff.forget()  # a run that is told to go back has not failed
         due = self._backoff.take(session.run, session.conductor.progress.step)
         if due is not None:
             self._context.db.set_run_state(session.run, "starting")
@@ -118,7 +120,9 @@ class Recovery:
         paths = self._paths(run)
         out = set(absent.values())
         older = (
-            await asyncio.to_thread(checkpoint_source.find, paths, self._context.node, out)
+            await asyncio.to_thread(
+                checkpoint_source.find, paths, self._context.node, out, at_most=restore.rollback_step(paths)
+            )
             if paths is not None
             else Source()
         )
@@ -143,7 +147,8 @@ class Recovery:
 
 def _look(paths: RunPaths, node: str) -> ResumePoint:
     limit_seconds = run_file.read(paths.run_file).group.unreachable_seconds
-    return ResumePoint(restore.kept_ranks(paths), checkpoint_source.find(paths, node), limit_seconds)
+    source = checkpoint_source.find(paths, node, at_most=restore.rollback_step(paths))
+    return ResumePoint(restore.kept_ranks(paths), source, limit_seconds)
 
 
 def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:

@@ -1,9 +1,10 @@
 """Opening of a run: a new one from a run file, an old one resumed, or one that outlived the agent."""
 
+import math
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -11,12 +12,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
+from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
-from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
+from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Settings, Skipped
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
@@ -28,6 +30,7 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 
@@ -98,6 +101,12 @@ def _read(paths: RunPaths) -> Durable | None:
     return _decoded(text, Durable, paths.record) if text is not None else None
 
 
+def rollback_step(paths: RunPaths) -> int | None:
+    """The step to which a run was told to go back, if it hasn't yet."""
+    durable = _read(paths)
+    return durable.rollback.step if durable is not None and durable.rollback is not None else None
+
+
 def own(paths: RunPaths, term: int) -> None:
     """Keep that a run which has ended is this node's own from `term` on. Raises InvalidInputError."""
     with _recorder(paths) as recorder:
@@ -145,7 +154,9 @@ def old_run(
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
         recorder.retract_after(step)
+        checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
+        skipped = _skips(durable, settings, done, step)
         starting = {}
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
@@ -153,10 +164,13 @@ def old_run(
             durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
+            policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
+            checkpoints=tuple(at for at in durable.checkpoints if at <= step),
         )  # fmt: skip
         _keep(recorder, durable)
-        conductor = Conductor(paths.directory.name, config, durable, _progress(state))
-        return Opening(conductor, paths, recorder, source.folder, _undone(durable.settings, kept, step + 1))
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
+        notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
+        return Opening(conductor, paths, recorder, source.folder, notices)
 
 
 def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
@@ -177,7 +191,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         if term:
             durable = taken_over(durable, term, recent)
             _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
-        conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable), recent)
         return Opening(conductor, paths, recorder, None)
 
 
@@ -214,6 +228,42 @@ def _settings_after(recorder: RunDb, done: m.StepCommitted | None, latest: Setti
     then = share_edits.as_memory_allows(then, latest)
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
+
+
+def _skips(durable: Durable, settings: Settings, done: m.StepCommitted | None, step: int) -> tuple[Skipped, ...]:
+    """What is skipped up to `step`, and what the rollback to it asks to skip. Skips at later steps are undone with
+    these."""
+    found, asked = [skip for skip in durable.skipped if skip.step <= step], durable.rollback
+    if asked is None or asked.step != step or not asked.skip_batches:
+        return tuple(found)
+    start = (done.cursor or 0) if done is not None else 0
+    before = [skip.start + skip.count for skip in found if skip.step == step]
+    count = asked.skip_batches * settings.global_batch
+    return (*found, Skipped(step, max([start, *before]), count))
+
+
+def _skips_in_words(skipped: Sequence[Skipped], step: int) -> tuple[str, ...]:
+    return tuple(
+        f"positions {skip.start:,} to {skip.start + skip.count - 1:,} are skipped: their samples aren't trained on"
+        for skip in skipped
+        if skip.step == step
+    )
+
+
+def _policies_at(
+    paths: RunPaths, config: RunFile, policies: Mapping[str, PolicyState], step: int
+) -> dict[str, PolicyState]:
+    """What a run keeps of its policies when it continues from `step`: none of their commands is open any more."""
+    with RecordReader(paths) as reader:
+        done = [(made.step, math.nan if made.loss is None else made.loss) for made in reader.evaluations()]
+    evaluations = [(at, loss) for at, loss in done if at <= step]
+    return {
+        name: msgspec.structs.replace(
+            kept, sent=(), advised="", memory=dict(REGISTRY[name].gone_back(config, kept.memory, evaluations))
+        )
+        for name, kept in policies.items()
+        if name in REGISTRY
+    }
 
 
 def _with_source(settings: Settings, node: str) -> Settings:
@@ -293,15 +343,22 @@ def _first_settings(config: RunFile) -> Settings:
     return Settings(1, config.batch.global_, ranks)
 
 
-def _progress(state: LastState) -> Progress:
+def _progress(state: LastState, durable: Durable | None = None) -> Progress:
+    """How far the run has come by its record; positions that `durable` skips after that step count as passed."""
     last = state.step
+    skips = durable.skipped if durable is not None else ()
     if last is None:
-        return Progress()
+        return Progress(cursor=_passed(skips, 0, 0))
     assert last.cursor is not None  # a hosted run's always is
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
     totals = RunSums(last.weight_total or 0.0, last.tokens_total, last.seconds_total or 0.0)
     before = RunSums(*(whole - one for whole, one in zip(totals, own, strict=True)))
-    return Progress(last.step, last.cursor, totals, before, last.loss)
+    return Progress(last.step, _passed(skips, last.step, last.cursor), totals, before, last.loss)
+
+
+def _passed(skips: Sequence[Skipped], step: int, cursor: int) -> int:
+    """The first position after `step` that isn't skipped."""
+    return max([cursor, *(skip.start + skip.count for skip in skips if skip.step == step)])
 
 
 def _kept(recorder: RunDb) -> Durable | None:

@@ -104,7 +104,7 @@ def quickest(total: int, by_rank: Mapping[int, Speed], field: str = "value") -> 
     _check_enough(total, len(by_rank), field)
     if not all(0 < speed.samples_per_second < math.inf for speed in by_rank.values()):
         raise InvalidInputError(field, "every rank needs a measured rate above 0")
-    level = _level_seconds(total, by_rank)
+    level = fluid_seconds(total, by_rank)
     counts = {
         rank: max(1, math.floor(speed.samples_per_second * (level - speed.floor_seconds)))
         for rank, speed in sorted(by_rank.items())
@@ -118,8 +118,9 @@ def quickest(total: int, by_rank: Mapping[int, Speed], field: str = "value") -> 
     return counts
 
 
-def _level_seconds(total: int, by_rank: Mapping[int, Speed]) -> float:
-    """When all would be done with `total` samples that can be divided at will, those with less than one aside."""
+def fluid_seconds(total: int, by_rank: Mapping[int, Speed]) -> float:
+    """When all would be done with `total` samples that can be divided at will, those with less than one aside: no
+    split is shorter."""
     rich, left = dict(by_rank), total
     while True:
         rates = sum(speed.samples_per_second for speed in rich.values())

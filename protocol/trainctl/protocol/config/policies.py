@@ -1,11 +1,17 @@
 """Policies: what a run decides by itself, and what a run file may set of each."""
 
 import dataclasses
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-PolicyName = Literal["out-of-memory", "replays", "first-shares"]
+from trainctl.protocol.errors import InvalidInputError
+
+PolicyName = Literal[
+    "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",
+    "plateau", "early-stop", "spike", "divergence",
+]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
 AUTHOR: Final = "auto:"
@@ -20,17 +26,142 @@ class PolicyEntry:
     summary: str
     yields_to: tuple[str, ...] = ()
     """Verbs by which a person decides instead; from then on the policy only advises."""
+    changes_curve: bool = False
+    """Whether what it sends changes the loss curve."""
 
 
 POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
     "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
     "first-shares": PolicyEntry("on", "a short measurement sets the shares that the run file doesn't", ("rebalance",)),
-}
+    "rebalance": PolicyEntry("off", "samples move to the ranks that are fast now", ("rebalance",)),
+    "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
+    "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
+    "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),
+    "caches": PolicyEntry("off", "the allocators' caches are cleared when they are large"),
+    "plateau": PolicyEntry("off", "a held-out loss that stops improving lowers the learning rate", ("set-lr",), True),
+    "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run", (), True),
+    "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
+    "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",), True),
+}  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
+HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
+"""Those that need evaluations."""
 
 
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[policy.NAME]` of a run file."""
+    """`[policy.NAME]` of a run file. A policy with settings of its own has a type derived from this."""
 
-    mode: PolicyMode
+    mode: PolicyMode | None = None  # None: the policy's default
+
+
+class RebalanceTable(PolicyTable, frozen=True):
+    gain: Annotated[float, Meta(gt=0, le=10)] = 0.05  # least part by which steps must get faster
+    looks: Annotated[int, Meta(ge=1, le=1000)] = 3  # windows of 8 steps in a row that must show the gain
+    at_once: Annotated[float, Meta(gt=0, le=10)] = 0.1  # gain that is taken without further looks
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 20  # after a split, before it is judged
+
+
+class NonFiniteTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 3  # in a row that were not finite
+
+
+class MicroBatchTable(PolicyTable, frozen=True):
+    target: Annotated[float, Meta(gt=0, le=1)] = 0.9  # part of the cap that peaks may take; above it, it shrinks
+    low: Annotated[float, Meta(ge=0, le=1)] = 0.72  # part of the cap below which it may grow
+    shrink: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # factor, at least one sample less
+    grow: Annotated[float, Meta(gt=1, le=4)] = 1.2  # factor, at least one sample more
+    least: Annotated[int, Meta(ge=1, le=2**20)] = 1  # samples
+    most: Annotated[int, Meta(ge=0, le=2**20)] = 0  # samples; 0: the rank's share
+    window: Annotated[int, Meta(ge=1, le=1000)] = 10  # steps whose mean peak counts
+    barred_steps: Annotated[int, Meta(ge=0, le=2**40)] = 500  # for which a size that ran out of memory isn't tried
+    up: PolicyMode = "advise"  # of larger ones: advised where it had been larger; on: sent while there is room
+
+
+class ClipBoundTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = 100  # whose median counts
+    scale: Annotated[float, Meta(gt=0, lt=1)] = 0.01  # factor of clipping below which it says so
+
+
+class CachesTable(PolicyTable, frozen=True):
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 0.15  # of the cap that a cache may take, the mean of 10 steps
+    every_steps: Annotated[int, Meta(ge=0, le=2**40)] = 0  # steps after which it clears anyway; 0: never
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # between two times
+
+
+class PlateauTable(PolicyTable, frozen=True):
+    patience: Annotated[int, Meta(ge=1, le=100_000)] = 5  # evaluations in a row without improvement
+    improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
+    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
+    cooldown: Annotated[int, Meta(ge=0, le=100_000)] = 2  # evaluations after a cut that don't count
+    least_rate: Annotated[float, Meta(ge=0, le=100)] = 0.0  # learning rate below which it doesn't cut
+
+
+class EarlyStopTable(PolicyTable, frozen=True):
+    patience: Annotated[int, Meta(ge=1, le=100_000)] = 10  # evaluations in a row without improvement
+    improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
+
+
+class SpikeTable(PolicyTable, frozen=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # scatters above the trend, of the loss and the gradient norm
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = 3  # steps in a row that make a spike
+    back_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
+    back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
+    skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
+    most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
+
+
+class DivergenceTable(PolicyTable, frozen=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # scatters above the best level
+    steps: Annotated[int, Meta(ge=2, le=100_000)] = 200  # over which the loss must rise
+    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = 100  # in a row at which it must be far above
+    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
+    quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 500  # between two times
+
+
+class PolicyTables(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
+):
+    """`[policy]` of a run file: a table for each policy, under its name."""
+
+    keys_are_names: ClassVar[bool] = True
+    out_of_memory: PolicyTable = PolicyTable()
+    replays: PolicyTable = PolicyTable()
+    first_shares: PolicyTable = PolicyTable()
+    rebalance: RebalanceTable = RebalanceTable()
+    non_finite: NonFiniteTable = NonFiniteTable()
+    micro_batch: MicroBatchTable = MicroBatchTable()
+    clip_bound: ClipBoundTable = ClipBoundTable()
+    caches: CachesTable = CachesTable()
+    plateau: PlateauTable = PlateauTable()
+    early_stop: EarlyStopTable = EarlyStopTable()
+    spike: SpikeTable = SpikeTable()
+    divergence: DivergenceTable = DivergenceTable()
+
+    def of(self, name: PolicyName) -> PolicyTable:
+        """The table of a policy."""
+        table: PolicyTable = getattr(self, name.replace("-", "_"))
+        return table
+
+
+def impatience(tables: PolicyTables, plateau: PolicyMode, early_stop: PolicyMode) -> str:
+    """What is wrong with these two modes together: a run must not end before a lower rate could help it. Empty if
+    nothing is."""
+    least, patience = tables.plateau.patience, tables.early_stop.patience
+    if "off" in (plateau, early_stop) or patience > least:
+        return ""
+    return f"{patience} must be above policy.plateau.patience = {least}: the run would end before its rate is lowered"
+
+
+def check_policies(tables: PolicyTables, where: str) -> None:
+    """Raises InvalidInputError, naming the field, where a policy's settings contradict each other."""
+    micro = tables.micro_batch
+    if micro.low >= micro.target:
+        problem = f"{micro.low:g} must be below policy.micro-batch.target = {micro.target:g}"
+        raise InvalidInputError(f"{where}: policy.micro-batch.low", problem)
+    plateau, early_stop = (tables.of(name).mode or POLICIES[name].default for name in HELD_OUT_POLICIES)
+    if problem := impatience(tables, plateau, early_stop):
+        raise InvalidInputError(f"{where}: policy.early-stop.patience", problem)
+    if micro.most and micro.most < micro.least:
+        problem = f"{micro.most} must be at least policy.micro-batch.least = {micro.least}, or 0"
+        raise InvalidInputError(f"{where}: policy.micro-batch.most", problem)

@@ -21,6 +21,7 @@ from trainctl.protocol.config import (
 )
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_name, objective_of
+from trainctl.protocol.config.policies import HELD_OUT_POLICIES, POLICIES, check_policies
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import Collected, InvalidInputError
 
@@ -277,9 +278,11 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong = Collected()
     with wrong.going_on():
         check_thresholds(config.alerts, where)
+    with wrong.going_on():
+        check_policies(config.policy, where)
     for check in (
         _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_backends,
-        _check_held_out, _check_growing,
+        _check_held_out, _check_growing, _check_evaluations,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -355,6 +358,18 @@ def _check_held_out(config: RunFile, where: str) -> None:
         if node.held_out_path is not None and not data.held_out_path:
             problem = "needs data.held_out_path, the path for the other nodes"
             raise InvalidInputError(f"{where}: nodes.{name}.held_out_path", problem)
+
+
+def _check_evaluations(config: RunFile, where: str) -> None:
+    """Whether the policies of the held-out loss have one."""
+    modes = {name: config.policy.of(name).mode or POLICIES[name].default for name in HELD_OUT_POLICIES}
+    for name in (name for name, mode in modes.items() if mode != "off"):
+        if not config.evaluate.every_steps:
+            problem = f"{modes[name]!r} needs evaluations: set evaluate.every_steps"
+            raise InvalidInputError(f"{where}: policy.{name}.mode", problem)
+        if not (config.data.held_out_fraction or config.data.held_out_path):
+            problem = f"{modes[name]!r} needs held-out samples: set data.held_out or data.held_out_path"
+            raise InvalidInputError(f"{where}: policy.{name}.mode", problem)
 
 
 def _check_growing(config: RunFile, where: str) -> None:

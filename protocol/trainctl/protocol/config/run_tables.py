@@ -10,7 +10,7 @@ from msgspec import Meta
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.objectives import ObjectiveTable
-from trainctl.protocol.config.policies import PolicyName, PolicyTable
+from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 from trainctl.protocol.config.quantization import QuantizedFormat
 
@@ -190,5 +190,5 @@ class RunFile(_Table, frozen=True):
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()
     objective: ObjectiveTable = ObjectiveTable()
-    policy: dict[PolicyName, PolicyTable] = {}
+    policy: PolicyTables = PolicyTables()
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}

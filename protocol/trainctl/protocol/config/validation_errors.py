@@ -52,7 +52,8 @@ def _in_struct(
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
-            yield _under(path, key), "unknown field"
+            named = getattr(kind, "keys_are_names", False)
+            yield _under(path, key), f"{key!r} is not one of {', '.join(fields)}" if named else "unknown field"
     for name, field in fields.items():
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)

@@ -27,7 +27,7 @@ def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
             return "global batch"
         case e.NodeStateChanged(node=node):
             return node
-        case e.PolicyModeChanged(name=name) | e.PolicyAdvised(name=name):
+        case e.PolicyModeChanged(name=name) | e.PolicyAdvised(name=name) | e.PolicyActed(name=name):
             return f"policy {name}"
         case e.CommandApplied(node=node):
             return " ".join(word for word in (verb, node) if word)
@@ -62,7 +62,9 @@ def brief(data: e.AnyEvent) -> str:
         case e.PolicyModeChanged(before=before, after=after, cause=cause):
             return f"{before}{ARROW}{after}{_why(cause)}" if before != after else f"{after}, unchanged"
         case e.PolicyAdvised(command=command, reason=reason):
-            return f"advises {command}{_why(reason)}"
+            return f"advises {command}{_why(reason)}" if command else reason
+        case e.PolicyActed(command=command, reason=reason):
+            return f"sends {command}{_why(reason)}"
         case e.CommandApplied(result=result):
             return result
         case e.CommandFailed(reason=reason, field=field):

@@ -106,10 +106,18 @@ class PolicyModeChanged(EventData, tag="policy-mode-changed", frozen=True):
 
 
 class PolicyAdvised(EventData, tag="policy-advised", frozen=True):
-    """A policy suggests a command instead of sending it."""
+    """A policy suggests a command instead of sending it, or reports what no command changes."""
 
     name: str  # policy name
-    command: str  # suggested command, as typed on the command line
+    command: str  # suggested command, as typed on the command line; empty: none
+    reason: str  # reason, with measurements
+
+
+class PolicyActed(EventData, tag="policy-acted", frozen=True):
+    """A policy sends a command whose own event has no place for the reason."""
+
+    name: str  # policy name
+    command: str  # command, as typed on the command line
     reason: str  # reason, with measurements
 
 
@@ -321,7 +329,7 @@ class Notice(EventData, tag="notice", frozen=True):
 
 AnyEvent = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | NodeStateChanged | PolicyModeChanged | PolicyAdvised | CommandApplied | CommandFailed | NoteWritten
+    | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
     | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice

@@ -193,6 +193,10 @@ _RANK = (
         sql="r.memory_cap_bytes", fold="sum", short="cap",
     ),
     Metric(
+        "memory_cache_bytes", "B", "rank", "memory cache GB",
+        "Memory that the allocator keeps for later and no array uses.", "bytes", fold="sum", short="cache",
+    ),
+    Metric(
         "memory_use", "of the cap", "rank", "memory use",
         "Mean peak memory over the last 10 steps, divided by the memory cap.",
         "ratio", fold="max", short="use",
@@ -317,3 +321,10 @@ def metric_of(name: str, *, per_rank: bool = True) -> Metric:
     title = name.removeprefix("user:").replace("_", " ")
     known = Metric(name, "", "rank" if per_rank else "run", title, "A metric that the run defines.", "loss")
     return METRICS.get(name, known)
+
+
+def of_cap(values: Mapping[str, float], held: Literal["peak", "cache"]) -> float | None:
+    """The part of its memory cap that a rank's step took at its peak, or that its allocator's cache takes; None if
+    either isn't known."""
+    size, cap = values.get(f"memory_{held}_bytes"), values.get("memory_cap_bytes")
+    return None if size is None or not cap else size / cap

@@ -104,6 +104,7 @@ class RunView(Message, tag="run-view", frozen=True):
     loss_unit: str = "nats per token"
     eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
+    skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
     boot: str = ""
     seq: Count = 0
 

@@ -20,6 +20,8 @@ from trainctl.protocol.messages.base import (
     Values,
 )
 
+FREED: Final = "memory_freed_bytes"
+"""In the report of a `defragment` plan: what the allocator gave back to the device."""
 PAIRS_FOLLOWED: Final = 32
 """Held-out pairs that every evaluation reports, the first ones."""
 WORST_PAIRS: Final = 10
@@ -49,7 +51,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
 
     `train` moves the cursor; `evaluate` and `checkpoint` don't. `sync` copies the lowest rank's state to all ranks.
     `measure` times micro-batches without adding gradients. `probe` checks that all ranks have the same model.
-    `sample` has the model answer prompts; only one rank has work.
+    `sample` has the model answer prompts; only one rank has work. `defragment` clears the allocators' caches.
     """
 
     run: Name

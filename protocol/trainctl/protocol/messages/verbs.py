@@ -155,6 +155,10 @@ class Evaluate(Args, frozen=True):
     """It has no arguments."""
 
 
+class Defragment(Args, frozen=True):
+    """It has no arguments."""
+
+
 class SampleModel(Args, frozen=True):
     """Without a prompt, the model answers those of the run file. What isn't given is as in the run file."""
 
@@ -194,6 +198,24 @@ class Resume(Args, frozen=True):
     """It has no arguments."""
 
 
+class Rollback(Args, frozen=True):
+    """Give exactly one of `step` and `steps`."""
+
+    step: Annotated[Annotated[int, Meta(ge=1, le=2**40)] | None, _about("step of a checkpoint")] = None
+    steps: Annotated[
+        Annotated[int, Meta(ge=1, le=2**40)] | None,
+        _about("go back to the newest checkpoint at least so many steps before", "steps"),
+    ] = None
+    skip_batches: Annotated[
+        int, _about("skip the data of so many steps that followed it", "global batches", ge=0, le=1_000_000)
+    ] = 0
+
+    def check(self) -> None:
+        """Raises InvalidInputError unless it is one of both."""
+        if (self.step is None) == (self.steps is None):
+            raise InvalidInputError("step", "give exactly one of step and steps")
+
+
 class Stop(Args, frozen=True):
     checkpoint: Annotated[bool, _about("write a checkpoint before the run ends")] = True
 
@@ -217,9 +239,9 @@ class Autopilot(Args, frozen=True):
 
 
 AgentArgs = StartRun | Promote | Acknowledge | Mute
-RunArgs = Pause | Resume | Stop | Note | Autopilot
+RunArgs = Pause | Resume | Rollback | Stop | Note | Autopilot
 EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
-BoundaryArgs = Checkpoint | Evaluate | SampleModel
+BoundaryArgs = Checkpoint | Evaluate | SampleModel | Defragment
 AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
 """The closed union. A handler that takes it, or one scope's, ends in `assert_never`: mypy says what is missing."""
 _BY_SCOPE: Final[dict[Scope, Any]] = {"agent": AgentArgs, "run": RunArgs, "edit": EditArgs, "boundary": BoundaryArgs}
@@ -274,6 +296,8 @@ VERBS: dict[str, Verb] = {
              "nothing", None),
         Verb("sample", SampleModel, "have the model answer prompts at the next step boundary, even while paused",
              "nothing", None, "prompt='Once upon a time' max_tokens=64", takes_node=True),
+        Verb("defragment", Defragment, "clear the allocators' caches on one node or all at the next step boundary",
+             "nothing", None, "--node studio", takes_node=True),
         Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
         "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),
@@ -284,6 +308,8 @@ VERBS: dict[str, Verb] = {
         Verb("pause", Pause, "pause after the step in progress; commands then take effect at once",
         "nothing", "resume"),
         Verb("resume", Resume, "continue a paused run", "nothing", "pause"),
+        Verb("rollback", Rollback, "go back to an earlier checkpoint, and skip the data that followed if wanted",
+             "optimisation", None, "steps=100 skip_batches=200"),
         Verb("stop", Stop, "write a checkpoint and end the run", "nothing", "start-run", "checkpoint=false"),
         Verb("note", Note, "add a note to the run's events", "nothing", None, "text='new data from here'",
              for_any_run=True),

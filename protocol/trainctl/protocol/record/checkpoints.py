@@ -101,9 +101,10 @@ def _by_step(checkpoints: Path) -> dict[int, Path]:
     return found
 
 
-def newest_complete(checkpoints: Path, *, hashes: bool = True) -> Path | None:
-    """The folder of the highest step that verifies, None if none does."""
-    for folder in listed(checkpoints):
+def newest_complete(checkpoints: Path, *, hashes: bool = True, at_most: int | None = None) -> Path | None:
+    """The folder of the highest step, none above `at_most`, that verifies; None if none does."""
+    found = _by_step(checkpoints)
+    for folder in (found[step] for step in sorted(found, reverse=True) if at_most is None or step <= at_most):
         try:
             verify(folder, hashes=hashes)
         except InvalidInputError:

@@ -57,6 +57,7 @@ class Memory:
     used_bytes: int | None = None
     peak_bytes: int | None = None  # since `reset_peak`
     cap_bytes: int | None = None
+    cache_bytes: int | None = None  # kept by the allocator, and used by no array
 
     @functools.cached_property
     def values(self) -> dict[str, float]:
@@ -65,6 +66,7 @@ class Memory:
             ("memory_bytes", self.used_bytes),
             ("memory_peak_bytes", self.peak_bytes),
             ("memory_cap_bytes", self.cap_bytes),
+            ("memory_cache_bytes", self.cache_bytes),
         )
         return {name: float(size) for name, size in known if size is not None}
 

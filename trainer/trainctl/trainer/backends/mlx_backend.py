@@ -205,7 +205,8 @@ class MlxBackend(Backend):
         device: dict[str, Any] = mx.device_info()
         cap = self.parts.limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
         used = mx.get_active_memory()
-        return Memory(used, max(used, mx.get_peak_memory()), cap)  # a reset peak is 0 until something is allocated
+        peak = max(used, mx.get_peak_memory())  # a reset peak is 0 until something is allocated
+        return Memory(used, peak, cap, mx.get_cache_memory())
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():

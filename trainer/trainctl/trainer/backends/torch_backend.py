@@ -8,6 +8,7 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +236,15 @@ class TorchBackend(Backend):
     def memory(self) -> Memory:
         if self._device.type == "cuda":
             # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
-            allocated = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
-            return Memory(allocated["current"], allocated["peak"], self._cap_bytes)
-        return self._memory.read()
+            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
+            cache = reserved - allocated["current"]
+            return Memory(allocated["current"], allocated["peak"], self._cap_bytes, cache)
+        found = self._memory.read()
+        if self._device.type == "mps":
+            kept = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
+            found = replace(found, cache_bytes=kept)
+        return found
 
     @property
     def updates(self) -> int:

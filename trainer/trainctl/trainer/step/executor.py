@@ -16,7 +16,17 @@ import numpy as np
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import ProtocolError
-from trainctl.protocol.messages import EvaluationReport, FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
+from trainctl.protocol.messages import (
+    FREED,
+    EvaluationReport,
+    FromTrainer,
+    Probed,
+    Range,
+    RankWork,
+    Report,
+    Soon,
+    StepPlan,
+)
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Array, Backend
@@ -213,6 +223,15 @@ class Executor:
             log_probabilities=_packed(np.concatenate(found)),
             weight_norms=_packed(self._backend.weight_norms()[:_MOST_NORMS]),
         )  # fmt: skip
+
+    def defragment(self, plan: StepPlan, started: float) -> Report:
+        """Give what the allocator keeps unused back to the device. State and accumulators are left alone."""
+        watch, before = self._begin_plan(started), self._backend.memory().cache_bytes
+        self._backend.discard()
+        report, after = self._report(plan, PlanSums(), watch, 0.0), self._backend.memory().cache_bytes
+        if before is None or after is None:
+            return report
+        return msgspec.structs.replace(report, values={**report.values, FREED: float(max(0, before - after))})
 
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""

@@ -1,5 +1,6 @@
 """What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
@@ -10,6 +11,9 @@ from trainctl.tui.screens import cost_line, energy, rates_line, work_lines
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import clean, groups, line, plain
+
+_POLICY_COLUMNS = 100
+"""Most columns of a line with policies, without its heading."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -70,6 +74,7 @@ def status_text(
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
+        *_skip_lines(run.skipped),
         f"directory  {run.directory}",
         *machines,
         *_alert_lines(snapshot.alerts),
@@ -132,7 +137,15 @@ def _plan(run: m.RunView) -> str:
 
 def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:
     """What the run decides by itself; none where that isn't known."""
-    return [f"policies   {'  '.join(f'{view.name} {view.mode}' for view in policies)}"] if policies else []
+    words = "  ".join(f"{view.name}={view.mode}" for view in policies)
+    lines = textwrap.wrap(words, _POLICY_COLUMNS, break_on_hyphens=False)
+    return [f"{' ' * 11 if number else 'policies   '}{text.replace('=', ' ')}" for number, text in enumerate(lines)]
+
+
+def _skip_lines(skipped: Sequence[tuple[int, int]]) -> list[str]:
+    """Positions that the run doesn't train on."""
+    parts = [f"{start:,} to {start + count - 1:,}" for start, count in skipped]
+    return [f"skipped    positions {', '.join(parts)}: not trained on, by rollback"] if parts else []
 
 
 def alerts_table(alerts: Sequence[m.AlertView]) -> str:

@@ -1,6 +1,6 @@
 """First shares of the nodes that the run file gives none, by what each managed alone before step 1."""
 
-from trainctl.node_agent.autopilot.policy import Measured, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Measured, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning import share_edits
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
@@ -15,7 +15,7 @@ class FirstShares(Policy):
         is_timed = facts.config.group.first_shares == "timed"
         return facts.step > 0 or facts.durable.timed or not is_timed or len(_open(facts)) < 2
 
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Measured):
             return None
         settings, rates = facts.durable.settings, facts.occasion.rates

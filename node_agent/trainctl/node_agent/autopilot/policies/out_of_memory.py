@@ -1,8 +1,7 @@
 """After a death for lack of memory: half the micro-batch, before the rank comes back."""
 
-from trainctl.node_agent.autopilot.policy import MemoryDeath, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Memory, MemoryDeath, Policy, Proposal, RunFacts, resize
 from trainctl.node_agent.planning import share_edits
-from trainctl.protocol.messages import verbs
 
 
 class OutOfMemory(Policy):
@@ -10,7 +9,7 @@ class OutOfMemory(Policy):
 
     name = "out-of-memory"
 
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, MemoryDeath):
             return None
         settings, rank = facts.durable.settings, facts.occasion.rank
@@ -18,9 +17,7 @@ class OutOfMemory(Policy):
         if edit.settings is settings:
             return None
         after = edit.settings.ranks[rank]
-        args = verbs.ResizeBatch(micro=after.micro_batch)
-        reason = f"out of memory, {facts.occasion.evidence}"
-        return Proposal("resize-batch", args, reason, after.node, edit, "warning")
+        return resize(after.micro_batch, after.node, f"out of memory, {facts.occasion.evidence}", "warning", edit)
 
 
 POLICY = OutOfMemory()

@@ -2,10 +2,9 @@
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Policy, Proposal, Replayed, RunFacts
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, Replayed, RunFacts, resize
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
 
 
 class Replays(Policy):
@@ -13,7 +12,7 @@ class Replays(Policy):
 
     name = "replays"
 
-    def propose(self, facts: RunFacts, memory: dict[str, float]) -> Proposal | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Replayed):
             return None
         settings, plan, report = facts.durable.settings, facts.occasion.plan, facts.occasion.report
@@ -25,7 +24,7 @@ class Replays(Policy):
         change = e.MicroBatchChanged(((setting.node, planned),), ((setting.node, fitted),))
         edit = Edit(settings.edited(ranks={**settings.ranks, report.rank: smaller}), change)
         reason = "the rank ran out of memory and repeated a micro-batch in smaller pieces"
-        return Proposal("resize-batch", verbs.ResizeBatch(micro=fitted), reason, setting.node, edit, "warning")
+        return resize(fitted, setting.node, reason, "warning", edit)
 
 
 POLICY = Replays()

@@ -20,7 +20,9 @@ def _fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     name, mode = order.args["name"], order.args["mode"]
     before = next((f"{view.mode} {glyphs.arrow} " for view in run.policies if view.name == name), "")
-    return f"{name} {before}{mode}: {POLICIES[name].summary}; curve unchanged"
+    may_change = mode == "on" and POLICIES[name].changes_curve
+    curve = "may change the curve when it acts" if may_change else "curve unchanged"
+    return f"{name} {before}{mode}: {POLICIES[name].summary}; {curve}"
 
 
 def _changes_nothing(order: Order, run: m.RunView) -> bool:
@@ -40,7 +42,7 @@ DESCRIPTION = VerbDescription(
     "autopilot",
     title="set a policy's mode",
     changes="what the policy does automatically from now on",
-    keeps="the curve, and what the policy already did",
+    keeps="what the policy already did",
     fields=_fields,
     preview=_preview,
     changes_nothing=_changes_nothing,

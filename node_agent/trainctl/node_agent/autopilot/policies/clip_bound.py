@@ -1,0 +1,31 @@
+"""Reports that clipping holds training back: nearly every step's gradient is scaled to a small part of itself."""
+
+import statistics
+
+from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, RunFacts, Stepped
+
+
+class ClipBound(Policy):
+    """It says so once, and again only after the median has recovered or the group has formed anew."""
+
+    name = "clip-bound"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Advice | None:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        table, report = facts.config.policy.clip_bound, facts.occasion.report
+        if report.skipped is not None or "clip_scale" not in report.values:
+            return None
+        scales = memory.observe("scale", report.values["clip_scale"], table.steps)
+        if len(scales) < table.steps:
+            return None
+        median, was_said = statistics.median(scales), memory.last("said")
+        memory.observe("said", float(median < table.scale), 1)
+        if median >= table.scale or was_said:
+            return None
+        limit = facts.config.optimizer.clip_norm
+        text = f"the median clip scale of {table.steps} steps is {median:.2g}: gradient norms are far above"
+        return Advice(f"{text} optimizer.clip_norm = {limit:g}; raise it, or lower the learning rate")
+
+
+POLICY = ClipBound()

@@ -1,0 +1,35 @@
+"""Lowers the learning rate of a run whose loss keeps rising and stays far above its best level."""
+
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.protocol.analysis.divergence import DivergenceDetector
+from trainctl.protocol.messages import verbs
+
+_AHEAD = 2
+"""Steps after the last one at which a command takes effect: the next step is planned by then."""
+
+
+class Divergence(Policy):
+    """After each time it waits, so that the lower rate can have an effect."""
+
+    name = "divergence"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        table, config = facts.config.policy.divergence, facts.config
+        detector = memory.evidence.setdefault("detector", DivergenceDetector(table.mads, table.steps, table.past_steps))
+        found = detector.add(facts.step, facts.occasion.loss)
+        last = memory.kept.get("step", float("-inf"))
+        if found is None or last <= facts.step < last + table.quiet_steps:
+            return None
+        step = min(facts.step + _AHEAD, config.run.steps)
+        lower = rate(facts.durable.settings.lr, config.optimizer, config.run.steps, step) * table.factor
+        reason = f"loss at {found.level:.4g} and rising, {found.steps} steps far above {found.best.level:.4g}"
+        return Proposal(
+            "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
+            remember={"step": float(facts.step)},
+        )  # fmt: skip
+
+
+POLICY = Divergence()

@@ -1,0 +1,149 @@
+"""Keeps each rank's peak memory below a part of its cap, by the micro-batch; the loss doesn't change.
+
+The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for a while.
+"""
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from trainctl.node_agent.autopilot.policy import (
+    Memory,
+    MemoryDeath,
+    Policy,
+    Proposal,
+    Replayed,
+    RunFacts,
+    Stepped,
+    resize,
+)
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import MicroBatchTable
+
+PREDICTED = 0.85
+"""Part of the cap that a larger micro-batch may be predicted to take. Peaks are predicted in proportion to the size:
+too high, since weights and optimizer state don't grow with it."""
+
+HELPED = 0.98
+"""Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
+
+
+class _Seen(NamedTuple):
+    """What was seen of one rank."""
+
+    size: int  # its micro-batch, samples
+    uses: deque[float]  # parts of the cap that peaks took, the newest steps
+
+
+class MicroBatch(Policy):
+    """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
+
+    name = "micro-batch"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        match facts.occasion:
+            case Replayed(plan, report):
+                _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
+            case MemoryDeath(rank, _):
+                known = _ranks(memory).get(rank)
+                size = known.size if known is not None else facts.durable.settings.ranks[rank].micro_in_force
+                _bar(facts, memory, rank, size)
+            case Stepped(plan, reports):
+                if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
+                    return next(_changes(facts, memory), None)
+        return None
+
+
+def _sizes(plan: m.StepPlan) -> dict[int, int]:
+    """The micro-batch of each rank."""
+    return {work.rank: work.micro_batch for work in plan.work}
+
+
+def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
+    """A rank ran out of memory with micro-batches of this size."""
+    memory.kept |= {f"barred {rank}": float(size), f"until {rank}": float(facts.step + _table(facts).barred_steps)}
+    _ranks(memory).pop(rank, None)
+
+
+def _table(facts: RunFacts) -> MicroBatchTable:
+    return facts.config.policy.micro_batch
+
+
+def _ranks(memory: Memory) -> dict[int, _Seen]:
+    found: dict[int, _Seen] = memory.evidence.setdefault("ranks", {})
+    return found
+
+
+def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterable[m.Report]) -> bool:
+    """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one.
+    Whether one is above the target: then the means are looked at, and else once in a window."""
+    sizes, ranks, is_high, table = _sizes(plan), _ranks(memory), False, _table(facts)
+    for report in reports:
+        size, known = sizes[report.rank], ranks.get(report.rank)
+        if known is None or known.size != size:
+            known = ranks[report.rank] = _Seen(size, deque(maxlen=table.window))
+        use = m.of_cap(report.values, "peak")
+        if use is not None:
+            known.uses.append(use)
+            is_high = is_high or use > table.target
+    return is_high
+
+
+def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
+    """What each node should change: first what takes less memory."""
+    settings, nodes = facts.durable.settings, dict[str, list[int]]()
+    for rank, setting in settings.live.items():
+        nodes.setdefault(setting.node, []).append(rank)
+    uses = {node: [use for rank in ranks if (use := _use(facts, memory, rank))] for node, ranks in nodes.items()}
+    known = {node: max(found) for node, found in uses.items() if len(found) == len(nodes[node])}
+    for node, use in sorted(known.items(), key=lambda each: -each[1]):
+        size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+        if use > _table(facts).target:
+            yield from _smaller(facts, memory, node, size, use)
+        elif use < _table(facts).low:
+            yield from _larger(facts, memory, node, nodes[node], size, use)
+
+
+def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
+    """The mean over a whole window."""
+    known = _ranks(memory).get(rank)
+    full = known is not None and len(known.uses) == _table(facts).window
+    return statistics.fmean(known.uses) if known is not None and full else None
+
+
+def _smaller(facts: RunFacts, memory: Memory, node: str, size: int, use: float) -> Iterator[Proposal]:
+    """Not again if the last time it hardly helped: then weights or other memory fill the device."""
+    table, kept = _table(facts), memory.kept
+    has_helped = kept.get(f"shrunk {node}") != size or use <= HELPED * kept[f"use {node}"]
+    wanted = max(table.least, min(size - 1, int(size * table.shrink)))
+    if wanted < size and has_helped:
+        made = _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+        yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
+
+
+def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
+    """Advised only where it had been larger: that a size which never was tried is faster isn't known."""
+    table, settings, kept = _table(facts), facts.durable.settings, memory.kept
+    was_larger = f"shrunk {node}" in kept or any(f"barred {rank}" in kept for rank in ranks)
+    if table.up == "off" or (table.up == "advise" and not was_larger):
+        return
+    wanted = max(size + 1, int(size * table.grow))
+    bounds = [settings.ranks[rank].share for rank in ranks]
+    bounds += [table.most] if table.most else []
+    for rank in ranks:
+        if facts.step < kept.get(f"until {rank}", 0.0):
+            bounds.append(int(kept[f"barred {rank}"]) - 1)
+    wanted = min(wanted, *bounds)
+    if wanted > size and use * wanted / size <= PREDICTED:
+        made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")
+        yield dataclasses.replace(made, advise_only=table.up == "advise")
+
+
+def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
+    reason = f"peak memory was {use:.0%} of the cap, the mean of {_table(facts).window} steps, {why}"
+    return resize(size, node, reason, severity)
+
+
+POLICY = MicroBatch()

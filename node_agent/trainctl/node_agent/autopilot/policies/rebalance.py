@@ -1,0 +1,142 @@
+"""Moves samples to the ranks that are fast now; the loss doesn't change.
+
+The split is the one of `rebalance auto=true`. What it gained is measured; a split that disappoints is undone.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.planning.durable import Settings
+from trainctl.node_agent.planning.throughput import NEWEST
+from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
+from trainctl.protocol.config.policies import RebalanceTable
+from trainctl.protocol.messages import verbs
+
+LEAST_STEPS = 3
+"""Steps with the present split that are measured before anything is concluded."""
+KEPT_PROMISE = 0.5
+"""Part of the predicted gain below which a split is undone."""
+SHARE = "share "
+"""What the names of shares begin with in what is kept: those before the last command, by rank."""
+
+
+class _Gain(NamedTuple):
+    """What a split would do."""
+
+    seconds: float  # the slowest rank's, as it is
+    best: float  # the slowest rank's, with the best split
+
+    @property
+    def part(self) -> float:
+        return self.seconds / self.best - 1
+
+
+class Rebalance(Policy):
+    """A small gain must show in several windows of steps, a large one in as many steps as make it sure."""
+
+    name = "rebalance"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        settings = facts.durable.settings
+        if not isinstance(facts.occasion, Stepped) or len(settings.live) < 2:
+            return None
+        speeds = {rank: speed for rank, speed in facts.occasion.speeds.items() if rank in settings.live}
+        if len(speeds) < len(settings.live):
+            return None
+        steps = _steps_with(settings, memory)
+        if steps < LEAST_STEPS or facts.step < memory.kept.get("quiet until", 0.0):
+            return None
+        if "promised" in memory.kept and (undone := _judged(facts, memory, speeds)) is not None:
+            return undone
+        return _better(facts, memory, speeds, steps)
+
+
+def _steps_with(settings: Settings, memory: Memory) -> int:
+    """How many steps have been seen with this plan version."""
+    if memory.last("version") != settings.plan_version:
+        memory.forget("steps", "gains", "settled")
+    memory.observe("version", float(settings.plan_version), 1)
+    steps = int(memory.last("steps")) + 1
+    memory.observe("steps", float(steps), 1)
+    return steps
+
+
+def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
+    return max(speed.seconds(settings.ranks[rank].share) for rank, speed in speeds.items())
+
+
+def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
+    settings, table = facts.durable.settings, facts.config.policy.rebalance
+    gain = _gain(settings, memory, speeds, table)
+    # The median of a few steps scatters more than that of a window.
+    is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
+    if steps % NEWEST == 0:
+        memory.observe("gains", gain.part, table.looks)
+    gains = memory.evidence.get("gains", ())
+    is_lasting = len(gains) == table.looks and min(gains) >= table.gain and gain.part >= table.gain
+    if not (is_large or is_lasting):
+        return None
+    quiet = memory.kept.get("quiet", float(table.quiet_steps))
+    remember = {
+        "promised": gain.part, "seconds": gain.seconds, "version": float(settings.plan_version),
+        "quiet until": facts.step + quiet, "quiet": quiet,
+    }  # fmt: skip
+    before = {f"{SHARE}{rank}": float(setting.share) for rank, setting in settings.live.items()}
+    memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
+    reason = f"a step takes {gain.seconds:.3g} s by the medians of {min(steps, NEWEST)} steps; with this split"
+    return Proposal(
+        "rebalance", verbs.Rebalance(auto=True), f"{reason} {gain.best:.3g} s", remember={**remember, **before}
+    )
+
+
+def _gain(settings: Settings, memory: Memory, speeds: Mapping[int, Speed], table: RebalanceTable) -> _Gain:
+    """Of the best split. It is searched only if one of divisible samples would be so much better, and more so than
+    when whole samples last allowed nothing."""
+    seconds, fluid = _slowest(settings, speeds), fluid_seconds(settings.global_batch, speeds)
+    if seconds < fluid * max(1 + table.gain, memory.last("settled")):
+        return _Gain(seconds, seconds)
+    counts = quickest(settings.global_batch, speeds)
+    gain = _Gain(seconds, max(speed.seconds(counts[rank]) for rank, speed in speeds.items()))
+    if gain.part < table.gain:
+        memory.observe("settled", 1.01 * seconds / fluid, 1)
+    return gain
+
+
+def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Proposal | None:
+    """The split before, if the last command gained less than half of what it promised, and that split would now be
+    faster by the least gain. Otherwise the ranks have changed, or noise has."""
+    kept, settings, table = memory.kept, facts.durable.settings, facts.config.policy.rebalance
+    memory.kept = {name: value for name, value in kept.items() if name != "promised"}
+    before = {rank: int(kept.get(f"{SHARE}{rank}", 0)) for rank in settings.live}
+    if settings.plan_version != kept["version"] + 1 or not all(before.values()):
+        return None  # somebody has changed more than this split
+    now, promised = _slowest(settings, speeds), kept["promised"]
+    gained = kept["seconds"] / now - 1
+    old = max(speeds[rank].seconds(share) for rank, share in before.items())
+    if gained >= KEPT_PROMISE * promised or now < old * (1 + table.gain):
+        memory.kept["quiet"] = float(table.quiet_steps)
+        return None
+    quiet = 2 * kept["quiet"]
+    reason = f"the last rebalance made steps {_percent(gained)} faster where {_percent(promised)} was expected"
+    shares: dict[str, int | str] = dict(_by_node(settings, before))
+    return Proposal(
+        "rebalance", verbs.Rebalance(shares=shares), reason, severity="warning", is_urgent=True,
+        remember={"quiet": quiet, "quiet until": facts.step + quiet},
+    )  # fmt: skip
+
+
+def _by_node(settings: Settings, shares: Mapping[int, int]) -> dict[str, int]:
+    by_node: dict[str, int] = {}
+    for rank, share in shares.items():
+        node = settings.ranks[rank].node
+        by_node[node] = by_node.get(node, 0) + share
+    return by_node
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+POLICY = Rebalance()

@@ -1,0 +1,50 @@
+"""Goes back before a spike of loss and gradient norm that doesn't come back, and skips the data that led to it.
+
+Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spike and skipped 200 to 500 batches.
+"""
+
+from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.protocol.analysis.spikes import Spike as Found
+from trainctl.protocol.analysis.spikes import SpikeDetector
+from trainctl.protocol.messages import verbs
+
+
+class Spike(Policy):
+    """A few times a run at most: a run that spikes again and again needs a person."""
+
+    name = "spike"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        table = facts.config.policy.spike
+        detector = memory.evidence.setdefault("detector", SpikeDetector(table.mads, table.steps, table.back_steps))
+        found = detector.add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
+        if found is None or not found.is_stuck:
+            memory.forget("said")
+            return None
+        if memory.kept.get("times", 0.0) >= table.most_times:
+            return None
+        return _back(facts, memory, found)
+
+
+def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | None:
+    """To a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
+    table, kept = facts.config.policy.spike, facts.durable.checkpoints
+    latest = min(found.first - 1, facts.step - table.back)
+    height = (
+        f"loss {found.loss:.4g} where {found.expected:.4g} was expected, for {found.steps} steps from {found.first}"
+    )
+    step = max((at for at in kept if at <= latest), default=None)
+    if step is None:
+        was_said = memory.last("said")
+        memory.observe("said", 1.0, 1)
+        why = f"{height}, but no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
+        return None if was_said else Advice(why)
+    skips = max(table.skip_batches, found.first - step + table.steps) if table.skip_batches else 0
+    args = verbs.Rollback(step=step, skip_batches=skips)
+    times = {"times": memory.kept.get("times", 0.0) + 1}
+    return Proposal("rollback", args, height, severity="error", remember=times, is_urgent=True)
+
+
+POLICY = Spike()

@@ -1,0 +1,35 @@
+"""A real run goes back to a checkpoint by a command, and doesn't train on the data that followed."""
+
+from typing import Any
+
+from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+
+G = 12
+
+
+def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, run_config: Any) -> None:
+    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
+    with agent.client() as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=20, checkpoint=checkpoint)})
+        assert begun.state == "applied", begun.reason
+        wait_for_step(client, 7)
+        assert client.send("defragment", {}).state == "applied"
+        assert client.send("pause", {}).state == "applied"
+        refused = client.send("rollback", {"step": 6})
+        assert (refused.state, refused.field) == ("rejected", "step")
+        told = client.send("rollback", {"step": 5, "skip_batches": 3})
+        assert told.state == "applied", told.reason
+        assert told.after is not None and told.after.endswith("to step 5, and the data of 3 steps after it are skipped")
+
+        def is_back() -> bool:
+            run = client.snapshot(0).run
+            return run is not None and (run.state, run.step) == ("paused", 5)
+
+        until(is_back, what="the run, at step 5")
+        assert client.snapshot(0).run.skipped == ((60, 36),)  # type: ignore[union-attr]
+        assert client.send("resume", {}).state == "applied"
+        assert wait_for_end(client).state == "finished"
+        cursors = {step.step: step.cursor for step in all_steps(client)}
+        assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, 21)}
+        texts = [event.text for event in client.events(begun.run, limit=500).events]
+        assert any("positions 60 to 95 are skipped: their samples aren't trained on" in text for text in texts)

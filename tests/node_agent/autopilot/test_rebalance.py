@@ -1,0 +1,168 @@
+"""The policy that moves samples to fast ranks, over simulated steps with noise. `TRAINCTL_SEEDS`: how many runs."""
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from tests.node_agent.support.simulation import config, durable
+
+from trainctl.node_agent.autopilot.policies.rebalance import POLICY
+from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
+from trainctl.node_agent.planning import plans, share_edits
+from trainctl.node_agent.planning.throughput import Rates
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
+
+SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "8"))
+NODES = ("a", "b", "c", "d")
+BATCH = 96
+FLOOR = 0.02
+"""Seconds of each step, whatever the share."""
+
+Rate = Callable[[int, int], float]
+"""Samples per second, by rank and step."""
+
+
+class Run:
+    """Ranks of these speeds, and what the policy does about them. A command takes effect two steps later."""
+
+    def __init__(self, rate: Rate, noise: float = 0.0, seed: int = 0, **settings: Any) -> None:
+        self.rate, self.noise, self.chance = rate, noise, random.Random(seed)
+        self.config = config(100_000, BATCH, policy={"rebalance": settings}) if settings else config(100_000, BATCH)
+        self.durable, self.memory, self.rates = durable(NODES, BATCH), Memory(), Rates()
+        self.step, self.sent = 0, list[tuple[int, Proposal]]()
+        self._due: tuple[int, Proposal] | None = None
+
+    @property
+    def shares(self) -> dict[int, int]:
+        return {rank: setting.share for rank, setting in self.durable.settings.live.items()}
+
+    def seconds(self) -> float:
+        """Of a step without noise."""
+        return max(share / self.rate(rank, self.step) for rank, share in self.shares.items()) + FLOOR
+
+    def best_seconds(self) -> float:
+        """Of a step without noise that could be divided at will."""
+        return BATCH / sum(self.rate(rank, self.step) for rank in self.shares) + FLOOR
+
+    def steps(self, count: int) -> "Run":
+        for _ in range(count):
+            self._take_effect()
+            self._one()
+        return self
+
+    def _take_effect(self) -> None:
+        if self._due is None or self._due[0] > self.step:
+            return
+        args = self._due[1].args
+        assert isinstance(args, verbs.Rebalance)
+        facts = share_edits.Facts(speeds=self.rates.of(self.shares))
+        made = share_edits.rebalance(self.durable.settings, args, facts)
+        self.durable, self._due = msgspec.structs.replace(self.durable, settings=made.settings), None
+
+    def _one(self) -> None:
+        self.step += 1
+        reports = {rank: self._report(rank, share) for rank, share in self.shares.items()}
+        self.rates.reported(reports.values())
+        plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
+        occasion = Stepped(plan, reports, self.rates.of(reports))
+        made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
+        if made is not None and self._due is None:
+            self.memory.kept |= made.remember
+            self.sent.append((self.step, made))
+            self._due = self.step + 1, made
+
+    def _report(self, rank: int, share: int) -> m.Report:
+        busy = share / self.rate(rank, self.step) * self.chance.lognormvariate(0, self.noise)
+        return m.Report(
+            run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
+            weight=1.0, own_weight=1.0, own_samples=share, phases=m.Phases(forward=busy, optimizer=FLOOR),
+        )  # fmt: skip
+
+
+def steady(*rates: float) -> Rate:
+    return lambda rank, step: rates[rank]
+
+
+def changing(first: Mapping[int, float], then: Mapping[int, float], at: int) -> Rate:
+    return lambda rank, step: (first if step < at else then)[rank]
+
+
+UNEQUAL = dict(enumerate((50.0, 25.0, 10.0, 40.0)))
+
+
+def test_an_even_start_is_put_right_within_ten_steps() -> None:
+    run = Run(steady(*UNEQUAL.values()), noise=0.02).steps(10)
+    assert run.best_seconds() / run.seconds() > 0.95
+    (sent,) = run.sent
+    assert sent[1].args == verbs.Rebalance(auto=True)
+    assert sent[1].reason.startswith("a step takes 2.4")
+
+
+def test_a_rank_that_turns_slow_is_followed_within_ten_steps() -> None:
+    slower = {**UNEQUAL, 0: 25.0}
+    run = Run(changing(UNEQUAL, slower, at=60), noise=0.02).steps(70)
+    assert run.best_seconds() / run.seconds() > 0.95
+    assert len(run.sent) == 2
+
+
+def test_a_small_gain_is_taken_only_if_it_lasts() -> None:
+    run = Run(steady(25.0, 25.0, 25.0, 22.5)).steps(23)
+    assert run.sent == [], "two windows aren't enough"
+    assert [at for at, _ in run.steps(20).sent] == [24]
+
+
+def test_a_slow_spell_moves_nothing_back_and_forth() -> None:
+    """Three slow steps aren't a window."""
+    slow = {**UNEQUAL, 1: 15.0}
+    fast = Run(steady(*UNEQUAL.values())).steps(40)
+    fast.rate = lambda rank, step: slow[rank] if 41 <= step <= 43 else UNEQUAL[rank]
+    assert len(fast.steps(100).sent) == 1
+
+
+def test_a_split_that_disappoints_is_undone_and_waited_for_twice_as_long() -> None:
+    """A rank that loses its speed as soon as it has more than an even share, which no measurement could tell before."""
+    run = Run(steady(*UNEQUAL.values()))
+    before = run.shares
+
+    def rate(rank: int, step: int) -> float:
+        return 9.0 if rank == 0 and run.shares[0] > before[0] else UNEQUAL[rank]
+
+    run.rate = rate
+    run.steps(40)
+    first, second = run.sent[:2]
+    assert second[1].args == verbs.Rebalance(shares=dict(zip(NODES, before.values(), strict=True)))
+    assert second[0] - first[0] == 20
+    assert "where" in second[1].reason and second[1].severity == "warning"
+    later = [at for at, _ in run.steps(100).sent]
+    assert later[2] - later[1] >= 40, "the quiet is twice as long"
+
+
+def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    run.rates.of = lambda ranks: {0: next(iter(Rates.of(run.rates, [0]).values()))}  # type: ignore[method-assign]
+    assert run.steps(30).sent == []
+
+
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_noise_alone_rarely_moves_anything_and_never_back_and_forth(are_alike: bool) -> None:
+    """At most one action in 1,000 steps beside the one that an even start of unlike ranks needs, and no split comes
+    back within 200 steps."""
+    actions, returns = 0, 0
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        rates = (25.0,) * 4 if are_alike else [10 ** chance.uniform(0.8, 2) for _ in NODES]
+        run = Run(steady(*rates), 0.05, seed)
+        splits = [(0, run.shares)]
+        for _ in range(1000):
+            if run.steps(1).shares != splits[-1][1]:
+                splits.append((run.step, run.shares))
+        actions += len(run.sent) - (not are_alike)
+        pairs = zip(splits, splits[2:], strict=False)
+        returns += sum(one[1] == other[1] and other[0] - one[0] <= 200 for one, other in pairs)
+    print(f"{actions} actions and {returns} returns in {SEEDS} runs of 1,000 steps")
+    assert actions <= SEEDS
+    assert returns == 0

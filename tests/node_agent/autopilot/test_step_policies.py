@@ -1,0 +1,219 @@
+"""Policies that look at each step: steps made by hand in, proposals out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.node_agent.support.simulation import config, durable
+
+from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
+from trainctl.node_agent.autopilot.registry import REGISTRY
+from trainctl.node_agent.planning import plans
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import PolicyName
+from trainctl.protocol.messages import verbs
+
+
+def kept(micro: int, batch: int = 128) -> Durable:
+    made = durable(("a", "b"), batch)
+    ranks = {rank: msgspec.structs.replace(of, micro_batch=micro) for rank, of in made.settings.ranks.items()}
+    return msgspec.structs.replace(made, settings=msgspec.structs.replace(made.settings, ranks=ranks))
+
+
+def report(step: int, rank: int = 0, **fields: Any) -> m.Report:
+    return m.Report(
+        run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=step, loss_sum=1.0, weight=1.0,
+        own_weight=1.0, own_samples=6, **fields,
+    )  # fmt: skip
+
+
+class Asked:
+    """One policy over steps, with its memory."""
+
+    def __init__(self, name: PolicyName, micro: int = 32, **settings: Any) -> None:
+        tables = {**settings.pop("tables", {}), "policy": {name: settings}}
+        self.policy, self.config, self.kept = REGISTRY[name], config(100_000, 128, **tables), kept(micro)
+        self.memory, self.step = Memory(), 0
+
+    def facts(self, occasion: Any) -> RunFacts:
+        return RunFacts(self.config, self.kept, self.step, occasion)
+
+    @property
+    def plan(self) -> m.StepPlan:
+        return plans.train("sim", self.kept, self.config, max(self.step, 1), 0, ())
+
+    def stepped(self, **fields: Any) -> Proposal | Advice | None:
+        """A step that both ranks report alike."""
+        self.step += 1
+        reports = {rank: report(self.step, rank, **fields) for rank in (0, 1)}
+        return self.policy.propose(self.facts(Stepped(self.plan, reports, {})), self.memory)
+
+    def used(self, *parts: float) -> Iterator[Proposal | Advice | None]:
+        """A step for each part of the cap that peaks took."""
+        for part in parts:
+            yield self.stepped(values={"memory_peak_bytes": part * 1e9, "memory_cap_bytes": 1e9})
+
+    def last(self, *parts: float) -> Proposal | None:
+        found = [*self.used(*parts)]
+        assert not any(found[:-1])
+        assert not isinstance(found[-1], Advice)
+        return found[-1]
+
+
+# ---------------------------------------------------------------- non-finite
+
+
+def test_only_steps_in_a_row_pause_and_each_reason_counts() -> None:
+    asked = Asked("non-finite")
+    said = [asked.stepped(skipped=why) for why in ("nan", "nan", None, "nan", "overflow", "empty", "nan", "nan")]
+    assert not any(said)
+    found = asked.stepped(skipped="overflow")
+    assert isinstance(found, Proposal) and found.before is not None
+    assert (found.before.verb, found.verb, found.severity) == ("checkpoint", "pause", "error")
+    assert found.reason == "3 steps in a row were not finite, up to step 9"
+
+
+def test_an_overflow_in_float16_only_halves_the_loss_scale() -> None:
+    asked = Asked("non-finite", tables={"model": {"path": "/model", "dtype": "float16"}})
+    assert not any(asked.stepped(skipped="overflow") for _ in range(20))
+    assert any(asked.stepped(skipped="nan") for _ in range(3))
+
+
+# ---------------------------------------------------------------- clip-bound
+
+
+def test_a_median_clip_scale_that_is_tiny_is_said_once_until_it_recovers() -> None:
+    asked = Asked("clip-bound", steps=10)
+
+    def count(scale: float, steps: int) -> int:
+        return sum(asked.stepped(values={"clip_scale": scale}) is not None for _ in range(steps))
+
+    assert count(0.002, 9) == 0
+    found = asked.stepped(values={"clip_scale": 0.002})
+    assert isinstance(found, Advice)
+    assert found.reason.startswith("the median clip scale of 10 steps is 0.002: gradient norms are far above")
+    assert count(0.002, 50) == 0
+    assert count(0.5, 20) == 0
+    assert count(0.002, 20) == 1
+
+
+def test_a_few_clipped_steps_and_skipped_ones_say_nothing() -> None:
+    asked = Asked("clip-bound", steps=10)
+    assert not any(asked.stepped(values={"clip_scale": 1e-4 if step % 3 == 0 else 0.9}) for step in range(60))
+    assert not any(asked.stepped(skipped="nan", values={"clip_scale": 1e-4}) for _ in range(60))
+
+
+# ---------------------------------------------------------------- micro-batch
+
+
+def test_a_mean_above_the_target_shrinks_by_a_fifth() -> None:
+    found = Asked("micro-batch").last(*[0.95] * 10)
+    assert found is not None and not found.advise_only
+    assert (found.args, found.node) == (verbs.ResizeBatch(micro=25), "a")
+    assert found.reason == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+
+
+@pytest.mark.parametrize(("micro", "after"), [(1, None), (2, 1), (3, 2), (4, 3), (5, 4), (20, 16)])
+def test_every_size_but_one_shrinks_by_at_least_one_sample(micro: int, after: int | None) -> None:
+    found = Asked("micro-batch", micro).last(*[0.99] * 10)
+    assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
+
+
+@pytest.mark.parametrize(("after", "again"), [(0.94, None), (0.91, verbs.ResizeBatch(micro=20))])
+def test_a_size_that_hardly_helped_is_the_last(after: float, again: verbs.ResizeBatch | None) -> None:
+    asked = Asked("micro-batch")
+    first = asked.last(*[0.95] * 10)
+    assert first is not None
+    asked.memory.kept |= first.remember
+    asked.memory.kept |= {name.replace(" a", " b"): value for name, value in first.remember.items()}
+    asked.kept = kept(25)
+    found = asked.last(*[after] * 10)
+    assert (found.args if found else None) == again
+
+
+def test_one_high_step_shrinks_nothing() -> None:
+    asked = Asked("micro-batch")
+    assert not any(asked.used(*[0.8] * 20, 1.0, *[0.8] * 20))
+
+
+@pytest.mark.parametrize(
+    ("micro", "part", "after"), [(1, 0.4, 2), (4, 0.6, 5), (32, 0.7, 38), (1, 0.5, None), (32, 0.75, None)]
+)
+def test_room_left_advises_a_size_whose_predicted_peak_fits(micro: int, part: float, after: int | None) -> None:
+    asked = Asked("micro-batch", micro)
+    asked.memory.kept = {"barred 0": 64.0, "until 0": 0.0, "shrunk b": float(micro), "use b": 0.95}
+    found = asked.last(*[part] * 10)
+    assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
+    assert found is None or found.advise_only
+
+
+def test_a_size_that_was_never_larger_is_left_as_it_is() -> None:
+    assert Asked("micro-batch").last(*[0.02] * 10) is None
+
+
+def test_up_may_be_on_or_off() -> None:
+    found = Asked("micro-batch", up="on").last(*[0.5] * 10)
+    assert found is not None and not found.advise_only
+    assert Asked("micro-batch", up="off").last(*[0.5] * 10) is None
+
+
+def test_bounds_hold() -> None:
+    assert Asked("micro-batch", 32, most=32, up="on").last(*[0.5] * 10) is None
+    assert Asked("micro-batch", 64, up="on").last(*[0.3] * 10) is None, "a micro-batch isn't larger than the share"
+    found = Asked("micro-batch", 32, least=30).last(*[0.95] * 10)
+    assert found is not None and found.args == verbs.ResizeBatch(micro=30)
+
+
+@pytest.mark.parametrize("death", [False, True])
+def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generations(death: bool) -> None:
+    asked = Asked("micro-batch", 33, barred_steps=50)
+    assert asked.last(*[0.8] * 3) is None
+    failed = MemoryDeath(0, "killed") if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
+    assert asked.policy.propose(asked.facts(failed), asked.memory) is None
+    asked.kept, asked.memory.evidence = kept(31), {}
+    sizes = {found.args for found in asked.used(*[0.5] * 49) if isinstance(found, Proposal)}
+    assert sizes == {verbs.ResizeBatch(micro=32)}
+    sizes = {found.args for found in asked.used(*[0.5] * 11) if isinstance(found, Proposal)}
+    assert sizes == {verbs.ResizeBatch(micro=37)}
+
+
+def test_peaks_of_another_size_are_no_evidence() -> None:
+    asked = Asked("micro-batch")
+    assert not any(asked.used(*[0.95] * 9))
+    asked.kept = kept(16)
+    assert not any(asked.used(*[0.95] * 9))
+    assert any(asked.used(0.95))
+
+
+def test_without_a_cap_nothing_is_decided() -> None:
+    asked = Asked("micro-batch")
+    assert not any(asked.stepped(values={"memory_peak_bytes": 1e12}) for _ in range(30))
+
+
+# ---------------------------------------------------------------- caches
+
+
+def cached(asked: Asked, part: float, steps: int) -> list[tuple[int, Proposal]]:
+    """Steps at which it proposes something; each is taken as sent."""
+    found = []
+    for _ in range(steps):
+        proposal = asked.stepped(values={"memory_cache_bytes": part * 1e9, "memory_cap_bytes": 1e9})
+        if isinstance(proposal, Proposal):
+            found.append((asked.step, proposal))
+            asked.memory.kept |= proposal.remember
+    return found
+
+
+def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None:
+    asked = Asked("caches")
+    assert not cached(asked, 0.1, 300)
+    (first, proposal), (second, _) = cached(asked, 0.3, 150)
+    assert second - first == 100
+    assert (proposal.verb, proposal.node) == ("defragment", None)
+    assert proposal.reason == "a's allocator keeps 16% of the cap unused, the mean of 10 steps"
+
+
+def test_caches_are_cleared_every_so_many_steps_if_that_is_wanted() -> None:
+    assert [step for step, _ in cached(Asked("caches", every_steps=30), 0.0, 100)] == [31, 61, 91]

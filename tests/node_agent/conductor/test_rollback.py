@@ -1,0 +1,63 @@
+"""A run that is told to go back: what is refused, and what a conductor leaves to whoever takes the run up."""
+
+import pytest
+from tests.node_agent.support.simulation import Simulation, config, durable
+
+from trainctl.node_agent.planning.durable import Rollback
+from trainctl.protocol.messages import events as e
+
+
+def run(step: int = 13, **checkpoint: object) -> Simulation:
+    tables = {"checkpoint": {"every_steps": 5, "at_end": False, **checkpoint}}
+    return Simulation(config(60, 12, **tables), durable(("a", "b"), 12)).begin().until_step(step)
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "reason"),
+    [
+        ({"step": 6}, "step", "no checkpoint of step 6; those kept are of steps 5, 10"),
+        ({"steps": 9}, "steps", "no checkpoint at least 9 steps before step 13; those kept are of steps 5, 10"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused_and_those_there_are_named(args, field, reason) -> None:
+    simulation = run()
+    end = simulation.ends[simulation.command("rollback", **args)]
+    assert (end.state, end.field, end.reason) == ("rejected", field, reason)
+    simulation.until_step(15)
+    assert simulation.conductor.state == "running"
+
+
+def test_only_checkpoints_that_are_kept_count() -> None:
+    simulation = run(23)
+    assert simulation.conductor.durable.checkpoints == (15, 20)
+
+
+def test_before_any_checkpoint_there_is_nothing_to_go_back_to() -> None:
+    simulation = run(3)
+    end = simulation.ends[simulation.command("rollback", steps=1)]
+    assert end.reason == "no checkpoint at least 1 steps before step 3; none has been written"
+
+
+@pytest.mark.parametrize(("args", "step"), [({"step": 5}, 5), ({"steps": 3}, 10), ({"steps": 4}, 5)])
+def test_all_ranks_leave_and_what_is_wanted_is_journaled(args, step: int) -> None:
+    simulation = run()
+    end = simulation.ends[simulation.command("rollback", **args, skip_batches=2)]
+    assert isinstance(end.made, e.CommandApplied)
+    assert (
+        end.made.result
+        == f"the run goes back from step 13 to step {step}, and the data of 2 steps after it are skipped"
+    )
+    simulation.run()
+    assert simulation.ended is not None and simulation.conductor.goes_back
+    assert simulation.journal.rollback == Rollback(step, 2)
+    assert all(rank.gone for rank in simulation.ranks.values())
+
+
+def test_an_agent_killed_before_its_ranks_have_left_has_a_successor_that_tells_them() -> None:
+    simulation = run()
+    simulation.crash_after = 2  # the journal and the outcome
+    simulation.command("rollback", step=10)
+    assert not simulation.conductor.goes_back
+    simulation.run()
+    assert simulation.ended is not None and simulation.conductor.goes_back
+    assert simulation.journal.rollback == Rollback(10)
