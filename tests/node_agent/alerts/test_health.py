@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.node_agent.alerts.test_evaluator import GENERATION, NODES, RUN, World
+from tests.protocol.analysis.test_recorded_curves import CURVES
 from tests.protocol.support import planted_curves as planted
 
 from trainctl.protocol import messages as m
@@ -154,3 +155,11 @@ def test_values_that_are_missing_raise_nothing() -> None:
     for _ in range(250):
         world.rank_part(data=math.nan)
     assert world.told == []
+
+
+def test_recorded_healthy_runs_raise_nothing() -> None:
+    """20 runs of real models, all as one evaluator sees them."""
+    for curve in CURVES.tolist():
+        world = HealthWorld(CALM)
+        world.curve(curve)
+        assert world.told == []
