@@ -63,7 +63,7 @@ class RunCost(msgspec.Struct, frozen=True):
     """What a run costs by its lead's cluster file. At a later time t it has cost `spent` + `per_hour` * hours from `at`
     to t."""
 
-    currency: str
+    currency: str  # of all amounts: a word or a sign
     spent: float  # cost up to `at` of the nodes that have a price
     at: float  # time in Unix seconds
     per_hour: float  # price of an hour of the nodes that now take part; 0: the run has ended
