@@ -16,7 +16,7 @@ EXAMPLES = max(10, TRANSITIONS // 2000)  # of the state machine beside them, whi
 
 def test_a_step_that_is_finished_with_a_new_rank_waits_for_the_comparison_of_models():
     """A walk in which ranks return while another still holds a part of the step."""
-    walks.walk(361)
+    walks.walk(155)
 
 
 def test_walks_by_chance_keep_every_promise():

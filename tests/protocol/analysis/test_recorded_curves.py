@@ -32,7 +32,7 @@ def test_nothing_is_found(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_a_fault_that_is_planted_in_one_is_found(number: int) -> None:
-    """A jump of loss and norm at step 300 that stays; the loss alone that rises by twice its level there within 200 steps."""
+    """A jump of loss and norm at step 300 that stays; the loss alone that rises by twice its level within 200 steps."""
     level = CURVES[number, 250:300, 0].mean()
     spikes, divergence = SpikeDetector(), DivergenceDetector()
     found = []
