@@ -28,7 +28,7 @@ async def test_no_verb_is_sent_read_only() -> None:
             text = app.screen.query_one("#dialog-text", Lines)
             assert "read-only" in dialog_text(app)
             assert "enter sends" not in dialog_text(app)
-            asks_yes = verb in ("stop", "promote")  # there enter means no
+            asks_yes = verb in ("stop", "promote", "rollback")  # there enter means no
             await pilot.press(*(("a", "enter") if verb == "rebalance" else ("y",) if asks_yes else ("enter", "y")))
             app.send_order(Order(verb), app.get_screen("overview").query_one(CommandBar))
             row = len(text.shown) - 1

@@ -18,7 +18,7 @@ from trainctl.tui.widgets.line_view import Lines
 
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
-_MOST_SAID = 3
+_MOST_SAID = 4
 """Rows of what is said of a command."""
 
 
