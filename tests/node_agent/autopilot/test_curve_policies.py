@@ -36,7 +36,7 @@ def told(
         said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report}, {})), memory)
         if said is not None:
             found.append((step, said))
-            memory.kept |= said.remember if isinstance(said, Proposal) else {}
+            memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}
     return found
 
 

@@ -155,7 +155,8 @@ class Proposals:
             each = [proposal] if proposal.before is None else [proposal.before, proposal]
             kept = self._kept(name)
             proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
-            sent, memory = tuple(one.id for one in proposed), {**kept.memory, **proposal.remember}
+            sent = tuple(one.id for one in proposed)
+            memory = {**kept.memory, **proposal.quiet, **proposal.remember}
             self._keep(name, sent=sent, reason=proposal.reason, memory=memory, actions=kept.actions + len(each))
             self._state.persist()
             for one in proposed:
@@ -175,14 +176,14 @@ class Proposals:
             self._state.happen(e.PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
-        """Once for each plan version."""
-        command = _written(proposal)
-        advised = f"{self._state.settings.plan_version} {command}"
-        if self._kept(name).advised == advised:
+        """Once for each plan version, verb and node, whatever the arguments; or as often as the policy itself waits."""
+        kept = self._kept(name)
+        advised = f"{self._state.settings.plan_version} {proposal.verb} {proposal.node or ''}"
+        if kept.advised == advised and not proposal.quiet:
             return
-        self._keep(name, advised=advised)
+        self._keep(name, advised=advised, memory={**kept.memory, **proposal.quiet})
         self._state.persist()
-        self._say(name, command, proposal.reason, proposal.severity)
+        self._say(name, _written(proposal), proposal.reason, proposal.severity)
 
     def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
         self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)

@@ -28,7 +28,7 @@ class Divergence(Policy):
         reason = f"loss at {found.level:.4g} and rising, {found.steps} steps far above {found.best.level:.4g}"
         return Proposal(
             "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
-            remember={"step": float(facts.step)},
+            quiet={"step": float(facts.step)},
         )  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""What a run keeps of its policies' proposals: what was advised, what a refused command leaves, and what was seen."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from tests.node_agent.support.simulation import config, durable
+
+from trainctl.node_agent.autopilot.policy import Stepped
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.proposals import Proposals
+from trainctl.node_agent.conductor.state import ConductorState, Progress
+from trainctl.node_agent.planning import plans
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import PolicyName
+from trainctl.protocol.messages import events as e
+
+
+class Asked:
+    """The policies of a run that isn't made: losses in, decisions out."""
+
+    def __init__(self, checkpoints: tuple[int, ...] = (), **tables: Any) -> None:
+        kept = msgspec.structs.replace(durable(("a", "b"), 12), checkpoints=checkpoints)
+        self.state = ConductorState("sim", config(10_000, 12, **tables), kept, Progress())
+        self.proposals = Proposals(self.state)
+
+    def step(self, loss: float) -> list[d.Decision]:
+        """What is decided at a step with this loss; the gradient norm is the same."""
+        state = self.state
+        state.progress.step += 1
+        plan = plans.train("sim", state.durable, state.config, state.progress.step, 0, ())
+        report = m.Report(
+            run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=plan.step, loss_sum=3 * loss,
+            weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
+        )  # fmt: skip
+        self.proposals.ask(Stepped(plan, {0: report}, {}))
+        return state.take()
+
+    def advised(self, name: PolicyName, losses: Iterable[float]) -> list[int]:
+        """The steps at which a policy advises something."""
+        found = []
+        for loss in losses:
+            events = [made.data for made in self.step(loss) if isinstance(made, d.Happened)]
+            if any(isinstance(data, e.PolicyAdvised) and data.name == name for data in events):
+                found.append(self.state.progress.step)
+        return found
+
+
+def diverging(steps: int) -> list[float]:
+    """A loss that falls for 800 steps, and rises from there on."""
+    chance = random.Random(1)
+    levels = (3 - step / 500 if step < 800 else 1.4 + (step - 800) / 200 for step in range(1, steps + 1))
+    return [level + chance.gauss(0, 0.03) for level in levels]
+
+
+# ---------------------------------------------------------------- advice
+
+
+def test_a_diverging_run_is_advised_once_in_a_quiet_period_though_the_rate_changes_with_every_step() -> None:
+    asked = Asked(optimizer={"learning_rate": 1e-3, "schedule": "cosine"})
+    first, second = asked.advised("divergence", diverging(1500))
+    assert second - first == 500
