@@ -10,7 +10,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
-from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
@@ -177,6 +177,22 @@ def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generati
     assert sizes == {verbs.ResizeBatch(micro=32)}
     sizes = {found.args for found in asked.used(*[0.5] * 11) if isinstance(found, Proposal)}
     assert sizes == {verbs.ResizeBatch(micro=37)}
+
+
+@pytest.mark.parametrize(("shares", "after"), [((60, 68), 25), ((25, 103), 25), ((24, 104), None), ((3, 125), None)])
+def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_small(
+    shares: tuple[int, int], after: int | None
+) -> None:
+    asked = Asked("micro-batch")
+    ranks = {rank: RankSetting("a", share, 32) for rank, share in enumerate(shares)}
+    asked.kept = msgspec.structs.replace(asked.kept, settings=Settings(1, 128, ranks))
+    found = None
+    for asked.step in range(1, 11):
+        uses = {rank: {"memory_peak_bytes": use, "memory_cap_bytes": 1.0} for rank, use in enumerate((0.2, 0.95))}
+        reports = {rank: report(asked.step, rank, values=values) for rank, values in uses.items()}
+        found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports, {})), asked.memory)
+    assert not isinstance(found, Advice)
+    assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
 
 
 def test_peaks_of_another_size_are_no_evidence() -> None:

@@ -96,12 +96,13 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
-    uses = {node: [use for rank in ranks if (use := _use(facts, memory, rank))] for node, ranks in nodes.items()}
-    known = {node: max(found) for node, found in uses.items() if len(found) == len(nodes[node])}
-    for node, use in sorted(known.items(), key=lambda each: -each[1]):
-        size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+    uses = {node: {rank: use for rank in ranks if (use := _use(facts, memory, rank))} for node, ranks in nodes.items()}
+    known = {node: found for node, found in uses.items() if len(found) == len(nodes[node])}
+    for node, found in sorted(known.items(), key=lambda each: -max(each[1].values())):
+        fullest = max(found, key=lambda rank: found[rank])
+        size, use = settings.ranks[fullest].micro_in_force, found[fullest]
         if use > _table(facts).target:
-            yield from _smaller(facts, memory, node, size, use)
+            yield from _smaller(facts, memory, node, nodes[node], size, use)
         elif use < _table(facts).low:
             yield from _larger(facts, memory, node, nodes[node], size, use)
 
@@ -113,12 +114,14 @@ def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
     return statistics.fmean(known.uses) if known is not None and full else None
 
 
-def _smaller(facts: RunFacts, memory: Memory, node: str, size: int, use: float) -> Iterator[Proposal]:
-    """Not again if the last time it hardly helped: then weights or other memory fill the device."""
+def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
+    """Not again if the last time it hardly helped: then weights or other memory fill the device. None that is larger
+    than a share of the node, which has one micro-batch for all its ranks."""
     table, kept = _table(facts), memory.kept
     has_helped = kept.get(f"shrunk {node}") != size or use <= HELPED * kept[f"use {node}"]
     wanted = max(table.least, min(size - 1, int(size * table.shrink)))
-    if wanted < size and has_helped:
+    least_share = min(facts.durable.settings.ranks[rank].share for rank in ranks)
+    if wanted < size and has_helped and wanted <= least_share:
         made = _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
         yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
 
