@@ -61,3 +61,32 @@ def test_a_diverging_run_is_advised_once_in_a_quiet_period_though_the_rate_chang
     asked = Asked(optimizer={"learning_rate": 1e-3, "schedule": "cosine"})
     first, second = asked.advised("divergence", diverging(1500))
     assert second - first == 500
+
+
+# ---------------------------------------------------------------- quotas and quiet times
+
+
+SPIKES = {"policy": {"spike": {"mode": "on"}}}
+
+
+def spiking(asked: Asked, steps: int) -> Iterable[d.Proposed]:
+    """What is proposed at a level that jumps and stays."""
+    chance = random.Random(1)
+    for step in range(asked.state.progress.step + 1, steps + 1):
+        made = asked.step(2 + 3 * (step >= 400) + chance.gauss(0, 0.03))
+        yield from (each for each in made if isinstance(each, d.Proposed))
+
+
+def test_a_refused_command_costs_no_quota_and_an_applied_one_does() -> None:
+    asked = Asked((300, 380), **SPIKES)
+    times = []
+    for proposed in spiking(asked, 470):
+        if len(times) < 2:
+            asked.state.end(proposed.id, "rejected", reason="the plan has changed", field="if_plan")
+        else:
+            asked.state.end(proposed.id, "applied", asked.state.progress.step)
+        asked.proposals.note_ends()
+        asked.state.take()
+        times.append(asked.state.durable.policies["spike"].memory.get("times", 0.0))
+    assert times == [0.0, 0.0, 1.0, 2.0]
+    assert asked.state.durable.policies["spike"].pending == {}

@@ -95,10 +95,8 @@ class Proposal:
     edit: Edit | None = None
     severity: m.Severity = "info"
     before: "Proposal | None" = None  # to be sent before it
-    remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is sent
-    quiet: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the same, once it is sent or advised: until when it waits
+    remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is applied
+    quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is applied or advised
     advise_only: bool = False  # it is advised even if the policy is on
     is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
 

@@ -115,7 +115,9 @@ class Proposals:
         kept = self._kept(name)
         left, is_failure = tuple(id for id in kept.sent if id != ended.id), self._is_failure(ended)
         failures = kept.failures + 1 if is_failure else 0 if ended.state == "applied" else kept.failures
-        self._keep(name, sent=left, failures=failures)
+        memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
+        pending = kept.pending if left else {}
+        self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
         self._state.persist()
         if ended.state == "applied" and isinstance(ended.made, e.Change):
             self._measured_until = (ended.step or self._state.progress.step) + EFFECT_STEPS
@@ -134,7 +136,8 @@ class Proposals:
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
         for name in POLICIES if lost else ():
-            self._keep(name, sent=tuple(id for id in self._kept(name).sent if id not in lost))
+            left = tuple(id for id in self._kept(name).sent if id not in lost)
+            self._keep(name, sent=left, pending=self._kept(name).pending if left else {})
         self._expected = {id: since for id, since in self._expected.items() if id not in lost}
 
     def _is_busy(self, name: PolicyName, proposal: Proposal) -> bool:
@@ -156,8 +159,8 @@ class Proposals:
             kept = self._kept(name)
             proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
             sent = tuple(one.id for one in proposed)
-            memory = {**kept.memory, **proposal.quiet, **proposal.remember}
-            self._keep(name, sent=sent, reason=proposal.reason, memory=memory, actions=kept.actions + len(each))
+            pending = {**proposal.quiet, **proposal.remember}
+            self._keep(name, sent=sent, reason=proposal.reason, pending=pending, actions=kept.actions + len(each))
             self._state.persist()
             for one in proposed:
                 self._expected[one.id] = self._state.progress.step

@@ -72,6 +72,7 @@ class PolicyState(msgspec.Struct, frozen=True):
     reason: str = ""  # why it sent them
     failures: int = 0  # of its commands, those in a row that failed
     actions: int = 0  # commands that it has sent
+    pending: dict[str, float] = {}  # into `memory` once what it has sent is applied
 
 
 class Rollback(msgspec.Struct, frozen=True):

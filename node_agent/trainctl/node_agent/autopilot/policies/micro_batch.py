@@ -104,7 +104,8 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
         if use > _table(facts).target:
             yield from _smaller(facts, memory, node, nodes[node], size, use)
         elif use < _table(facts).low:
-            yield from _larger(facts, memory, node, nodes[node], size, use)
+            least = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+            yield from _larger(facts, memory, node, nodes[node], least, use)
 
 
 def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
