@@ -10,8 +10,11 @@ from tests.node_agent.support.simulation import Simulation, config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.proposals import EFFECT_STEPS
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import verbs
 
 
 def timed(**tables: Any) -> Simulation:
@@ -231,6 +234,38 @@ def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
     simulation = full(part=0.8).until_step(3)
     simulation.command("resize-batch", node="b", micro=3)
     assert modes(simulation)["micro-batch"] == "advise"
+
+
+DECIDED: dict[str, dict[str, Any]] = {
+    "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
+    "rollback": {"step": 5},
+}  # fmt: skip
+"""What a person sends, by verb."""
+
+
+@pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, of in POLICIES.items() for verb in of.yields_to])
+def test_a_person_who_decides_instead_turns_a_policy_to_advise(name: str, verb: str) -> None:
+    held_out = {"evaluate": {"every_steps": 20}, "data": {"path": "/data", "held_out": 0.1}}
+    tables = {"checkpoint": {"every_steps": 5}, "policy": {name: {"mode": "on"}}, **held_out}
+    group = {"first_shares": "timed"} if name == "first-shares" else {}
+    simulation = Simulation(config(60, 12, group=group, **tables), durable(("a", "b"), 12))
+    if name != "first-shares":
+        simulation.begin().until_step(8)
+    simulation.command(verb, **DECIDED[verb])
+    assert modes(simulation)[name] == "advise"
+    assert simulation.journal.policies[name].mode == "advise"
+    assert said(simulation, name) == [f"policy {name}: on → advise (anna sent {verb})"]
+
+
+def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:
+    simulation = Simulation(config(60, 12, checkpoint={"every_steps": 5}), durable(("a", "b"), 12)).begin()
+    state = simulation.until_step(8).conductor._state
+    state.keep(policies={"spike": PolicyState(sent=("id",), pending={"times": 1.0})})
+    simulation.crash_after = 1  # the journal
+    args = verbs.Rollback(step=5)
+    simulation.feed(d.Commanded("id", "rollback", args, "auto:spike", None, None, 1e9))
+    assert simulation.journal.rollback is not None
+    assert simulation.journal.policies["spike"].memory == {"times": 1.0}
 
 
 # ---------------------------------------------------------------- each on a run

@@ -88,6 +88,14 @@ class Proposals:
             if command.verb in entry.yields_to and self.mode(name) == "on" and self.is_pending(name):
                 self._turn_to_advise(name, f"{command.by or 'somebody'} sent {command.verb}")
 
+    def goes_back(self, command: d.Commanded) -> None:
+        """A rollback is accepted: what it leaves of the policies is journaled with it, since its outcome comes last."""
+        self.yield_to(command)
+        for name in POLICIES:
+            kept = self._kept(name)
+            if command.id in kept.sent:
+                self._keep(name, memory={**kept.memory, **kept.pending}, pending={})
+
     def _turn_to_advise(self, name: PolicyName, cause: str) -> None:
         before = self.mode(name)
         self._keep(name, mode="advise", failures=0)
