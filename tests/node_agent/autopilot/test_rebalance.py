@@ -141,6 +141,13 @@ def test_a_split_that_disappoints_is_undone_and_waited_for_twice_as_long() -> No
     assert later[2] - later[1] >= 40, "the quiet is twice as long"
 
 
+def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    run.step, run.memory.kept = 10_000, {"quiet until": 30_020.0, "quiet": 20.0, "promised": 0.5, "version": 0.0}
+    assert [at for at, _ in run.steps(40).sent] == [10_021]
+    assert run.memory.kept["quiet until"] == 10_041
+
+
 def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:
     run = Run(steady(*UNEQUAL.values()))
     run.rates.of = lambda ranks: {0: next(iter(Rates.of(run.rates, [0]).values()))}  # type: ignore[method-assign]

@@ -195,6 +195,13 @@ def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_sm
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
 
 
+def test_in_a_run_that_has_gone_back_a_size_is_barred_no_longer_than_ever() -> None:
+    asked = Asked("micro-batch", 31, barred_steps=50, window=1)
+    asked.memory.kept = {"barred 0": 32.0, "until 0": 30_050.0}
+    found = [(asked.step, found.args) for found in asked.used(*[0.5] * 60) if isinstance(found, Proposal)]
+    assert next(step for step, args in found if args == verbs.ResizeBatch(micro=37)) == 51
+
+
 def test_peaks_of_another_size_are_no_evidence() -> None:
     asked = Asked("micro-batch")
     assert not any(asked.used(*[0.95] * 9))

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Memory,
     MemoryDeath,
@@ -51,6 +52,7 @@ class MicroBatch(Policy):
                 size = known.size if known is not None else facts.durable.settings.ranks[rank].micro_in_force
                 _bar(facts, memory, rank, size)
             case Stepped(plan, reports):
+                bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
                 if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory), None)
         return None
@@ -63,7 +65,7 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
 
 def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
     """A rank ran out of memory with micro-batches of this size."""
-    memory.kept |= {f"barred {rank}": float(size), f"until {rank}": float(facts.step + _table(facts).barred_steps)}
+    memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
     _ranks(memory).pop(rank, None)
 
 
@@ -130,15 +132,13 @@ def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size:
 def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
     """Advised only where it had been larger: that a size which never was tried is faster isn't known."""
     table, settings, kept = _table(facts), facts.durable.settings, memory.kept
-    was_larger = f"shrunk {node}" in kept or any(f"barred {rank}" in kept for rank in ranks)
+    was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
     if table.up == "off" or (table.up == "advise" and not was_larger):
         return
     wanted = max(size + 1, int(size * table.grow))
     bounds = [settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
-    for rank in ranks:
-        if facts.step < kept.get(f"until {rank}", 0.0):
-            bounds.append(int(kept[f"barred {rank}"]) - 1)
+    bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
     wanted = min(wanted, *bounds)
     if wanted > size and use * wanted / size <= PREDICTED:
         made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")

@@ -40,7 +40,10 @@ class Rebalance(Policy):
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         settings = facts.durable.settings
-        if not isinstance(facts.occasion, Stepped) or len(settings.live) < 2:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        _go_back(facts, memory)
+        if len(settings.live) < 2:
             return None
         speeds = {rank: speed for rank, speed in facts.occasion.speeds.items() if rank in settings.live}
         if len(speeds) < len(settings.live):
@@ -51,6 +54,15 @@ class Rebalance(Policy):
         if "promised" in memory.kept and (undone := _judged(facts, memory, speeds)) is not None:
             return undone
         return _better(facts, memory, speeds, steps)
+
+
+def _go_back(facts: RunFacts, memory: Memory) -> None:
+    """In a run that has gone back behind the last command there is none to judge, and no longer quiet than a whole
+    one."""
+    kept, quiet = memory.kept, memory.kept.get("quiet", float(facts.config.policy.rebalance.quiet_steps))
+    if facts.step + quiet < kept.get("quiet until", 0.0):
+        left = {name: value for name, value in kept.items() if name != "promised"}
+        memory.kept = left | {"quiet until": facts.step + quiet}
 
 
 def _steps_with(settings: Settings, memory: Memory) -> int:
