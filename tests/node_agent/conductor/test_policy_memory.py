@@ -90,3 +90,14 @@ def test_a_refused_command_costs_no_quota_and_an_applied_one_does() -> None:
         times.append(asked.state.durable.policies["spike"].memory.get("times", 0.0))
     assert times == [0.0, 0.0, 1.0, 2.0]
     assert asked.state.durable.policies["spike"].pending == {}
+
+
+# ---------------------------------------------------------------- evidence
+
+
+def test_a_spike_in_progress_when_a_group_forms_anew_is_still_found() -> None:
+    asked = Asked((300,), **SPIKES)
+    assert not [*spiking(asked, 420)]
+    asked.state.keep(generation=asked.state.durable.generation.next())
+    made = next(iter(spiking(asked, 460)))
+    assert (made.verb, made.reason[-22:]) == ("rollback", " for 51 steps from 400")

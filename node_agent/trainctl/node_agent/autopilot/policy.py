@@ -119,7 +119,7 @@ class Memory:
     """What a policy knows of earlier occasions.
 
     `kept` is for bars and quotas: it is journaled, and outlives generations, the agent, a new lead and a resume.
-    `evidence` is for observations: another generation has other ranks or shares, so it begins without any.
+    `evidence` is for observations. Another generation has other ranks or shares, so it begins without any of those.
     """
 
     kept: dict[str, float] = field(default_factory=dict)
@@ -148,6 +148,8 @@ class Policy(ABC):
     """The root of all policies."""
 
     name: ClassVar[PolicyName]
+    is_about_curve: ClassVar[bool] = False
+    """Whether its evidence is about the loss curve, which another generation continues; else about the ranks."""
 
     def is_over(self, facts: RunFacts) -> bool:
         """Whether it has nothing more to decide in this run."""

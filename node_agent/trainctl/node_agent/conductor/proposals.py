@@ -137,10 +137,10 @@ class Proposals:
         return ended.state != "applied" and ended.field != "if_plan" and self._state.stage not in ("leaving", "over")
 
     def _forget_old(self) -> None:
-        """Evidence of an earlier generation, and commands that were lost on their way."""
+        """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
             self._generation = self._state.durable.generation
-            self._evidence.clear()
+            self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
         for name in POLICIES if lost else ():

@@ -13,6 +13,7 @@ class Divergence(Policy):
     """After each time it waits, so that the lower rate can have an effect."""
 
     name = "divergence"
+    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Stepped):

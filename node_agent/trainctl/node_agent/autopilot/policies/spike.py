@@ -13,6 +13,7 @@ class Spike(Policy):
     """A few times a run at most: a run that spikes again and again needs a person."""
 
     name = "spike"
+    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
         if not isinstance(facts.occasion, Stepped):
