@@ -170,7 +170,7 @@ def test_bounds_hold() -> None:
 def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generations(death: bool) -> None:
     asked = Asked("micro-batch", 33, barred_steps=50)
     assert asked.last(*[0.8] * 3) is None
-    failed = MemoryDeath(0, "killed") if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
+    failed = MemoryDeath(0, "killed", 33) if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
     assert asked.policy.propose(asked.facts(failed), asked.memory) is None
     asked.kept, asked.memory.evidence = kept(31), {}
     sizes = {found.args for found in asked.used(*[0.5] * 49) if isinstance(found, Proposal)}

@@ -98,6 +98,18 @@ def test_what_died_of_memory_comes_back_by_its_mode(mode: str, micro: int, count
         assert text.startswith("policy out-of-memory: advises resize-batch micro=2 --node b (out of memory, the kernel")
 
 
+def test_the_size_that_is_barred_is_the_one_that_died_though_it_has_been_halved_by_then() -> None:
+    simulation = Simulation(config(200, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    simulation.command("pause")
+    simulation.until(lambda: simulation.conductor.durable.mode == "paused")
+    simulation.command("resume")
+    simulation.until(lambda: simulation.conductor.durable.generation.n >= 2)
+    simulation.starve(simulation.ranks[1])
+    simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "lost")
+    assert simulation.conductor.durable.settings.ranks[1].micro_batch == 2
+    assert simulation.conductor.durable.policies["micro-batch"].memory["barred 1"] == 4
+
+
 def test_a_persons_size_doesnt_take_the_safety_away() -> None:
     simulation = Simulation(config(200, 12), durable(("a", "b"), 12)).begin().until_step(3)
     simulation.command("resize-batch", node="b", micro=4)

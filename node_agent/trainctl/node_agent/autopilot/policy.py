@@ -49,6 +49,7 @@ class MemoryDeath:
 
     rank: int
     evidence: str
+    micro_batch: int  # samples per forward/backward that it died with
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,7 @@ class MicroBatch(Policy):
         match facts.occasion:
             case Replayed(plan, report):
                 _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
-            case MemoryDeath(rank, _):
-                known = _ranks(memory).get(rank)
-                size = known.size if known is not None else facts.durable.settings.ranks[rank].micro_in_force
+            case MemoryDeath(rank, _, size):
                 _bar(facts, memory, rank, size)
             case Stepped(plan, reports):
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
