@@ -57,10 +57,10 @@ class Run:
     def _take_effect(self) -> None:
         if self._due is None or self._due[0] > self.step:
             return
-        args = self._due[1].args
+        args, made = self._due[1].args, self._due[1].edit
         assert isinstance(args, verbs.Rebalance)
         facts = share_edits.Facts(speeds=self.rates.of(self.shares))
-        made = share_edits.rebalance(self.durable.settings, args, facts)
+        made = made or share_edits.rebalance(self.durable.settings, args, facts)
         self.durable, self._due = msgspec.structs.replace(self.durable, settings=made.settings), None
 
     def _one(self) -> None:
@@ -139,6 +139,27 @@ def test_a_split_that_disappoints_is_undone_and_waited_for_twice_as_long() -> No
     assert "where" in second[1].reason and second[1].severity == "warning"
     later = [at for at, _ in run.steps(100).sent]
     assert later[2] - later[1] >= 40, "the quiet is twice as long"
+
+
+def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    node_of = dict(enumerate(("a", "a", "b", "b")))
+    before = {0: 10, 1: 30, 2: 6, 3: 50}
+    ranks = {
+        rank: msgspec.structs.replace(of, node=node_of[rank], share=before[rank])
+        for rank, of in run.durable.settings.ranks.items()
+    }
+    settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
+    run.durable = msgspec.structs.replace(run.durable, settings=settings)
+
+    def rate(rank: int, step: int) -> float:
+        return 9.0 if rank == 0 and run.shares[0] > before[0] else UNEQUAL[rank]
+
+    run.rate = rate
+    first, second = run.steps(27).sent[:2]
+    assert first[1].args == verbs.Rebalance(auto=True)
+    assert second[1].args == verbs.Rebalance(shares={"a": 40, "b": 56})
+    assert run.shares == before
 
 
 def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:

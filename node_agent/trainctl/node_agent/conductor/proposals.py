@@ -159,6 +159,9 @@ class Proposals:
 
     def _do(self, name: PolicyName, proposal: Proposal) -> None:
         if proposal.edit is not None:
+            memory = {**self._kept(name).memory, **proposal.quiet, **proposal.remember}
+            if memory != self._kept(name).memory:
+                self._keep(name, memory=memory)
             self._state.persist(settings=proposal.edit.settings)
             change = d.caused(proposal.edit.change, proposal.reason)
             self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
 from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
@@ -133,8 +134,11 @@ def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Pro
     quiet = 2 * kept["quiet"]
     reason = f"the last rebalance made steps {_percent(gained)} faster where {_percent(promised)} was expected"
     shares: dict[str, int | str] = dict(_by_node(settings, before))
+    exactly = share_edits.edit(
+        settings, before
+    )  # a command deals a node's samples to its ranks by their present shares
     return Proposal(
-        "rebalance", verbs.Rebalance(shares=shares), reason, severity="warning", is_urgent=True,
+        "rebalance", verbs.Rebalance(shares=shares), reason, edit=exactly, severity="warning",
         remember={"quiet": quiet, "quiet until": facts.step + quiet},
     )  # fmt: skip
 
