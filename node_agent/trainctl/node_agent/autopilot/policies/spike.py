@@ -29,6 +29,12 @@ class Spike(Policy):
         return _back(facts, memory, found)
 
 
+def _advise_once(memory: Memory, reason: str) -> Advice | None:
+    was_said = memory.last("said")
+    memory.observe("said", 1.0, 1)
+    return None if was_said else Advice(reason)
+
+
 def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | None:
     """To a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
     table, kept = facts.config.policy.spike, facts.durable.checkpoints
@@ -38,10 +44,11 @@ def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | 
     )
     step = max((at for at in kept if at <= latest), default=None)
     if step is None:
-        was_said = memory.last("said")
-        memory.observe("said", 1.0, 1)
-        why = f"{height}, but no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
-        return None if was_said else Advice(why)
+        why = f"no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
+        return _advise_once(memory, f"{height}, but {why}")
+    if table.skip_batches and found.first - step > (most := max(table.skip_batches, table.back)):
+        why = f"the newest checkpoint to go back to, of step {step}, is more than {most} steps before it"
+        return _advise_once(memory, f"{height}, but {why}; write checkpoints more often: lower checkpoint.every_steps")
     skips = max(table.skip_batches, found.first - step + table.steps) if table.skip_batches else 0
     args = verbs.Rollback(step=step, skip_batches=skips)
     times = {"times": memory.kept.get("times", 0.0) + 1}
