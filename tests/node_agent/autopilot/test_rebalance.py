@@ -9,9 +9,11 @@ import msgspec
 import pytest
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policies.rebalance import POLICY
 from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans, share_edits
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -160,6 +162,21 @@ def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
     assert first[1].args == verbs.Rebalance(auto=True)
     assert second[1].args == verbs.Rebalance(shares={"a": 40, "b": 56})
     assert run.shares == before
+
+
+@pytest.mark.parametrize(("micro_batch", "until", "waits"), [(64, 30, True), (64, 1000, True), (16, 30, False)])
+def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch: int, until: int, waits: bool) -> None:
+    """An even share is 24 samples; the fast rank's would be 38."""
+    run = Run(steady(*UNEQUAL.values()))
+    ranks = {
+        rank: msgspec.structs.replace(of, micro_batch=micro_batch) for rank, of in run.durable.settings.ranks.items()
+    }
+    settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
+    kept = {"micro-batch": PolicyState(memory=bars.barred(0, 30, until))}
+    run.durable = msgspec.structs.replace(run.durable, settings=settings, policies=kept)
+    sent = [at for at, _ in run.steps(40).sent]
+    assert bool(sent) == (not waits or until < 40)
+    assert not waits or all(at >= until for at in sent)
 
 
 def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:

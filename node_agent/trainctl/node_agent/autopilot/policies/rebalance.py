@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
 from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
-from trainctl.protocol.config.policies import RebalanceTable
 from trainctl.protocol.messages import verbs
 
 LEAST_STEPS = 3
@@ -82,7 +82,7 @@ def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
 
 def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    gain = _gain(settings, memory, speeds, table)
+    gain = _gain(facts, memory, speeds)
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
     if steps % NEWEST == 0:
@@ -104,17 +104,27 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
     )
 
 
-def _gain(settings: Settings, memory: Memory, speeds: Mapping[int, Speed], table: RebalanceTable) -> _Gain:
+def _gain(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> _Gain:
     """Of the best split. It is searched only if one of divisible samples would be so much better, and more so than
-    when whole samples last allowed nothing."""
+    when whole samples last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
+    settings, table = facts.durable.settings, facts.config.policy.rebalance
     seconds, fluid = _slowest(settings, speeds), fluid_seconds(settings.global_batch, speeds)
     if seconds < fluid * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
     counts = quickest(settings.global_batch, speeds)
+    if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
+        return _Gain(seconds, seconds)
     gain = _Gain(seconds, max(speed.seconds(counts[rank]) for rank, speed in speeds.items()))
     if gain.part < table.gain:
         memory.observe("settled", 1.01 * seconds / fluid, 1)
     return gain
+
+
+def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
+    """Whether the rank's micro-batch would grow with its share to a size that ran out of memory."""
+    setting, kept = facts.durable.settings.ranks[rank], facts.durable.policies.get("micro-batch")
+    bar = bars.size(kept.memory, rank, facts.step) if kept is not None else None
+    return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
 def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Proposal | None:
