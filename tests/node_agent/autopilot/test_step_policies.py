@@ -112,7 +112,7 @@ def test_a_mean_above_the_target_shrinks_by_a_fifth() -> None:
     found = Asked("micro-batch").last(*[0.95] * 10)
     assert found is not None and not found.advise_only
     assert (found.args, found.node) == (verbs.ResizeBatch(micro=25), "a")
-    assert found.reason == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+    assert found.reason == "mean peak memory over 10 steps: 95 % of the cap; target 90 %"
 
 
 @pytest.mark.parametrize(("micro", "after"), [(1, None), (2, 1), (3, 2), (4, 3), (5, 4), (20, 16)])
@@ -235,7 +235,7 @@ def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None
     (first, proposal), (second, _) = cached(asked, 0.3, 150)
     assert second - first == 100
     assert (proposal.verb, proposal.node) == ("defragment", None)
-    assert proposal.reason == "a's allocator keeps 16% of the cap unused, the mean of 10 steps"
+    assert proposal.reason == "a's allocator keeps 16 % of the cap unused, the mean of 10 steps"
 
 
 def test_caches_are_cleared_every_so_many_steps_if_that_is_wanted() -> None:

@@ -214,7 +214,7 @@ def test_a_command_carries_its_reason_also_after_the_agent_was_killed() -> None:
     simulation.until(lambda: proposed.id in simulation.ends)
     made = simulation.ends[proposed.id].made
     assert isinstance(made, e.MicroBatchChanged)
-    assert made.cause == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+    assert made.cause == "mean peak memory over 10 steps: 95 % of the cap; target 90 %"
 
 
 def test_a_command_that_is_lost_on_its_way_is_proposed_again() -> None:
@@ -291,7 +291,7 @@ def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must
     assert sizes(simulation) == [3]
     (made,) = [end.made for end in simulation.ends.values()]
     assert isinstance(made, e.MicroBatchChanged)
-    assert (made.before, made.after, made.cause[:15]) == ((("a", 4),), (("a", 3),), "peak memory was")
+    assert (made.before, made.after, made.cause[:16]) == ((("a", 4),), (("a", 3),), "mean peak memory")
 
 
 def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:

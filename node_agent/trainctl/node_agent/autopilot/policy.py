@@ -107,6 +107,11 @@ def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", ed
     return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
 
 
+def percent(part: float) -> str:
+    """`95 %` of 0.95."""
+    return f"{100 * part:.0f} %"
+
+
 @dataclass(frozen=True)
 class Advice:
     """What a policy has found that no command changes: reported in both modes, `on` and `advise`."""

@@ -18,6 +18,7 @@ from trainctl.node_agent.autopilot.policy import (
     Replayed,
     RunFacts,
     Stepped,
+    percent,
     resize,
 )
 from trainctl.protocol import messages as m
@@ -123,7 +124,7 @@ def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size:
     wanted = max(table.least, min(size - 1, int(size * table.shrink)))
     least_share = min(facts.durable.settings.ranks[rank].share for rank in ranks)
     if wanted < size and has_helped and wanted <= least_share:
-        made = _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+        made = _resized(facts, node, wanted, f"target {percent(table.target)}", use, "warning")
         yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
 
 
@@ -139,12 +140,12 @@ def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: 
     bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
     wanted = min(wanted, *bounds)
     if wanted > size and use * wanted / size <= PREDICTED:
-        made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")
+        made = _resized(facts, node, wanted, f"it may grow below {percent(table.low)}", use, "info")
         yield dataclasses.replace(made, advise_only=table.up == "advise")
 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
-    reason = f"peak memory was {use:.0%} of the cap, the mean of {_table(facts).window} steps, {why}"
+    reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)
 
 

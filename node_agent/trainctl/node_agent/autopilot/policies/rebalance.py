@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, percent
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
@@ -86,9 +86,9 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
     if steps % NEWEST == 0:
-        memory.observe("gains", gain.part, table.looks)
+        memory.observe("gains", gain.part, table.windows)
     gains = memory.evidence.get("gains", ())
-    is_lasting = len(gains) == table.looks and min(gains) >= table.gain and gain.part >= table.gain
+    is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
     if not (is_large or is_lasting):
         return None
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
@@ -142,7 +142,7 @@ def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Pro
         memory.kept["quiet"] = float(table.quiet_steps)
         return None
     quiet = 2 * kept["quiet"]
-    reason = f"the last rebalance made steps {_percent(gained)} faster where {_percent(promised)} was expected"
+    reason = f"the last rebalance made steps {percent(gained)} faster where {percent(promised)} was expected"
     shares: dict[str, int | str] = dict(_by_node(settings, before))
     exactly = share_edits.edit(
         settings, before
@@ -159,10 +159,6 @@ def _by_node(settings: Settings, shares: Mapping[int, int]) -> dict[str, int]:
         node = settings.ranks[rank].node
         by_node[node] = by_node.get(node, 0) + share
     return by_node
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 POLICY = Rebalance()

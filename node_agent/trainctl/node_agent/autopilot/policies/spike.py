@@ -19,7 +19,7 @@ class Spike(Policy):
         if not isinstance(facts.occasion, Stepped):
             return None
         table = facts.config.policy.spike
-        detector = memory.evidence.setdefault("detector", SpikeDetector(table.mads, table.steps, table.back_steps))
+        detector = memory.evidence.setdefault("detector", SpikeDetector(table.mads, table.steps, table.recover_steps))
         found = detector.add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
         if found is None or not found.is_stuck:
             memory.forget("said")
@@ -38,7 +38,7 @@ def _advise_once(memory: Memory, reason: str) -> Advice | None:
 def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | None:
     """To a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
     table, kept = facts.config.policy.spike, facts.durable.checkpoints
-    latest = min(found.first - 1, facts.step - table.back)
+    latest = min(found.first - 1, facts.step - table.least_back)
     height = (
         f"loss {found.loss:.4g} where {found.expected:.4g} was expected, for {found.steps} steps from {found.first}"
     )
@@ -46,7 +46,7 @@ def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | 
     if step is None:
         why = f"no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
         return _advise_once(memory, f"{height}, but {why}")
-    if table.skip_batches and found.first - step > (most := max(table.skip_batches, table.back)):
+    if table.skip_batches and found.first - step > (most := max(table.skip_batches, table.least_back)):
         why = f"the newest checkpoint to go back to, of step {step}, is more than {most} steps before it"
         return _advise_once(memory, f"{height}, but {why}; write checkpoints more often: lower checkpoint.every_steps")
     skips = max(table.skip_batches, found.first - step + table.steps) if table.skip_batches else 0
