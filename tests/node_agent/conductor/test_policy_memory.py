@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.node_agent.support.journaled import JournaledAgent
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policy import Stepped
@@ -13,6 +15,7 @@ from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.planning import plans
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.divergence import LEVEL_STEPS
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import events as e
 
@@ -23,17 +26,17 @@ class Asked:
     def __init__(self, checkpoints: tuple[int, ...] = (), **tables: Any) -> None:
         kept = msgspec.structs.replace(durable(("a", "b"), 12), checkpoints=checkpoints)
         self.state = ConductorState("sim", config(10_000, 12, **tables), kept, Progress())
-        self.proposals = Proposals(self.state)
+        self.proposals, self.rows = Proposals(self.state), list[m.StepCommitted]()
 
     def step(self, loss: float) -> list[d.Decision]:
         """What is decided at a step with this loss; the gradient norm is the same."""
         state = self.state
-        state.progress.step += 1
-        plan = plans.train("sim", state.durable, state.config, state.progress.step, 0, ())
+        plan = plans.train("sim", state.durable, state.config, state.progress.step + 1, 0, ())
         report = m.Report(
             run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=plan.step, loss_sum=3 * loss,
             weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
         )  # fmt: skip
+        self.rows.append(state.progress.commit(plan, report))
         self.proposals.ask(Stepped(plan, {0: report}, {}))
         return state.take()
 
@@ -101,3 +104,23 @@ def test_a_spike_in_progress_when_a_group_forms_anew_is_still_found() -> None:
     asked.state.keep(generation=asked.state.durable.generation.next())
     made = next(iter(spiking(asked, 460)))
     assert (made.verb, made.reason[-22:]) == ("rollback", " for 51 steps from 400")
+
+
+def test_a_conductor_that_takes_a_run_up_knows_the_curve_before() -> None:
+    before, after = Asked((300,), **SPIKES), Asked((300,), **SPIKES)
+    assert not [*spiking(before, 420)]
+    after.state.progress.step = 420
+    after.proposals.replay(before.rows)
+    made = next(iter(spiking(after, 460)))
+    assert (made.verb, made.reason[-22:]) == ("rollback", " for 51 steps from 400")
+
+
+def test_an_agent_that_was_killed_reads_the_curve_from_the_record(tmp_path: Path) -> None:
+    agent = JournaledAgent(tmp_path, 2, seed=1)
+    try:
+        agent.until(lambda: agent.step() >= LEVEL_STEPS)
+        agent.kill()
+        detector = agent.session.conductor._proposals._evidence["divergence"]["detector"]
+        assert detector.best is not None and detector.best.step >= LEVEL_STEPS
+    finally:
+        agent.close()

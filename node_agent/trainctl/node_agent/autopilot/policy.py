@@ -168,6 +168,9 @@ class Policy(ABC):
         step and loss, oldest first. Bars and quotas stay."""
         return kept
 
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:  # noqa: B027  most see no curve
+        """Take up evidence about the curve from the newest steps of the record, oldest first."""
+
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
         """What it would do now, if anything. `memory` is its own, to read and to write."""

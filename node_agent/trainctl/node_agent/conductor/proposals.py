@@ -6,6 +6,7 @@ is measured. Edits that must not wait for a step are no part of that.
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +52,13 @@ class Proposals:
     def is_pending(self, name: PolicyName) -> bool:
         """Whether a policy that isn't off may still have something to decide."""
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
+
+    def replay(self, steps: Sequence[m.StepCommitted]) -> None:
+        """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
+        for name, policy in REGISTRY.items():
+            if self.mode(name) != "off":
+                memory = Memory(evidence=self._evidence.setdefault(name, {}))
+                policy.replay(self._state.config, memory, steps)
 
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""

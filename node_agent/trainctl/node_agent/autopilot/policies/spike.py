@@ -3,9 +3,14 @@
 Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spike and skipped 200 to 500 batches.
 """
 
+from collections.abc import Sequence
+
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.spikes import Spike as Found
 from trainctl.protocol.analysis.spikes import SpikeDetector
+from trainctl.protocol.config.policies import SpikeTable
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
 
@@ -19,14 +24,22 @@ class Spike(Policy):
         if not isinstance(facts.occasion, Stepped):
             return None
         table = facts.config.policy.spike
-        detector = memory.evidence.setdefault("detector", SpikeDetector(table.mads, table.steps, table.recover_steps))
-        found = detector.add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
+        found = _detector(table, memory).add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
         if found is None or not found.is_stuck:
             memory.forget("said")
             return None
         if memory.kept.get("times", 0.0) >= table.most_times:
             return None
         return _back(facts, memory, found)
+
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+        _detector(config.policy.spike, memory).replay(steps)
+
+
+def _detector(table: SpikeTable, memory: Memory) -> SpikeDetector:
+    made = SpikeDetector(table.mads, table.steps, table.recover_steps)
+    found: SpikeDetector = memory.evidence.setdefault("detector", made)
+    return found
 
 
 def _advise_once(memory: Memory, reason: str) -> Advice | None:
