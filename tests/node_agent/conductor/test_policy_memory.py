@@ -14,6 +14,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.planning import plans
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import LEVEL_STEPS
 from trainctl.protocol.config.policies import PolicyName
@@ -40,6 +41,9 @@ class Asked:
         self.proposals.ask(Stepped(plan, {0: report}, {}))
         return state.take()
 
+    def kept(self, name: PolicyName) -> PolicyState:
+        return self.state.durable.policies[name]
+
     def advised(self, name: PolicyName, losses: Iterable[float]) -> list[int]:
         """The steps at which a policy advises something."""
         found = []
@@ -64,6 +68,14 @@ def test_a_diverging_run_is_advised_once_in_a_quiet_period_though_the_rate_chang
     asked = Asked(optimizer={"learning_rate": 1e-3, "schedule": "cosine"})
     first, second = asked.advised("divergence", diverging(1500))
     assert second - first == 500
+
+
+def test_who_turns_it_on_after_its_advice_does_not_wait() -> None:
+    asked, losses = Asked(), diverging(1500)
+    (at,) = asked.advised("divergence", losses[:1000])
+    asked.state.keep(policies={"divergence": msgspec.structs.replace(asked.kept("divergence"), mode="on")})
+    assert at < 1000
+    assert [made.verb for made in asked.step(losses[1000]) if isinstance(made, d.Proposed)] == ["set-lr"]
 
 
 # ---------------------------------------------------------------- quotas and quiet times

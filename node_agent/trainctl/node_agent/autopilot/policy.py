@@ -97,7 +97,7 @@ class Proposal:
     severity: m.Severity = "info"
     before: "Proposal | None" = None  # to be sent before it
     remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is applied
-    quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is applied or advised
+    quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is advised: it then paces itself
     advise_only: bool = False  # it is advised even if the policy is on
     is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
 

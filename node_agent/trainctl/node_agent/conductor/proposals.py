@@ -167,7 +167,7 @@ class Proposals:
 
     def _do(self, name: PolicyName, proposal: Proposal) -> None:
         if proposal.edit is not None:
-            memory = {**self._kept(name).memory, **proposal.quiet, **proposal.remember}
+            memory = {**self._kept(name).memory, **proposal.remember}
             if memory != self._kept(name).memory:
                 self._keep(name, memory=memory)
             self._state.persist(settings=proposal.edit.settings)
@@ -178,8 +178,8 @@ class Proposals:
             kept = self._kept(name)
             proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
             sent = tuple(one.id for one in proposed)
-            pending = {**proposal.quiet, **proposal.remember}
-            self._keep(name, sent=sent, reason=proposal.reason, pending=pending, actions=kept.actions + len(each))
+            pending, actions = dict(proposal.remember), kept.actions + len(each)
+            self._keep(name, sent=sent, reason=proposal.reason, pending=pending, actions=actions)
             self._state.persist()
             for one in proposed:
                 self._expected[one.id] = self._state.progress.step

@@ -1,8 +1,9 @@
 """Lowers the learning rate of a run whose loss keeps rising and stays far above its best level."""
 
 from collections.abc import Sequence
+from math import inf
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, mode_of
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import DivergenceDetector
@@ -15,7 +16,8 @@ _AHEAD = 2
 
 
 class Divergence(Policy):
-    """After each time it waits, so that the lower rate can have an effect."""
+    """After each time it waits, so that the lower rate can have an effect; if it only advises, so as not to repeat it
+    at each step. Who turns it on then doesn't wait for that."""
 
     name = "divergence"
     is_about_curve = True
@@ -25,15 +27,16 @@ class Divergence(Policy):
             return None
         table, config = facts.config.policy.divergence, facts.config
         found = _detector(table, memory).add(facts.step, facts.occasion.loss)
-        last = memory.kept.get("step", float("-inf"))
-        if found is None or last <= facts.step < last + table.quiet_steps:
+        is_advising = mode_of(config, facts.durable, self.name) == "advise"
+        quiet = (memory.kept.get(name, -inf) for name in ("step", *(["advised"] if is_advising else [])))
+        if found is None or any(last <= facts.step < last + table.quiet_steps for last in quiet):
             return None
         step = min(facts.step + _AHEAD, config.run.steps)
         lower = rate(facts.durable.settings.lr, config.optimizer, config.run.steps, step) * table.factor
         reason = f"loss at {found.level:.4g} and rising, {found.steps} steps far above {found.best.level:.4g}"
         return Proposal(
             "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
-            quiet={"step": float(facts.step)},
+            remember={"step": float(facts.step)}, quiet={"advised": float(facts.step)},
         )  # fmt: skip
 
     def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
