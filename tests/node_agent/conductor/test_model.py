@@ -14,6 +14,11 @@ TRANSITIONS = int(os.environ.get("TRAINCTL_TRANSITIONS", "200000"))
 EXAMPLES = max(10, TRANSITIONS // 2000)  # of the state machine beside them, which shrinks what it finds
 
 
+def test_a_step_that_is_finished_with_a_new_rank_waits_for_the_comparison_of_models():
+    """A walk in which ranks return while another still holds a part of the step."""
+    walks.walk(361)
+
+
 def test_walks_by_chance_keep_every_promise():
     done, seed = 0, 0
     while done < TRANSITIONS:

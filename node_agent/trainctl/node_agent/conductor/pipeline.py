@@ -48,6 +48,7 @@ class Pipeline:
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
         self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
         self._half: Half | None = None
+        self._unfinished: tuple[m.StepPlan, Half | None] | None = None  # a step to be finished, or made again
 
     def facts(self, now: float) -> Facts:
         """What edits may have to know."""
@@ -66,6 +67,9 @@ class Pipeline:
             return None
         self._state.waiting = ""
         self.periodic.schedule_ending(self.planned_step)
+        if self._unfinished is not None and "probe" not in self._pending.scheduled:
+            self._issue_unfinished(*self._unfinished, now)
+            return None
         kind, stopping = self._pending.next_side(), self._state.durable.mode == "stopping"
         if kind is None:
             if stopping or self.planned_step >= self._state.config.run.steps:
@@ -142,6 +146,14 @@ class Pipeline:
         self._state.keep(seq=durable.seq + 1)
         ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
         return plans.train(self._state.run, self._state.durable, self._state.config, step, self._planned_cursor, ids)
+
+    def _issue_unfinished(self, plan: m.StepPlan, half: Half | None, now: float) -> None:
+        """The step that the last generation left: what its batch lacks, or all of it. Only the comparison of models
+        comes before it, for ranks may be new."""
+        self._unfinished = None
+        self._state.keep(seq=self._state.durable.seq + 1)
+        durable = self._state.durable
+        self._issue(plans.finishing(plan, durable, *half) if half is not None else plans.again(plan, durable), now)
 
     def hold_next_plan(self, now: float) -> None:
         """While paused the next plan is journaled at once, and with it the commands in it are applied."""
@@ -293,14 +305,10 @@ class Pipeline:
     def begin(self, now: float) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
         self.periodic.schedule_probe()
-        half, self._half = self._half, None
+        half, self._half, self._unfinished = self._half, None, None
         plan = self._commits.plan(self._state.progress.step + 1)
         self._state.conclude(self._state.progress.step)
-        if half is not None and plan is not None:
-            self._state.keep(seq=self._state.durable.seq + 1)
-            self._issue(plans.finishing(plan, self._state.durable, *half), now)
-        elif plan is not None and self._state.durable.retracted == plan.step:
-            self._state.keep(seq=self._state.durable.seq + 1)
-            self._issue(plans.again(plan, self._state.durable), now)
+        if plan is not None and (half is not None or self._state.durable.retracted == plan.step):
+            self._unfinished = plan, half
         else:
             self.periodic.schedule_first()
