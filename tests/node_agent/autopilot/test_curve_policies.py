@@ -36,7 +36,7 @@ def told(
         said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report}, {})), memory)
         if said is not None:
             found.append((step, said))
-            memory.kept |= said.remember if isinstance(said, Proposal) else {}
+            memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}
     return found
 
 
@@ -68,13 +68,13 @@ def test_a_spike_that_stays_takes_the_run_back_and_skips_to_beyond_its_beginning
     assert isinstance(proposal, Proposal) and step == 450
     assert proposal.args == verbs.Rollback(step=350, skip_batches=200)
     assert proposal.reason.startswith("loss 5.") and proposal.reason.endswith("for 51 steps from 400")
-    (first, *_) = told("spike", losses, (100,))
+    (first, *_) = told("spike", losses, (100,), skip_batches=300)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=100, skip_batches=303)
 
 
 def test_it_goes_back_as_far_as_it_must_and_twice_a_run_at_most() -> None:
     losses, memory = with_level(healthy(460, 1), 400, 460, 3.0), Memory()
-    (first, second) = told("spike", losses, (100, 350, 399), memory, back=52)
+    (first, second) = told("spike", losses, (100, 350, 399), memory, least_back=52)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=350, skip_batches=200)
     assert memory.kept == {"times": 2.0} and isinstance(second[1], Proposal)
     memory.evidence.clear()
@@ -85,6 +85,20 @@ def test_without_a_checkpoint_before_it_that_is_said_once() -> None:
     ((_, said),) = told("spike", with_level(healthy(460, 1), 400, 460, 3.0), (420,))
     assert isinstance(said, Advice)
     assert said.reason.endswith("but no checkpoint up to step 350 is kept; raise checkpoint.keep_last")
+
+
+def test_a_checkpoint_further_back_than_the_batches_it_may_skip_is_not_gone_back_to() -> None:
+    losses = with_level(healthy(460, 1), 400, 460, 3.0)
+    ((_, said),) = told("spike", losses, (100,))
+    assert isinstance(said, Advice)
+    assert said.reason.endswith(
+        "but the newest checkpoint to go back to, of step 100, is more than 200 steps before it;"
+        " write checkpoints more often: lower checkpoint.every_steps"
+    )
+    (first, *_) = told("spike", losses, (100,), skip_batches=0)
+    assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=100), "nothing is skipped"
+    (first, *_) = told("spike", losses, (100,), least_back=300)
+    assert isinstance(first[1], Proposal), "as far as was wanted"
 
 
 def test_a_loss_that_keeps_rising_halves_the_rate_and_no_sooner_than_500_steps_later_again() -> None:

@@ -63,7 +63,7 @@ def test_no_policy_that_changes_the_curve_is_on_by_default() -> None:
 def test_a_policy_proposes_nothing_for_what_isnt_its_matter(name: PolicyName) -> None:
     plan = plans.train("sim", KEPT, config(20, 12), 1, 0, ())
     matters: dict[PolicyName, Occasion] = {
-        "out-of-memory": MemoryDeath(1, "killed"), "replays": Replayed(plan, report(2)),
+        "out-of-memory": MemoryDeath(1, "killed", 4), "replays": Replayed(plan, report(2)),
         "first-shares": Measured({0: 1.0, 1: 2.0}),
     }  # fmt: skip
     assert {other for other, occasion in matters.items() if proposed(name, occasion, **TIMED)} == {
@@ -85,7 +85,7 @@ def test_a_mode_is_that_of_commands_else_of_the_run_file_else_the_default(
 
 @given(micro=st.integers(1, 64))
 def test_a_death_of_memory_halves_until_nothing_is_left_to_halve(micro: int) -> None:
-    found = proposed("out-of-memory", MemoryDeath(1, "oom_kill 0 → 1"), with_micro(micro))
+    found = proposed("out-of-memory", MemoryDeath(1, "oom_kill 0 → 1", micro), with_micro(micro))
     if min(micro, 6) == 1:
         assert found is None
         return

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 from tests.node_agent.support.simulation import config, durable
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policies.rebalance import POLICY
 from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans, share_edits
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -57,10 +59,10 @@ class Run:
     def _take_effect(self) -> None:
         if self._due is None or self._due[0] > self.step:
             return
-        args = self._due[1].args
+        args, made = self._due[1].args, self._due[1].edit
         assert isinstance(args, verbs.Rebalance)
         facts = share_edits.Facts(speeds=self.rates.of(self.shares))
-        made = share_edits.rebalance(self.durable.settings, args, facts)
+        made = made or share_edits.rebalance(self.durable.settings, args, facts)
         self.durable, self._due = msgspec.structs.replace(self.durable, settings=made.settings), None
 
     def _one(self) -> None:
@@ -139,6 +141,49 @@ def test_a_split_that_disappoints_is_undone_and_waited_for_twice_as_long() -> No
     assert "where" in second[1].reason and second[1].severity == "warning"
     later = [at for at, _ in run.steps(100).sent]
     assert later[2] - later[1] >= 40, "the quiet is twice as long"
+
+
+def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    node_of = dict(enumerate(("a", "a", "b", "b")))
+    before = {0: 10, 1: 30, 2: 6, 3: 50}
+    ranks = {
+        rank: msgspec.structs.replace(of, node=node_of[rank], share=before[rank])
+        for rank, of in run.durable.settings.ranks.items()
+    }
+    settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
+    run.durable = msgspec.structs.replace(run.durable, settings=settings)
+
+    def rate(rank: int, step: int) -> float:
+        return 9.0 if rank == 0 and run.shares[0] > before[0] else UNEQUAL[rank]
+
+    run.rate = rate
+    first, second = run.steps(27).sent[:2]
+    assert first[1].args == verbs.Rebalance(auto=True)
+    assert second[1].args == verbs.Rebalance(shares={"a": 40, "b": 56})
+    assert run.shares == before
+
+
+@pytest.mark.parametrize(("micro_batch", "until", "waits"), [(64, 30, True), (64, 1000, True), (16, 30, False)])
+def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch: int, until: int, waits: bool) -> None:
+    """An even share is 24 samples; the fast rank's would be 38."""
+    run = Run(steady(*UNEQUAL.values()))
+    ranks = {
+        rank: msgspec.structs.replace(of, micro_batch=micro_batch) for rank, of in run.durable.settings.ranks.items()
+    }
+    settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
+    kept = {"micro-batch": PolicyState(memory=bars.barred(0, 30, until))}
+    run.durable = msgspec.structs.replace(run.durable, settings=settings, policies=kept)
+    sent = [at for at, _ in run.steps(40).sent]
+    assert bool(sent) == (not waits or until < 40)
+    assert not waits or all(at >= until for at in sent)
+
+
+def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    run.step, run.memory.kept = 10_000, {"quiet until": 30_020.0, "quiet": 20.0, "promised": 0.5, "version": 0.0}
+    assert [at for at, _ in run.steps(40).sent] == [10_021]
+    assert run.memory.kept["quiet until"] == 10_041
 
 
 def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:

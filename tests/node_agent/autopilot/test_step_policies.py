@@ -10,7 +10,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
-from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
@@ -112,7 +112,7 @@ def test_a_mean_above_the_target_shrinks_by_a_fifth() -> None:
     found = Asked("micro-batch").last(*[0.95] * 10)
     assert found is not None and not found.advise_only
     assert (found.args, found.node) == (verbs.ResizeBatch(micro=25), "a")
-    assert found.reason == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+    assert found.reason == "mean peak memory over 10 steps: 95 % of the cap; target 90 %"
 
 
 @pytest.mark.parametrize(("micro", "after"), [(1, None), (2, 1), (3, 2), (4, 3), (5, 4), (20, 16)])
@@ -170,13 +170,36 @@ def test_bounds_hold() -> None:
 def test_a_size_that_ran_out_of_memory_is_barred_for_its_steps_and_over_generations(death: bool) -> None:
     asked = Asked("micro-batch", 33, barred_steps=50)
     assert asked.last(*[0.8] * 3) is None
-    failed = MemoryDeath(0, "killed") if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
+    failed = MemoryDeath(0, "killed", 33) if death else Replayed(asked.plan, report(3, replays=1, micro_batch=16))
     assert asked.policy.propose(asked.facts(failed), asked.memory) is None
     asked.kept, asked.memory.evidence = kept(31), {}
     sizes = {found.args for found in asked.used(*[0.5] * 49) if isinstance(found, Proposal)}
     assert sizes == {verbs.ResizeBatch(micro=32)}
     sizes = {found.args for found in asked.used(*[0.5] * 11) if isinstance(found, Proposal)}
     assert sizes == {verbs.ResizeBatch(micro=37)}
+
+
+@pytest.mark.parametrize(("shares", "after"), [((60, 68), 25), ((25, 103), 25), ((24, 104), None), ((3, 125), None)])
+def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_small(
+    shares: tuple[int, int], after: int | None
+) -> None:
+    asked = Asked("micro-batch")
+    ranks = {rank: RankSetting("a", share, 32) for rank, share in enumerate(shares)}
+    asked.kept = msgspec.structs.replace(asked.kept, settings=Settings(1, 128, ranks))
+    found = None
+    for asked.step in range(1, 11):
+        uses = {rank: {"memory_peak_bytes": use, "memory_cap_bytes": 1.0} for rank, use in enumerate((0.2, 0.95))}
+        reports = {rank: report(asked.step, rank, values=values) for rank, values in uses.items()}
+        found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports, {})), asked.memory)
+    assert not isinstance(found, Advice)
+    assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
+
+
+def test_in_a_run_that_has_gone_back_a_size_is_barred_no_longer_than_ever() -> None:
+    asked = Asked("micro-batch", 31, barred_steps=50, window=1)
+    asked.memory.kept = {"barred 0": 32.0, "until 0": 30_050.0}
+    found = [(asked.step, found.args) for found in asked.used(*[0.5] * 60) if isinstance(found, Proposal)]
+    assert next(step for step, args in found if args == verbs.ResizeBatch(micro=37)) == 51
 
 
 def test_peaks_of_another_size_are_no_evidence() -> None:
@@ -212,7 +235,7 @@ def test_large_caches_are_cleared_and_not_again_within_a_hundred_steps() -> None
     (first, proposal), (second, _) = cached(asked, 0.3, 150)
     assert second - first == 100
     assert (proposal.verb, proposal.node) == ("defragment", None)
-    assert proposal.reason == "a's allocator keeps 16% of the cap unused, the mean of 10 steps"
+    assert proposal.reason == "a's allocator keeps 16 % of the cap unused, the mean of 10 steps"
 
 
 def test_caches_are_cleared_every_so_many_steps_if_that_is_wanted() -> None:

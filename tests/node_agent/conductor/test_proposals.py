@@ -10,8 +10,11 @@ from tests.node_agent.support.simulation import Simulation, config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.proposals import EFFECT_STEPS
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import verbs
 
 
 def timed(**tables: Any) -> Simulation:
@@ -93,6 +96,18 @@ def test_what_died_of_memory_comes_back_by_its_mode(mode: str, micro: int, count
     if mode == "advise":
         (text,) = said(simulation, "out-of-memory")
         assert text.startswith("policy out-of-memory: advises resize-batch micro=2 --node b (out of memory, the kernel")
+
+
+def test_the_size_that_is_barred_is_the_one_that_died_though_it_has_been_halved_by_then() -> None:
+    simulation = Simulation(config(200, 12), durable(("a", "b"), 12)).begin().until_step(3)
+    simulation.command("pause")
+    simulation.until(lambda: simulation.conductor.durable.mode == "paused")
+    simulation.command("resume")
+    simulation.until(lambda: simulation.conductor.durable.generation.n >= 2)
+    simulation.starve(simulation.ranks[1])
+    simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "lost")
+    assert simulation.conductor.durable.settings.ranks[1].micro_batch == 2
+    assert simulation.conductor.durable.policies["micro-batch"].memory["barred 1"] == 4
 
 
 def test_a_persons_size_doesnt_take_the_safety_away() -> None:
@@ -199,7 +214,7 @@ def test_a_command_carries_its_reason_also_after_the_agent_was_killed() -> None:
     simulation.until(lambda: proposed.id in simulation.ends)
     made = simulation.ends[proposed.id].made
     assert isinstance(made, e.MicroBatchChanged)
-    assert made.cause == "peak memory was 95% of the cap, the mean of 10 steps, above the target of 90%"
+    assert made.cause == "mean peak memory over 10 steps: 95 % of the cap; target 90 %"
 
 
 def test_a_command_that_is_lost_on_its_way_is_proposed_again() -> None:
@@ -233,6 +248,38 @@ def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
     assert modes(simulation)["micro-batch"] == "advise"
 
 
+DECIDED: dict[str, dict[str, Any]] = {
+    "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
+    "rollback": {"step": 5},
+}  # fmt: skip
+"""What a person sends, by verb."""
+
+
+@pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, of in POLICIES.items() for verb in of.yields_to])
+def test_a_person_who_decides_instead_turns_a_policy_to_advise(name: str, verb: str) -> None:
+    held_out = {"evaluate": {"every_steps": 20}, "data": {"path": "/data", "held_out": 0.1}}
+    tables = {"checkpoint": {"every_steps": 5}, "policy": {name: {"mode": "on"}}, **held_out}
+    group = {"first_shares": "timed"} if name == "first-shares" else {}
+    simulation = Simulation(config(60, 12, group=group, **tables), durable(("a", "b"), 12))
+    if name != "first-shares":
+        simulation.begin().until_step(8)
+    simulation.command(verb, **DECIDED[verb])
+    assert modes(simulation)[name] == "advise"
+    assert simulation.journal.policies[name].mode == "advise"
+    assert said(simulation, name) == [f"policy {name}: on → advise (anna sent {verb})"]
+
+
+def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:
+    simulation = Simulation(config(60, 12, checkpoint={"every_steps": 5}), durable(("a", "b"), 12)).begin()
+    state = simulation.until_step(8).conductor._state
+    state.keep(policies={"spike": PolicyState(sent=("id",), pending={"times": 1.0})})
+    simulation.crash_after = 1  # the journal
+    args = verbs.Rollback(step=5)
+    simulation.feed(d.Commanded("id", "rollback", args, "auto:spike", None, None, 1e9))
+    assert simulation.journal.rollback is not None
+    assert simulation.journal.policies["spike"].memory == {"times": 1.0}
+
+
 # ---------------------------------------------------------------- each on a run
 
 
@@ -244,7 +291,7 @@ def test_peaks_near_the_cap_shrink_the_micro_batch_and_no_further_than_they_must
     assert sizes(simulation) == [3]
     (made,) = [end.made for end in simulation.ends.values()]
     assert isinstance(made, e.MicroBatchChanged)
-    assert (made.before, made.after, made.cause[:15]) == ((("a", 4),), (("a", 3),), "peak memory was")
+    assert (made.before, made.after, made.cause[:16]) == ((("a", 4),), (("a", 3),), "mean peak memory")
 
 
 def test_three_steps_that_arent_finite_write_a_checkpoint_and_pause() -> None:

@@ -49,6 +49,7 @@ class MemoryDeath:
 
     rank: int
     evidence: str
+    micro_batch: int  # samples per forward/backward that it died with
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Proposal:
     edit: Edit | None = None
     severity: m.Severity = "info"
     before: "Proposal | None" = None  # to be sent before it
-    remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is sent
+    remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is applied
+    quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is advised: it then paces itself
     advise_only: bool = False  # it is advised even if the policy is on
     is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
 
@@ -103,6 +105,11 @@ class Proposal:
 def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", edit: Edit | None = None) -> Proposal:
     """Another micro-batch for a node, in samples."""
     return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
+
+
+def percent(part: float) -> str:
+    """`95 %` of 0.95."""
+    return f"{100 * part:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Memory:
     """What a policy knows of earlier occasions.
 
     `kept` is for bars and quotas: it is journaled, and outlives generations, the agent, a new lead and a resume.
-    `evidence` is for observations: another generation has other ranks or shares, so it begins without any.
+    `evidence` is for observations. Another generation has other ranks or shares, so it begins without any of those.
     """
 
     kept: dict[str, float] = field(default_factory=dict)
@@ -147,6 +154,8 @@ class Policy(ABC):
     """The root of all policies."""
 
     name: ClassVar[PolicyName]
+    is_about_curve: ClassVar[bool] = False
+    """Whether its evidence is about the loss curve, which another generation continues; else about the ranks."""
 
     def is_over(self, facts: RunFacts) -> bool:
         """Whether it has nothing more to decide in this run."""
@@ -158,6 +167,9 @@ class Policy(ABC):
         """What it keeps in a run that continues from a checkpoint; `evaluations` are all up to that step as pairs of
         step and loss, oldest first. Bars and quotas stay."""
         return kept
+
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:  # noqa: B027  most see no curve
+        """Take up evidence about the curve from the newest steps of the record, oldest first."""
 
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:

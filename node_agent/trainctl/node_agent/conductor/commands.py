@@ -178,6 +178,7 @@ class Commands:
             steps = f"those kept are of steps {', '.join(map(str, kept))}" if kept else "none has been written"
             self.refuse(command, field, f"no checkpoint {which}; {steps}")
         else:
+            self._proposals.goes_back(command)
             self._state.persist(rollback=Rollback(found[-1], args.skip_batches))
             skips = f", and the data of {args.skip_batches} steps after it are skipped" if args.skip_batches else ""
             result = f"the run goes back from step {step} to step {found[-1]}{skips}"

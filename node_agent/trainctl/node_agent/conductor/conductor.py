@@ -5,7 +5,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 `failures` does what ranks that are gone ask for, `commands` obeys commands, `shutdown` ends the run.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import inf
 
 from trainctl.node_agent.autopilot.policy import Stepped
@@ -56,6 +56,10 @@ class Conductor:
         self._failures = Failures(
             state, self._rendezvous, deadlines, self._restarts, self.hangs, self._shutdown, self._regroup
         )
+
+    def replay(self, steps: Sequence[m.StepCommitted]) -> None:
+        """The newest steps of the record, oldest first, before any event: what the policies know of the loss curve."""
+        self._proposals.replay(steps)
 
     # ------------------------------------------------------------ the outside
 

@@ -6,6 +6,7 @@ is measured. Edits that must not wait for a step are no part of that.
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +53,13 @@ class Proposals:
         """Whether a policy that isn't off may still have something to decide."""
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
+    def replay(self, steps: Sequence[m.StepCommitted]) -> None:
+        """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
+        for name, policy in REGISTRY.items():
+            if self.mode(name) != "off":
+                memory = Memory(evidence=self._evidence.setdefault(name, {}))
+                policy.replay(self._state.config, memory, steps)
+
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
@@ -88,6 +96,14 @@ class Proposals:
             if command.verb in entry.yields_to and self.mode(name) == "on" and self.is_pending(name):
                 self._turn_to_advise(name, f"{command.by or 'somebody'} sent {command.verb}")
 
+    def goes_back(self, command: d.Commanded) -> None:
+        """A rollback is accepted: what it leaves of the policies is journaled with it, since its outcome comes last."""
+        self.yield_to(command)
+        for name in POLICIES:
+            kept = self._kept(name)
+            if command.id in kept.sent:
+                self._keep(name, memory={**kept.memory, **kept.pending}, pending={})
+
     def _turn_to_advise(self, name: PolicyName, cause: str) -> None:
         before = self.mode(name)
         self._keep(name, mode="advise", failures=0)
@@ -115,7 +131,9 @@ class Proposals:
         kept = self._kept(name)
         left, is_failure = tuple(id for id in kept.sent if id != ended.id), self._is_failure(ended)
         failures = kept.failures + 1 if is_failure else 0 if ended.state == "applied" else kept.failures
-        self._keep(name, sent=left, failures=failures)
+        memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
+        pending = kept.pending if left else {}
+        self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
         self._state.persist()
         if ended.state == "applied" and isinstance(ended.made, e.Change):
             self._measured_until = (ended.step or self._state.progress.step) + EFFECT_STEPS
@@ -127,14 +145,15 @@ class Proposals:
         return ended.state != "applied" and ended.field != "if_plan" and self._state.stage not in ("leaving", "over")
 
     def _forget_old(self) -> None:
-        """Evidence of an earlier generation, and commands that were lost on their way."""
+        """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
             self._generation = self._state.durable.generation
-            self._evidence.clear()
+            self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
         for name in POLICIES if lost else ():
-            self._keep(name, sent=tuple(id for id in self._kept(name).sent if id not in lost))
+            left = tuple(id for id in self._kept(name).sent if id not in lost)
+            self._keep(name, sent=left, pending=self._kept(name).pending if left else {})
         self._expected = {id: since for id, since in self._expected.items() if id not in lost}
 
     def _is_busy(self, name: PolicyName, proposal: Proposal) -> bool:
@@ -148,6 +167,9 @@ class Proposals:
 
     def _do(self, name: PolicyName, proposal: Proposal) -> None:
         if proposal.edit is not None:
+            memory = {**self._kept(name).memory, **proposal.remember}
+            if memory != self._kept(name).memory:
+                self._keep(name, memory=memory)
             self._state.persist(settings=proposal.edit.settings)
             change = d.caused(proposal.edit.change, proposal.reason)
             self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)
@@ -155,8 +177,9 @@ class Proposals:
             each = [proposal] if proposal.before is None else [proposal.before, proposal]
             kept = self._kept(name)
             proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
-            sent, memory = tuple(one.id for one in proposed), {**kept.memory, **proposal.remember}
-            self._keep(name, sent=sent, reason=proposal.reason, memory=memory, actions=kept.actions + len(each))
+            sent = tuple(one.id for one in proposed)
+            pending, actions = dict(proposal.remember), kept.actions + len(each)
+            self._keep(name, sent=sent, reason=proposal.reason, pending=pending, actions=actions)
             self._state.persist()
             for one in proposed:
                 self._expected[one.id] = self._state.progress.step
@@ -175,14 +198,14 @@ class Proposals:
             self._state.happen(e.PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
-        """Once for each plan version."""
-        command = _written(proposal)
-        advised = f"{self._state.settings.plan_version} {command}"
-        if self._kept(name).advised == advised:
+        """Once for each plan version, verb and node, whatever the arguments; or as often as the policy itself waits."""
+        kept = self._kept(name)
+        advised = f"{self._state.settings.plan_version} {proposal.verb} {proposal.node or ''}"
+        if kept.advised == advised and not proposal.quiet:
             return
-        self._keep(name, advised=advised)
+        self._keep(name, advised=advised, memory={**kept.memory, **proposal.quiet})
         self._state.persist()
-        self._say(name, command, proposal.reason, proposal.severity)
+        self._say(name, _written(proposal), proposal.reason, proposal.severity)
 
     def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
         self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)

@@ -65,7 +65,8 @@ class Restarts:
         state = self._state
         if share_edits.halve(state.settings, rank).settings is state.settings:
             state.happen(e.RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
-        self._proposals.ask(MemoryDeath(rank, memory))
+        died_with = share_edits.last_micro_batch(state.settings.ranks[rank])
+        self._proposals.ask(MemoryDeath(rank, memory, died_with))
 
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or

@@ -67,11 +67,12 @@ class PolicyState(msgspec.Struct, frozen=True):
 
     mode: PolicyMode | None = None  # as commands left it; None: the run file's
     memory: dict[str, float] = {}  # what the policy itself wants to know the next time
-    advised: str = ""  # the newest command that it advised, so that it does so once
+    advised: str = ""  # plan version, verb and node of the newest command that it advised, so that it does so once
     sent: tuple[str, ...] = ()  # ids of its commands that have not ended
     reason: str = ""  # why it sent them
     failures: int = 0  # of its commands, those in a row that failed
     actions: int = 0  # commands that it has sent
+    pending: dict[str, float] = {}  # into `memory` once what it has sent is applied
 
 
 class Rollback(msgspec.Struct, frozen=True):

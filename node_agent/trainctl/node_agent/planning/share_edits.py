@@ -186,11 +186,15 @@ def give_up(settings: Settings, rank: int) -> Settings:
     return _set_out(settings, (rank,), "failed").edited()
 
 
+def last_micro_batch(setting: RankSetting) -> int:
+    """Samples per forward/backward of a rank that may be out: by the share that it has, or last had."""
+    return min(setting.micro_batch, setting.share or setting.last_share or setting.micro_batch)
+
+
 def halve(settings: Settings, rank: int) -> Edit:
     """Half the micro-batch, at least 1, for a rank that ran out of memory; the same settings if it was 1."""
     setting = settings.ranks[rank]
-    share = setting.share or setting.last_share or setting.micro_batch
-    before = min(setting.micro_batch, share)
+    before = last_micro_batch(setting)
     after = max(1, before // 2)
     change = e.MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
     if after == before:

@@ -31,6 +31,8 @@ from trainctl.protocol.record.paths import RunPaths
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
 missed."""
+CURVE_STEPS = 1000
+"""Newest steps of the record from which policies learn the loss curve again."""
 UNCOMMITTED_PARTS = 64
 """Newest late reports kept of steps that no other rank had reported."""
 
@@ -62,7 +64,9 @@ class Session:
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
         self._readings = StepReadings()
-        self._statistics = StepStatistics(recorder.newest_steps(STATISTICS_STEPS))
+        newest = recorder.newest_steps(CURVE_STEPS)
+        conductor.replay(newest)
+        self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw

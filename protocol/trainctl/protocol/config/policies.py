@@ -57,8 +57,8 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class RebalanceTable(PolicyTable, frozen=True):
     gain: Annotated[float, Meta(gt=0, le=10)] = 0.05  # least part by which steps must get faster
-    looks: Annotated[int, Meta(ge=1, le=1000)] = 3  # windows of 8 steps in a row that must show the gain
-    at_once: Annotated[float, Meta(gt=0, le=10)] = 0.1  # gain that is taken without further looks
+    windows: Annotated[int, Meta(ge=1, le=1000)] = 3  # windows of 8 steps in a row that must show the gain
+    at_once: Annotated[float, Meta(gt=0, le=10)] = 0.1  # gain that is taken without further windows
     quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 20  # after a split, before it is judged
 
 
@@ -105,8 +105,8 @@ class EarlyStopTable(PolicyTable, frozen=True):
 class SpikeTable(PolicyTable, frozen=True):
     mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # scatters above the trend, of the loss and the gradient norm
     steps: Annotated[int, Meta(ge=1, le=10_000)] = 3  # steps in a row that make a spike
-    back_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
-    back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
+    recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
+    least_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
     skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
     most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
 

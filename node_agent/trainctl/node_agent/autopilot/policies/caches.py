@@ -2,7 +2,7 @@
 
 import statistics
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, percent
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 
@@ -30,7 +30,7 @@ class Caches(Policy):
         node, part = max(full.items(), key=lambda each: each[1])
         return _clear(
             facts, node if len(full) == 1 else None,
-            f"{node}'s allocator keeps {part:.0%} of the cap unused, the mean of {WINDOW} steps",
+            f"{node}'s allocator keeps {percent(part)} of the cap unused, the mean of {WINDOW} steps",
         )  # fmt: skip
 
 

@@ -6,9 +6,10 @@ from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, RunFact
 
 
 class ClipBound(Policy):
-    """It says so once, and again only after the median has recovered or the group has formed anew."""
+    """It says so once, and again only after the median has recovered."""
 
     name = "clip-bound"
+    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Advice | None:
         if not isinstance(facts.occasion, Stepped):

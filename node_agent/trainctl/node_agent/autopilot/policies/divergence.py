@@ -1,8 +1,14 @@
 """Lowers the learning rate of a run whose loss keeps rising and stays far above its best level."""
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from collections.abc import Sequence
+from math import inf
+
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, mode_of
 from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import DivergenceDetector
+from trainctl.protocol.config.policies import DivergenceTable
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
 _AHEAD = 2
@@ -10,26 +16,37 @@ _AHEAD = 2
 
 
 class Divergence(Policy):
-    """After each time it waits, so that the lower rate can have an effect."""
+    """After each time it waits, so that the lower rate can have an effect; if it only advises, so as not to repeat it
+    at each step. Who turns it on then doesn't wait for that."""
 
     name = "divergence"
+    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Stepped):
             return None
         table, config = facts.config.policy.divergence, facts.config
-        detector = memory.evidence.setdefault("detector", DivergenceDetector(table.mads, table.steps, table.past_steps))
-        found = detector.add(facts.step, facts.occasion.loss)
-        last = memory.kept.get("step", float("-inf"))
-        if found is None or last <= facts.step < last + table.quiet_steps:
+        found = _detector(table, memory).add(facts.step, facts.occasion.loss)
+        is_advising = mode_of(config, facts.durable, self.name) == "advise"
+        quiet = (memory.kept.get(name, -inf) for name in ("step", *(["advised"] if is_advising else [])))
+        if found is None or any(last <= facts.step < last + table.quiet_steps for last in quiet):
             return None
         step = min(facts.step + _AHEAD, config.run.steps)
         lower = rate(facts.durable.settings.lr, config.optimizer, config.run.steps, step) * table.factor
         reason = f"loss at {found.level:.4g} and rising, {found.steps} steps far above {found.best.level:.4g}"
         return Proposal(
             "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
-            remember={"step": float(facts.step)},
+            remember={"step": float(facts.step)}, quiet={"advised": float(facts.step)},
         )  # fmt: skip
+
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+        _detector(config.policy.divergence, memory).replay(steps)
+
+
+def _detector(table: DivergenceTable, memory: Memory) -> DivergenceDetector:
+    made = DivergenceDetector(table.mads, table.steps, table.past_steps)
+    found: DivergenceDetector = memory.evidence.setdefault("detector", made)
+    return found
 
 
 POLICY = Divergence()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
     Memory,
     MemoryDeath,
@@ -17,6 +18,7 @@ from trainctl.node_agent.autopilot.policy import (
     Replayed,
     RunFacts,
     Stepped,
+    percent,
     resize,
 )
 from trainctl.protocol import messages as m
@@ -46,11 +48,10 @@ class MicroBatch(Policy):
         match facts.occasion:
             case Replayed(plan, report):
                 _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
-            case MemoryDeath(rank, _):
-                known = _ranks(memory).get(rank)
-                size = known.size if known is not None else facts.durable.settings.ranks[rank].micro_in_force
+            case MemoryDeath(rank, _, size):
                 _bar(facts, memory, rank, size)
             case Stepped(plan, reports):
+                bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
                 if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory), None)
         return None
@@ -63,7 +64,7 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
 
 def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
     """A rank ran out of memory with micro-batches of this size."""
-    memory.kept |= {f"barred {rank}": float(size), f"until {rank}": float(facts.step + _table(facts).barred_steps)}
+    memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
     _ranks(memory).pop(rank, None)
 
 
@@ -96,14 +97,16 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
-    uses = {node: [use for rank in ranks if (use := _use(facts, memory, rank))] for node, ranks in nodes.items()}
-    known = {node: max(found) for node, found in uses.items() if len(found) == len(nodes[node])}
-    for node, use in sorted(known.items(), key=lambda each: -each[1]):
-        size = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+    uses = {node: {rank: use for rank in ranks if (use := _use(facts, memory, rank))} for node, ranks in nodes.items()}
+    known = {node: found for node, found in uses.items() if len(found) == len(nodes[node])}
+    for node, found in sorted(known.items(), key=lambda each: -max(each[1].values())):
+        fullest = max(found, key=lambda rank: found[rank])
+        size, use = settings.ranks[fullest].micro_in_force, found[fullest]
         if use > _table(facts).target:
-            yield from _smaller(facts, memory, node, size, use)
+            yield from _smaller(facts, memory, node, nodes[node], size, use)
         elif use < _table(facts).low:
-            yield from _larger(facts, memory, node, nodes[node], size, use)
+            least = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
+            yield from _larger(facts, memory, node, nodes[node], least, use)
 
 
 def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
@@ -113,36 +116,36 @@ def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
     return statistics.fmean(known.uses) if known is not None and full else None
 
 
-def _smaller(facts: RunFacts, memory: Memory, node: str, size: int, use: float) -> Iterator[Proposal]:
-    """Not again if the last time it hardly helped: then weights or other memory fill the device."""
+def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
+    """Not again if the last time it hardly helped: then weights or other memory fill the device. None that is larger
+    than a share of the node, which has one micro-batch for all its ranks."""
     table, kept = _table(facts), memory.kept
     has_helped = kept.get(f"shrunk {node}") != size or use <= HELPED * kept[f"use {node}"]
     wanted = max(table.least, min(size - 1, int(size * table.shrink)))
-    if wanted < size and has_helped:
-        made = _resized(facts, node, wanted, f"above the target of {table.target:.0%}", use, "warning")
+    least_share = min(facts.durable.settings.ranks[rank].share for rank in ranks)
+    if wanted < size and has_helped and wanted <= least_share:
+        made = _resized(facts, node, wanted, f"target {percent(table.target)}", use, "warning")
         yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
 
 
 def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
     """Advised only where it had been larger: that a size which never was tried is faster isn't known."""
     table, settings, kept = _table(facts), facts.durable.settings, memory.kept
-    was_larger = f"shrunk {node}" in kept or any(f"barred {rank}" in kept for rank in ranks)
+    was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
     if table.up == "off" or (table.up == "advise" and not was_larger):
         return
     wanted = max(size + 1, int(size * table.grow))
     bounds = [settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
-    for rank in ranks:
-        if facts.step < kept.get(f"until {rank}", 0.0):
-            bounds.append(int(kept[f"barred {rank}"]) - 1)
+    bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
     wanted = min(wanted, *bounds)
     if wanted > size and use * wanted / size <= PREDICTED:
-        made = _resized(facts, node, wanted, f"below {table.low:.0%}", use, "info")
+        made = _resized(facts, node, wanted, f"it may grow below {percent(table.low)}", use, "info")
         yield dataclasses.replace(made, advise_only=table.up == "advise")
 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:
-    reason = f"peak memory was {use:.0%} of the cap, the mean of {_table(facts).window} steps, {why}"
+    reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)
 
 

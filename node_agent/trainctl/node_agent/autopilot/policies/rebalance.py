@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot import bars
+from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, percent
+from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
 from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
-from trainctl.protocol.config.policies import RebalanceTable
 from trainctl.protocol.messages import verbs
 
 LEAST_STEPS = 3
@@ -40,7 +41,10 @@ class Rebalance(Policy):
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         settings = facts.durable.settings
-        if not isinstance(facts.occasion, Stepped) or len(settings.live) < 2:
+        if not isinstance(facts.occasion, Stepped):
+            return None
+        _go_back(facts, memory)
+        if len(settings.live) < 2:
             return None
         speeds = {rank: speed for rank, speed in facts.occasion.speeds.items() if rank in settings.live}
         if len(speeds) < len(settings.live):
@@ -51,6 +55,15 @@ class Rebalance(Policy):
         if "promised" in memory.kept and (undone := _judged(facts, memory, speeds)) is not None:
             return undone
         return _better(facts, memory, speeds, steps)
+
+
+def _go_back(facts: RunFacts, memory: Memory) -> None:
+    """In a run that has gone back behind the last command there is none to judge, and no longer quiet than a whole
+    one."""
+    kept, quiet = memory.kept, memory.kept.get("quiet", float(facts.config.policy.rebalance.quiet_steps))
+    if facts.step + quiet < kept.get("quiet until", 0.0):
+        left = {name: value for name, value in kept.items() if name != "promised"}
+        memory.kept = left | {"quiet until": facts.step + quiet}
 
 
 def _steps_with(settings: Settings, memory: Memory) -> int:
@@ -69,13 +82,13 @@ def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
 
 def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    gain = _gain(settings, memory, speeds, table)
+    gain = _gain(facts, memory, speeds)
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
     if steps % NEWEST == 0:
-        memory.observe("gains", gain.part, table.looks)
+        memory.observe("gains", gain.part, table.windows)
     gains = memory.evidence.get("gains", ())
-    is_lasting = len(gains) == table.looks and min(gains) >= table.gain and gain.part >= table.gain
+    is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
     if not (is_large or is_lasting):
         return None
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
@@ -91,17 +104,27 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
     )
 
 
-def _gain(settings: Settings, memory: Memory, speeds: Mapping[int, Speed], table: RebalanceTable) -> _Gain:
+def _gain(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> _Gain:
     """Of the best split. It is searched only if one of divisible samples would be so much better, and more so than
-    when whole samples last allowed nothing."""
+    when whole samples last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
+    settings, table = facts.durable.settings, facts.config.policy.rebalance
     seconds, fluid = _slowest(settings, speeds), fluid_seconds(settings.global_batch, speeds)
     if seconds < fluid * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
     counts = quickest(settings.global_batch, speeds)
+    if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
+        return _Gain(seconds, seconds)
     gain = _Gain(seconds, max(speed.seconds(counts[rank]) for rank, speed in speeds.items()))
     if gain.part < table.gain:
         memory.observe("settled", 1.01 * seconds / fluid, 1)
     return gain
+
+
+def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
+    """Whether the rank's micro-batch would grow with its share to a size that ran out of memory."""
+    setting, kept = facts.durable.settings.ranks[rank], facts.durable.policies.get("micro-batch")
+    bar = bars.size(kept.memory, rank, facts.step) if kept is not None else None
+    return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
 def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Proposal | None:
@@ -119,10 +142,13 @@ def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Pro
         memory.kept["quiet"] = float(table.quiet_steps)
         return None
     quiet = 2 * kept["quiet"]
-    reason = f"the last rebalance made steps {_percent(gained)} faster where {_percent(promised)} was expected"
+    reason = f"the last rebalance made steps {percent(gained)} faster where {percent(promised)} was expected"
     shares: dict[str, int | str] = dict(_by_node(settings, before))
+    exactly = share_edits.edit(
+        settings, before
+    )  # a command deals a node's samples to its ranks by their present shares
     return Proposal(
-        "rebalance", verbs.Rebalance(shares=shares), reason, severity="warning", is_urgent=True,
+        "rebalance", verbs.Rebalance(shares=shares), reason, edit=exactly, severity="warning",
         remember={"quiet": quiet, "quiet until": facts.step + quiet},
     )  # fmt: skip
 
@@ -133,10 +159,6 @@ def _by_node(settings: Settings, shares: Mapping[int, int]) -> dict[str, int]:
         node = settings.ranks[rank].node
         by_node[node] = by_node.get(node, 0) + share
     return by_node
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 POLICY = Rebalance()

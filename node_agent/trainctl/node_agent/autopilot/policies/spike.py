@@ -3,9 +3,14 @@
 Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spike and skipped 200 to 500 batches.
 """
 
+from collections.abc import Sequence
+
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.spikes import Spike as Found
 from trainctl.protocol.analysis.spikes import SpikeDetector
+from trainctl.protocol.config.policies import SpikeTable
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
 
@@ -13,13 +18,13 @@ class Spike(Policy):
     """A few times a run at most: a run that spikes again and again needs a person."""
 
     name = "spike"
+    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
         if not isinstance(facts.occasion, Stepped):
             return None
         table = facts.config.policy.spike
-        detector = memory.evidence.setdefault("detector", SpikeDetector(table.mads, table.steps, table.back_steps))
-        found = detector.add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
+        found = _detector(table, memory).add(facts.step, facts.occasion.loss, facts.occasion.report.grad_norm)
         if found is None or not found.is_stuck:
             memory.forget("said")
             return None
@@ -27,20 +32,36 @@ class Spike(Policy):
             return None
         return _back(facts, memory, found)
 
+    def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
+        _detector(config.policy.spike, memory).replay(steps)
+
+
+def _detector(table: SpikeTable, memory: Memory) -> SpikeDetector:
+    made = SpikeDetector(table.mads, table.steps, table.recover_steps)
+    found: SpikeDetector = memory.evidence.setdefault("detector", made)
+    return found
+
+
+def _advise_once(memory: Memory, reason: str) -> Advice | None:
+    was_said = memory.last("said")
+    memory.observe("said", 1.0, 1)
+    return None if was_said else Advice(reason)
+
 
 def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | None:
     """To a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
     table, kept = facts.config.policy.spike, facts.durable.checkpoints
-    latest = min(found.first - 1, facts.step - table.back)
+    latest = min(found.first - 1, facts.step - table.least_back)
     height = (
         f"loss {found.loss:.4g} where {found.expected:.4g} was expected, for {found.steps} steps from {found.first}"
     )
     step = max((at for at in kept if at <= latest), default=None)
     if step is None:
-        was_said = memory.last("said")
-        memory.observe("said", 1.0, 1)
-        why = f"{height}, but no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
-        return None if was_said else Advice(why)
+        why = f"no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
+        return _advise_once(memory, f"{height}, but {why}")
+    if table.skip_batches and found.first - step > (most := max(table.skip_batches, table.least_back)):
+        why = f"the newest checkpoint to go back to, of step {step}, is more than {most} steps before it"
+        return _advise_once(memory, f"{height}, but {why}; write checkpoints more often: lower checkpoint.every_steps")
     skips = max(table.skip_batches, found.first - step + table.steps) if table.skip_batches else 0
     args = verbs.Rollback(step=step, skip_batches=skips)
     times = {"times": memory.kept.get("times", 0.0) + 1}
