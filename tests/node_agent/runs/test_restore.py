@@ -166,6 +166,15 @@ def test_data_after_the_checkpoint_are_skipped_and_the_events_say_which(paths: R
     assert restore.rollback_step(paths) is None
 
 
+@pytest.mark.parametrize(("skips", "end"), [(5, "step 2, nothing is skipped"), (0, "step 2")])
+def test_an_older_checkpoint_than_the_one_wanted_is_said_and_nothing_is_skipped(paths: RunPaths, skips, end) -> None:
+    told_to_go_back(paths, 3, skips)
+    opening = resumed(paths, 2)
+    want = f"rollback to step 3: its checkpoint is gone or unreachable; continued from {end}"
+    assert want in opening.notices
+    assert not opening.conductor.durable.skipped and opening.conductor.durable.rollback is None
+
+
 def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: RunPaths) -> None:
     told_to_go_back(paths, 2, 5)
     first = resumed(paths, 2).conductor.progress.cursor

@@ -27,6 +27,10 @@ COMMANDS_HANDED_ON = 50
 """Newest commands of a run whose outcome its other nodes know."""
 
 
+class RollbackGoneError(InvalidInputError):
+    """The run can't go back as it was told to, and is told so no more."""
+
+
 class Launch:
     """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
 
@@ -83,9 +87,7 @@ class Launch:
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(
-            checkpoint_source.find, paths, self._context.node, out, at_most=restore.rollback_step(paths)
-        )
+        source = await asyncio.to_thread(_source, paths, self._context.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
@@ -166,6 +168,24 @@ class Launch:
                 raise InvalidInputError(
                     "--cluster", f"{paths.directory.name} has a rank on {node}, but this cluster has no such node"
                 )
+
+
+def _source(paths: RunPaths, node: str, out: Collection[str]) -> Source:
+    """The checkpoint that a run begins with again. Raises InvalidInputError if it was told to go back and can't;
+    RollbackGoneError if no node has such a checkpoint, and then the run goes back no more."""
+    at_most = restore.rollback_step(paths)
+    source = checkpoint_source.find(paths, node, out, at_most=at_most)
+    if at_most is None or source.step:
+        return source
+    there = checkpoint_source.find(paths, node, at_most=at_most)
+    if there.step:
+        problem = f"the run is to go back to step {at_most}, and only {there.node} (unreachable) has a checkpoint"
+        raise InvalidInputError("resume", f"{problem}; resume when {there.node} is back")
+    newest = checkpoint_source.find(paths, node)
+    restore.call_rollback_off(paths)
+    text = f"the checkpoint of step {at_most} is gone, and there is no older one: the rollback is called off"
+    where = f"step {newest.step}, on {newest.node}" if newest.step else "the start, for no checkpoint is left"
+    raise RollbackGoneError("resume", f"{text}; resume the run to continue from {where}")
 
 
 def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:

@@ -12,6 +12,7 @@ from trainctl.node_agent.conductor.restarts import LEAST_BACKOFF_SECONDS, STARTS
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.launch import RollbackGoneError
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -93,7 +94,7 @@ class Recovery:
             if session is not None:
                 _tell(session, absent, given_up)
             return None
-        except _NothingInReachError as error:
+        except (_NothingInReachError, RollbackGoneError) as error:
             self._backoff.forget()
             due, why = None, str(error)
         except (InvalidInputError, RefusedError) as error:

@@ -18,7 +18,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
-from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Settings, Skipped
+from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
@@ -107,6 +107,17 @@ def rollback_step(paths: RunPaths) -> int | None:
     return durable.rollback.step if durable is not None and durable.rollback is not None else None
 
 
+def call_rollback_off(paths: RunPaths) -> None:
+    """Have a run that has ended go back no more. Raises InvalidInputError if its record can't be written."""
+    if rollback_step(paths) is None:
+        return
+    with _recorder(paths) as recorder:
+        durable = _kept(recorder)
+        if durable is not None:
+            _keep(recorder, msgspec.structs.replace(durable, rollback=None))
+        recorder.close()
+
+
 def own(paths: RunPaths, term: int) -> None:
     """Keep that a run which has ended is this node's own from `term` on. Raises InvalidInputError."""
     with _recorder(paths) as recorder:
@@ -156,7 +167,7 @@ def old_run(
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
-        skipped = _skips(durable, settings, done, step)
+        asked, skipped = durable.rollback, _skips(durable, settings, done, step)
         starting = {}
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
@@ -170,6 +181,7 @@ def old_run(
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
+        notices += _gone_further_back(asked, step)
         return Opening(conductor, paths, recorder, source.folder, notices)
 
 
@@ -248,6 +260,14 @@ def _skips_in_words(skipped: Sequence[Skipped], step: int) -> tuple[str, ...]:
         for skip in skipped
         if skip.step == step
     )
+
+
+def _gone_further_back(asked: Rollback | None, step: int) -> tuple[str, ...]:
+    """What the events say where the checkpoint that a rollback named couldn't be had."""
+    if asked is None or asked.step == step:
+        return ()
+    what = f"rollback to step {asked.step:,}: its checkpoint is gone or unreachable; continued from step {step:,}"
+    return (f"{what}, nothing is skipped" if asked.skip_batches else what,)
 
 
 def _policies_at(
