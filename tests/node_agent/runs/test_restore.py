@@ -10,11 +10,13 @@ from tests.node_agent.support.simulation import config
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
 from trainctl.node_agent.records.keys import settings_key
-from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import keep_times, kept_times
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
+from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -181,6 +183,27 @@ def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: 
     assert resumed(paths, 2).conductor.progress.cursor == first
     assert restore.surviving_run(paths, frozenset()).conductor.progress.cursor == first
     assert not resumed(paths, 1).conductor.durable.skipped
+
+
+@pytest.mark.parametrize("starter", [None, "id-9"])
+def test_checkpoints_of_undone_steps_on_other_nodes_count_no_more(paths: RunPaths, starter: str | None) -> None:
+    """Whoever took the run up, and though its agent is killed before it could say so."""
+    with restore.RunDb(paths) as recorder:
+        for at in (2, 4):
+            recorder.event(float(at), CheckpointWritten(at), "good", "b", step=at)
+    told_to_go_back(paths, 2, 1)
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), starter, "anna")
+    opening.recorder.close()
+    assert [event_prose.text(event.data) for event in opening.kept] == ["resumed from step 2: later steps are repeated"]
+    assert opening.kept[0].by == ("auto" if starter is None else "anna")
+    assert checkpoint_source.find(paths, "c") == Source(2, "b")
+
+
+@pytest.mark.parametrize(("kept", "written"), [((2, 4), 2), ((4,), 3), ((), 3)])
+def test_the_newest_checkpoint_is_none_of_an_undone_step(paths: RunPaths, kept: tuple[int, ...], written: int) -> None:
+    with restore.RunDb(paths) as recorder:
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, checkpoints=kept, written=4))
+    assert resumed(paths, 3).conductor.durable.written == written
 
 
 def test_more_may_be_skipped_of_what_follows_the_same_step(paths: RunPaths) -> None:

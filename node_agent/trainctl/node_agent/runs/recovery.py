@@ -167,11 +167,9 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
-    step = session.conductor.progress.step
     session.conductor.leave_out(absent, "was unreachable when the run went back")
-    text = f"resumed from step {step:,}: later steps are repeated"
-    text += f"; {given_up}" if given_up else ""
-    session.note(d.Happened(e.RunStateChanged("", "resumed", text), "warning", "auto", step))
+    if given_up:
+        session.note(d.Happened(e.Notice(given_up), "warning", "auto", session.conductor.progress.step))
 
 
 class Backoff:

@@ -30,6 +30,7 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
@@ -46,6 +47,7 @@ class Opening(NamedTuple):
     recorder: RunDb
     resume_from: Path | None
     notices: tuple[str, ...] = ()  # what the run's events should say of it
+    kept: tuple[m.Event, ...] = ()  # what they say already, and clients don't know yet
 
 
 def new_run(
@@ -153,7 +155,8 @@ def old_run(
         if durable is None:
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
-        last = recorder.last_state().step
+        before = recorder.last_state()
+        last = before.step
         close_times(recorder, last.committed_at if last is not None else 0.0)
         done = _step(paths, step)
         if step and done is None:
@@ -164,25 +167,38 @@ def old_run(
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
+        generation = max(_highest(durable, before), m.Generation(term, 0))
+        # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
+        going = _resumed(recorder, generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
         asked, skipped = durable.rollback, _skips(durable, settings, done, step)
-        starting = {}
+        starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
-            durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
+            durable, settings=settings, generation=generation, seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
-            checkpoints=tuple(at for at in durable.checkpoints if at <= step),
+            checkpoints=left, written=max(left, default=min(durable.written, step)),
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
         notices += _gone_further_back(asked, step)
-        return Opening(conductor, paths, recorder, source.folder, notices)
+        return Opening(conductor, paths, recorder, source.folder, notices, (going,))
+
+
+def _resumed(recorder: RunDb, generation: m.Generation, step: int, last: m.StepCommitted | None, by: str) -> m.Event:
+    """`last`: the last step before the run went back."""
+    text = f"resumed from step {step:,}" + (
+        ": later steps are repeated" if last is not None and last.step > step else ""
+    )
+    severity: m.Severity = "warning" if by == "auto" else "info"
+    change = e.RunStateChanged("", "resumed", text)
+    return recorder.event(time.time(), change, severity, by, step=step, generation=generation)
 
 
 def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
