@@ -74,9 +74,15 @@ class Recovery:
         self._backoff.forget()
 
     def stop(self, run: str) -> int:
-        """Have the run that waits end instead. Returns its last step."""
+        """Have the run that waits end instead, and not go back when it is resumed. Returns its last step."""
         self._backoff.forget()
-        self._end(run, "stopped", self.reason)
+        paths, reason = self._paths(run), self.reason
+        try:
+            if paths is not None:
+                restore.call_rollback_off(paths)
+        except InvalidInputError as error:
+            reason += f"; if it was told to go back, it will when it is resumed: {error}"
+        self._end(run, "stopped", reason)
         return self._shown.step if self._shown is not None else 0
 
     async def take_up(self, run: str, superseded: str) -> float | None:
