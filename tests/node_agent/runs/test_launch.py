@@ -30,6 +30,21 @@ def test_an_exit_told_before_a_node_hosts_its_rank_is_of_an_earlier_life() -> No
     assert launch.early == []
 
 
+@pytest.mark.parametrize(
+    ("node", "alive", "gone"), [("b", False, {"b"}), ("b", True, set()), ("b", None, set()), ("a", False, set())]
+)
+def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str, alive: bool | None, gone) -> None:
+    paths = told_to_go_back(tmp_path, 20)
+
+    def find(run_paths: RunPaths, rank: int) -> object | None:
+        if alive is None:
+            raise OSError("too many open files")
+        return object() if alive else None
+
+    context: Any = SimpleNamespace(db=None, node=node, supervisor=SimpleNamespace(find=find))
+    assert Launch(context, context, lambda run: None)._gone(paths) == gone
+
+
 # ---------------------------------------------------------------- which checkpoint
 
 

@@ -122,6 +122,18 @@ def test_a_run_that_outlives_its_agent_goes_on_taking_time(paths: RunPaths) -> N
     assert times == (NodeTime("a", 5.0, 100.0),)
 
 
+def test_a_node_whose_trainers_ended_with_its_agent_has_taken_part_up_to_the_last_step(paths: RunPaths) -> None:
+    with restore.RunDb(paths) as recorder:
+        last = recorder.last_state().step
+        assert last is not None
+        since = last.committed_at - 10
+        keep_times(recorder, (NodeTime("a", 5.0, since), NodeTime("b", 7.0, since), NodeTime("c", 3.0)))
+    opening = restore.surviving_run(paths, frozenset(), gone={"a"})
+    times = kept_times(opening.recorder)
+    opening.recorder.close()
+    assert times == (NodeTime("a", 15.0), NodeTime("b", 7.0, since), NodeTime("c", 3.0))
+
+
 def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPaths) -> None:
     """The plateau's evaluations go back with the run; a bar stays, and no command is open any more."""
     kept = {"best": 2.0, "best_step": 1.0, "evaluations": 3.0, "last_step": 4.0}

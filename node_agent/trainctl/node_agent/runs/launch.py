@@ -147,8 +147,17 @@ class Launch:
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
-        carried = frozenset(row.id for row in self._db.open_commands())
-        return restore.surviving_run(RunPaths(known.directory), carried, term)
+        carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
+        return restore.surviving_run(paths, carried, term, self._gone(paths))
+
+    def _gone(self, paths: RunPaths) -> set[str]:
+        """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""
+        node, find = self._context.node, self._context.supervisor.find
+        own = [rank for rank, where in restore.kept_ranks(paths).items() if where == node]
+        try:
+            return {node} if own and not any(find(paths, rank) for rank in own) else set()
+        except OSError:  # too many open files to tell
+            return set()
 
     def check_nodes(self, opening: restore.Opening) -> None:
         """Raises InvalidInputError if it has a rank on a node that this agent's cluster hasn't; it is closed then."""

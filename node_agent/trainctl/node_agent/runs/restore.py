@@ -201,9 +201,12 @@ def _resumed(recorder: RunDb, generation: m.Generation, step: int, last: m.StepC
     return recorder.event(time.time(), change, severity, by, step=step, generation=generation)
 
 
-def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
+def surviving_run(
+    paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = ()
+) -> Opening:  # fmt: skip
     """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
-    the record left it. Raises InvalidInputError."""
+    the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. Raises
+    InvalidInputError."""
     config = run_file.read(paths.run_file)
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
@@ -211,6 +214,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
             raise InvalidInputError(str(paths.record), "the agent ended before the run had begun")
         _complete(recorder, paths)
         state = recorder.last_state()
+        close_times(recorder, state.step.committed_at if state.step is not None else 0.0, gone)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
