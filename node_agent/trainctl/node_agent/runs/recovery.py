@@ -81,7 +81,7 @@ class Recovery:
             if paths is not None:
                 restore.call_rollback_off(paths)
         except InvalidInputError as error:
-            reason += f"; if it was told to go back, it will when it is resumed: {error}"
+            reason += f"; its rollback is still pending: {error}"
         self._end(run, "stopped", reason)
         return self._shown.step if self._shown is not None else 0
 
