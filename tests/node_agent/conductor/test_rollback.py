@@ -35,7 +35,7 @@ def test_only_checkpoints_that_are_kept_count() -> None:
 def test_before_any_checkpoint_there_is_nothing_to_go_back_to() -> None:
     simulation = run(3)
     end = simulation.ends[simulation.command("rollback", steps=1)]
-    assert end.reason == "no checkpoint at least 1 steps before step 3; none has been written"
+    assert end.reason == "no checkpoint at least 1 step before step 3; none has been written"
 
 
 @pytest.mark.parametrize(("args", "step"), [({"step": 5}, 5), ({"steps": 3}, 10), ({"steps": 4}, 5)])
@@ -43,9 +43,9 @@ def test_all_ranks_leave_and_what_is_wanted_is_journaled(args, step: int) -> Non
     simulation = run()
     end = simulation.ends[simulation.command("rollback", **args, skip_batches=2)]
     assert isinstance(end.made, e.CommandApplied)
-    assert (
-        end.made.result
-        == f"the run goes back from step 13 to step {step}, and the data of 2 steps after it are skipped"
+    assert end.made.result == (
+        f"the run will go back from step 13 to step {step} and skip 2 global batches after it; "
+        "an event will name the positions"
     )
     simulation.run()
     assert simulation.ended is not None and simulation.conductor.goes_back
@@ -61,3 +61,15 @@ def test_an_agent_killed_before_its_ranks_have_left_has_a_successor_that_tells_t
     simulation.run()
     assert simulation.ended is not None and simulation.conductor.goes_back
     assert simulation.journal.rollback == Rollback(10)
+
+
+@pytest.mark.parametrize("are_gone", [False, True])
+def test_a_stop_meanwhile_calls_the_rollback_off(are_gone: bool) -> None:
+    simulation = run()
+    simulation.command("rollback", step=10, skip_batches=2)
+    if are_gone:
+        simulation.run()
+    end = simulation.ends[simulation.command("stop")]
+    simulation.run()
+    assert end.state == "applied" and not simulation.conductor.goes_back
+    assert simulation.conductor.durable.rollback is None and simulation.journal.rollback is None

@@ -1,10 +1,20 @@
-"""What ranks on other nodes say before their run is open."""
+"""What ranks on other nodes say before their run is open, and the checkpoint that one begins with again."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from tests.node_agent.support.simulation import config
+
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
+from trainctl.node_agent.runs import launch, restore
+from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import CheckpointWritten
+from trainctl.protocol.record.paths import RunPaths
 
 RUN = "r-20260101-000000-0000"
 
@@ -18,3 +28,55 @@ def test_an_exit_told_before_a_node_hosts_its_rank_is_of_an_earlier_life() -> No
     launch.forget_exits("beta")
     assert launch.done() == [("beta", alive), ("gamma", gone)]
     assert launch.early == []
+
+
+@pytest.mark.parametrize(
+    ("node", "alive", "gone"), [("b", False, {"b"}), ("b", True, set()), ("b", None, set()), ("a", False, set())]
+)
+def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str, alive: bool | None, gone) -> None:
+    paths = told_to_go_back(tmp_path, 20)
+
+    def find(run_paths: RunPaths, rank: int) -> object | None:
+        if alive is None:
+            raise OSError("too many open files")
+        return object() if alive else None
+
+    context: Any = SimpleNamespace(db=None, node=node, supervisor=SimpleNamespace(find=find))
+    assert Launch(context, context, lambda run: None)._gone(paths) == gone
+
+
+# ---------------------------------------------------------------- which checkpoint
+
+
+def told_to_go_back(directory: Path, step: int, *written: tuple[str, int]) -> RunPaths:
+    """A run that was told to go back to a step, and whose nodes have written these checkpoints."""
+    paths = RunPaths(directory / RUN)
+    settings = Settings(1, 24, {0: RankSetting("b", 24, 4)})
+    with restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})) as recorder:
+        for node, at in written:
+            recorder.event(float(at), CheckpointWritten(at), "good", node, step=at)
+        restore._keep(recorder, Durable(settings, m.Generation(1, 1), 40, rollback=Rollback(step, 2)))
+    return paths
+
+
+def test_a_run_goes_back_to_an_older_checkpoint_where_the_one_wanted_is_gone(tmp_path: Path) -> None:
+    paths = told_to_go_back(tmp_path, 20, ("b", 10), ("b", 30))
+    assert launch._source(paths, "a", set()) == Source(10, "b")
+
+
+def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tmp_path: Path) -> None:
+    paths = told_to_go_back(tmp_path, 20, ("b", 30))
+    with pytest.raises(launch.RollbackGoneError) as caught:
+        launch._source(paths, "a", set())
+    assert str(caught.value) == (
+        "resume: the checkpoint of step 20 is gone, and there is no older one: the rollback is called off; "
+        "resume the run to continue from step 30, on b"
+    )
+    assert launch._source(paths, "a", set()) == Source(30, "b")
+
+
+def test_one_whose_node_is_unreachable_is_not_gone(tmp_path: Path) -> None:
+    paths = told_to_go_back(tmp_path, 20, ("c", 20), ("b", 30))
+    with pytest.raises(InvalidInputError, match=r"only c \(unreachable\) has a checkpoint.*; resume when c is back"):
+        launch._source(paths, "a", {"c"})
+    assert restore.rollback_step(paths) == 20

@@ -1,11 +1,17 @@
 """How often, how soon and from where a run whose ranks were all lost is taken up again."""
 
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+from tests.node_agent.support.simulation import config
+
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs import checkpoint_source
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.recovery import Backoff, ResumePoint, absent
+from trainctl.node_agent.runs.recovery import Backoff, Recovery, ResumePoint, absent
+from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 
@@ -62,6 +68,22 @@ def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
     assert checkpoint_source.find(paths, "a", {"c"}) == Source()
 
 
+def test_a_run_that_is_stopped_while_it_waits_goes_back_no_more(tmp_path):
+    paths = RunPaths(tmp_path / "run-1")
+    settings = Settings(1, 24, {0: RankSetting("b", 24, 4)})
+    with restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})) as recorder:
+        restore._keep(recorder, Durable(settings, Generation(1, 1), 40, rollback=Rollback(20, 2)))
+    ended: list[tuple[str, str, str]] = []
+    known = SimpleNamespace(directory=paths.directory)
+    db = SimpleNamespace(known_run=lambda run: known, set_run_state=lambda *args: ended.append(args))
+    context, unused = cast(Any, SimpleNamespace(db=db)), cast(Any, None)
+    recovery = Recovery(context, unused, unused)
+    recovery.reason = "rollback to step 20"
+    recovery.stop("run-1")
+    assert ended == [("run-1", "stopped", "rollback to step 20")]
+    assert restore.rollback_step(paths) is None
+
+
 class Clock:
     now = 0.0
 
@@ -110,10 +132,10 @@ def test_waiting_for_nodes_is_no_try():
     assert backoff.held_seconds == 0.0
 
 
-def test_no_later_one_than_a_rollback_wants_unless_there_is_no_other(tmp_path):
+def test_no_later_one_than_a_rollback_wants(tmp_path):
     paths = written(tmp_path, ("b", 20), ("b", 40))
     assert checkpoint_source.find(paths, "a", at_most=30) == Source(20, "b")
-    assert checkpoint_source.find(paths, "a", at_most=10) == Source(40, "b")
+    assert checkpoint_source.find(paths, "a", at_most=10) == Source()
 
 
 def test_none_that_the_run_has_gone_back_behind_though_it_has_written_no_other_since(tmp_path):

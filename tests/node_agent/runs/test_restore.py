@@ -10,11 +10,13 @@ from tests.node_agent.support.simulation import config
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
 from trainctl.node_agent.records.keys import settings_key
-from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import keep_times, kept_times
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import NodeTime
+from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -120,6 +122,18 @@ def test_a_run_that_outlives_its_agent_goes_on_taking_time(paths: RunPaths) -> N
     assert times == (NodeTime("a", 5.0, 100.0),)
 
 
+def test_a_node_whose_trainers_ended_with_its_agent_has_taken_part_up_to_the_last_step(paths: RunPaths) -> None:
+    with restore.RunDb(paths) as recorder:
+        last = recorder.last_state().step
+        assert last is not None
+        since = last.committed_at - 10
+        keep_times(recorder, (NodeTime("a", 5.0, since), NodeTime("b", 7.0, since), NodeTime("c", 3.0)))
+    opening = restore.surviving_run(paths, frozenset(), gone={"a"})
+    times = kept_times(opening.recorder)
+    opening.recorder.close()
+    assert times == (NodeTime("a", 15.0), NodeTime("b", 7.0, since), NodeTime("c", 3.0))
+
+
 def test_what_policies_have_counted_is_that_of_the_checkpoints_step(paths: RunPaths) -> None:
     """The plateau's evaluations go back with the run; a bar stays, and no command is open any more."""
     kept = {"best": 2.0, "best_step": 1.0, "evaluations": 3.0, "last_step": 4.0}
@@ -166,12 +180,42 @@ def test_data_after_the_checkpoint_are_skipped_and_the_events_say_which(paths: R
     assert restore.rollback_step(paths) is None
 
 
+@pytest.mark.parametrize(("skips", "end"), [(5, "step 2, nothing is skipped"), (0, "step 2")])
+def test_an_older_checkpoint_than_the_one_wanted_is_said_and_nothing_is_skipped(paths: RunPaths, skips, end) -> None:
+    told_to_go_back(paths, 3, skips)
+    opening = resumed(paths, 2)
+    want = f"rollback to step 3: its checkpoint is gone or unreachable; continued from {end}"
+    assert want in opening.notices
+    assert not opening.conductor.durable.skipped and opening.conductor.durable.rollback is None
+
+
 def test_what_is_skipped_stays_skipped_until_the_run_goes_back_behind_it(paths: RunPaths) -> None:
     told_to_go_back(paths, 2, 5)
     first = resumed(paths, 2).conductor.progress.cursor
     assert resumed(paths, 2).conductor.progress.cursor == first
     assert restore.surviving_run(paths, frozenset()).conductor.progress.cursor == first
     assert not resumed(paths, 1).conductor.durable.skipped
+
+
+@pytest.mark.parametrize("starter", [None, "id-9"])
+def test_checkpoints_of_undone_steps_on_other_nodes_count_no_more(paths: RunPaths, starter: str | None) -> None:
+    """Whoever took the run up, and though its agent is killed before it could say so."""
+    with restore.RunDb(paths) as recorder:
+        for at in (2, 4):
+            recorder.event(float(at), CheckpointWritten(at), "good", "b", step=at)
+    told_to_go_back(paths, 2, 1)
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(2, "b"), starter, "anna")
+    opening.recorder.close()
+    assert [event_prose.text(event.data) for event in opening.kept] == ["resumed from step 2: later steps are repeated"]
+    assert opening.kept[0].by == ("auto" if starter is None else "anna")
+    assert checkpoint_source.find(paths, "c") == Source(2, "b")
+
+
+@pytest.mark.parametrize(("kept", "written"), [((2, 4), 2), ((4,), 3), ((), 3)])
+def test_the_newest_checkpoint_is_none_of_an_undone_step(paths: RunPaths, kept: tuple[int, ...], written: int) -> None:
+    with restore.RunDb(paths) as recorder:
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, checkpoints=kept, written=4))
+    assert resumed(paths, 3).conductor.durable.written == written
 
 
 def test_more_may_be_skipped_of_what_follows_the_same_step(paths: RunPaths) -> None:

@@ -228,6 +228,16 @@ def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path
     assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written, nor the best"
 
 
+def test_those_superseded_go_once_the_run_is_as_far_again(small: Callable[[int], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (5, 10, 15):
+        small(step)
+    checkpoints.supersede(folder, 5)
+    for step, left in ((8, ["superseded-step-10", "superseded-step-15"]), (10, ["superseded-step-15"]), (20, [])):
+        files.prune(folder, 9, [small(step)])
+        assert sorted(path.name for path in folder.glob("superseded-*")) == left
+
+
 def test_a_step_done_again_replaces_its_checkpoint(small: Callable[[int], Path]) -> None:
     first = small(4)
     (first / "state.json").write_text("{}", encoding="utf-8")

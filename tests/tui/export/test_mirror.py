@@ -299,6 +299,8 @@ def test_a_step_with_a_cost_has_it_to_the_end_and_per_thousand_too() -> None:
     priced = msgspec.structs.replace(step, values={"cost": 4.8, "cost_per_hour": 3.6, "energy_joules": 7.0})
     found = of_step(priced, (), {}, view).values
     assert [found[f"train/{name}"] for name in COSTS] == pytest.approx([4.8, 3.6, 0.03, 5.0, 7.0])
+    skips = msgspec.structs.replace(view, skipped=((480, 160),))
+    assert of_step(priced, (), {}, skips).values["train/cost_per_1000_samples"] == pytest.approx(6.0)
     assert not of_step(step, (), {}, view).values.keys() & {f"train/{name}" for name in COSTS}
     assert "train/cost_to_end" not in of_step(priced, (), {}, None).values
 

@@ -39,6 +39,19 @@ def test_the_line_has_cost_so_far_to_the_end_per_thousand_and_the_energy_beside_
     assert words(FIGURES, active=False, energy="") == "cost 12.40 EUR  0.42 EUR per 1,000 samples"
 
 
+def test_skipped_positions_are_no_samples_that_were_trained_on():
+    run = run_view(1, cost=msgspec.structs.replace(COST, per_hour=0.0), cursor=1500, skipped=((1000, 300), (1600, 50)))
+    assert [run.trained(cursor) for cursor in (None, 1000, 1100, 1300, 1650)] == [None, 1000, 1000, 1000, 1300]
+    found = cost_line.figures(run, None, NOW, None)
+    assert found is not None and found.per_1000 == pytest.approx(10.0)
+    host = m.HostReading(
+        node="a", read_at=NOW, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
+        energy_joules=2400.0, energy_since_at=run.started_at,
+    )  # fmt: skip
+    nodes = msgspec.structs.replace(run, ranks=(msgspec.structs.replace(run.ranks[0], node="a"),))
+    assert energy.figures([host], nodes, 1500).joules_per_1000 == pytest.approx(2000.0)
+
+
 def test_what_is_unknown_is_not_a_number():
     unknown = msgspec.structs.replace(FIGURES, to_end=None, per_1000=None)
     assert words(unknown, energy="n/a") == "cost 12.40 EUR  n/a to the end  n/a per 1,000 samples  energy n/a"

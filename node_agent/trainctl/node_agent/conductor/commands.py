@@ -174,14 +174,16 @@ class Commands:
             self.refuse(command, "run", f"the run is {state}")
         elif not found:
             field = "step" if args.step is not None else "steps"
-            which = f"of step {latest}" if args.step is not None else f"at least {args.steps} steps before step {step}"
+            back = f"{args.steps} step{'s' if args.steps != 1 else ''}"
+            which = f"of step {latest}" if args.step is not None else f"at least {back} before step {step}"
             steps = f"those kept are of steps {', '.join(map(str, kept))}" if kept else "none has been written"
             self.refuse(command, field, f"no checkpoint {which}; {steps}")
         else:
             self._proposals.goes_back(command)
             self._state.persist(rollback=Rollback(found[-1], args.skip_batches))
-            skips = f", and the data of {args.skip_batches} steps after it are skipped" if args.skip_batches else ""
-            result = f"the run goes back from step {step} to step {found[-1]}{skips}"
+            count = f"{args.skip_batches} global batch{'es' if args.skip_batches != 1 else ''}"
+            skips = f" and skip {count} after it; an event will name the positions" if args.skip_batches else ""
+            result = f"the run will go back from step {step} to step {found[-1]}{skips}"
             self._state.end(command.id, "applied", step, made=e.CommandApplied("", result))
 
     def call_stop_off(self, why: str) -> None:

@@ -82,8 +82,10 @@ class Shutdown:
         self.leave("failed")
 
     def stop_instead(self, id: str) -> None:
-        """The run was to go back, and an operator stops it."""
+        """The run was to go back, and an operator stops it: resumed later, it takes its newest checkpoint."""
         self.goes_back, self.final = False, "stopped"
+        if self._state.durable.rollback is not None:
+            self._state.persist(rollback=None)
         self._state.end(id, "applied", self._state.progress.step, made=e.RunStateChanged("going back", "stopped"))
 
     def on_rank_ended(self, ended: d.RankEnded) -> None:

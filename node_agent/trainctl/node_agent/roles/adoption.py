@@ -76,11 +76,13 @@ class Adoption:
             if other != node and other not in out and not self._peers.is_open(other):
                 why = self._peers.links[other].line.why
                 raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is unreachable: {why}")
-        newest = await asyncio.to_thread(checkpoint_source.find, paths, node)
+        at_most = restore.rollback_step(paths)
+        newest = await asyncio.to_thread(checkpoint_source.find, paths, node, at_most=at_most)
         if newest.node not in out:
             return ""
-        there = await asyncio.to_thread(checkpoint_source.find, paths, node, out)
-        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node} (unreachable)"
+        there = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
+        which = f" up to step {at_most}, to which the run is to go back" if at_most is not None else ""
+        text = f"the newest checkpoint{which}, step-{newest.step}, is on {newest.node} (unreachable)"
         if not there.step:
             raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")
         text += f"; the newest reachable one is step-{there.step}, on {there.node}"

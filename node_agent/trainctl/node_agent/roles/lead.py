@@ -144,6 +144,8 @@ class Lead:
             session = self._open(opening, time.time())
         finally:
             early = self.launch.done()
+        for event in opening.kept:
+            self._context.publisher.publish(event)
         for notice in opening.notices:
             session.note(d.Happened(e.Notice(notice), "warning", "auto", session.conductor.progress.step))
         self._context.publisher.publish(session.view)

@@ -27,17 +27,10 @@ class Source(NamedTuple):
 
 def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int | None = None) -> Source:
     """The newest checkpoint by the run's events, which name every node that wrote it; none that only the nodes `out`
-    have. `at_most`: none of a later step, unless there is no other.
+    have, and none after the step `at_most`.
 
     Where this node's own copy of it is gone or torn another's counts, and without one the newest that is whole here.
     """
-    if at_most is not None:
-        found = _find(paths, node, out, at_most)
-        return found if found.step else _find(paths, node, out, None)
-    return _find(paths, node, out, None)
-
-
-def _find(paths: RunPaths, node: str, out: Collection[str], at_most: int | None) -> Source:
     folder = checkpoints.newest_complete(paths.checkpoints, at_most=at_most)
     own = Source(checkpoints.read_manifest(folder).step, node, folder) if folder is not None else Source()
     step, holders = _written(paths, out, at_most)

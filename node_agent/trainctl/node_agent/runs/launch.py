@@ -27,6 +27,10 @@ COMMANDS_HANDED_ON = 50
 """Newest commands of a run whose outcome its other nodes know."""
 
 
+class RollbackGoneError(InvalidInputError):
+    """The run can't go back as it was told to, and is told so no more."""
+
+
 class Launch:
     """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
 
@@ -83,9 +87,7 @@ class Launch:
         term = self._term(paths)
         generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(
-            checkpoint_source.find, paths, self._context.node, out, at_most=restore.rollback_step(paths)
-        )
+        source = await asyncio.to_thread(_source, paths, self._context.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
@@ -145,8 +147,17 @@ class Launch:
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
-        carried = frozenset(row.id for row in self._db.open_commands())
-        return restore.surviving_run(RunPaths(known.directory), carried, term)
+        carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
+        return restore.surviving_run(paths, carried, term, self._gone(paths))
+
+    def _gone(self, paths: RunPaths) -> set[str]:
+        """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""
+        node, find = self._context.node, self._context.supervisor.find
+        own = [rank for rank, where in restore.kept_ranks(paths).items() if where == node]
+        try:
+            return {node} if own and not any(find(paths, rank) for rank in own) else set()
+        except OSError:  # too many open files to tell
+            return set()
 
     def check_nodes(self, opening: restore.Opening) -> None:
         """Raises InvalidInputError if it has a rank on a node that this agent's cluster hasn't; it is closed then."""
@@ -166,6 +177,24 @@ class Launch:
                 raise InvalidInputError(
                     "--cluster", f"{paths.directory.name} has a rank on {node}, but this cluster has no such node"
                 )
+
+
+def _source(paths: RunPaths, node: str, out: Collection[str]) -> Source:
+    """The checkpoint that a run begins with again. Raises InvalidInputError if it was told to go back and can't;
+    RollbackGoneError if no node has such a checkpoint, and then the run goes back no more."""
+    at_most = restore.rollback_step(paths)
+    source = checkpoint_source.find(paths, node, out, at_most=at_most)
+    if at_most is None or source.step:
+        return source
+    there = checkpoint_source.find(paths, node, at_most=at_most)
+    if there.step:
+        problem = f"the run is to go back to step {at_most}, and only {there.node} (unreachable) has a checkpoint"
+        raise InvalidInputError("resume", f"{problem}; resume when {there.node} is back")
+    newest = checkpoint_source.find(paths, node)
+    restore.call_rollback_off(paths)
+    text = f"the checkpoint of step {at_most} is gone, and there is no older one: the rollback is called off"
+    where = f"step {newest.step}, on {newest.node}" if newest.step else "the start, for no checkpoint is left"
+    raise RollbackGoneError("resume", f"{text}; resume the run to continue from {where}")
 
 
 def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:

@@ -12,6 +12,7 @@ from trainctl.node_agent.conductor.restarts import LEAST_BACKOFF_SECONDS, STARTS
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.launch import RollbackGoneError
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -73,9 +74,15 @@ class Recovery:
         self._backoff.forget()
 
     def stop(self, run: str) -> int:
-        """Have the run that waits end instead. Returns its last step."""
+        """Have the run that waits end instead, and not go back when it is resumed. Returns its last step."""
         self._backoff.forget()
-        self._end(run, "stopped", self.reason)
+        paths, reason = self._paths(run), self.reason
+        try:
+            if paths is not None:
+                restore.call_rollback_off(paths)
+        except InvalidInputError as error:
+            reason += f"; its rollback is still pending: {error}"
+        self._end(run, "stopped", reason)
         return self._shown.step if self._shown is not None else 0
 
     async def take_up(self, run: str, superseded: str) -> float | None:
@@ -93,7 +100,7 @@ class Recovery:
             if session is not None:
                 _tell(session, absent, given_up)
             return None
-        except _NothingInReachError as error:
+        except (_NothingInReachError, RollbackGoneError) as error:
             self._backoff.forget()
             due, why = None, str(error)
         except (InvalidInputError, RefusedError) as error:
@@ -166,11 +173,9 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
-    step = session.conductor.progress.step
     session.conductor.leave_out(absent, "was unreachable when the run went back")
-    text = f"resumed from step {step:,}: later steps are repeated"
-    text += f"; {given_up}" if given_up else ""
-    session.note(d.Happened(e.RunStateChanged("", "resumed", text), "warning", "auto", step))
+    if given_up:
+        session.note(d.Happened(e.Notice(given_up), "warning", "auto", session.conductor.progress.step))
 
 
 class Backoff:

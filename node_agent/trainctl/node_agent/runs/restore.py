@@ -18,7 +18,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
-from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Settings, Skipped
+from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
@@ -30,6 +30,7 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
@@ -46,6 +47,7 @@ class Opening(NamedTuple):
     recorder: RunDb
     resume_from: Path | None
     notices: tuple[str, ...] = ()  # what the run's events should say of it
+    kept: tuple[m.Event, ...] = ()  # what they say already, and clients don't know yet
 
 
 def new_run(
@@ -107,6 +109,17 @@ def rollback_step(paths: RunPaths) -> int | None:
     return durable.rollback.step if durable is not None and durable.rollback is not None else None
 
 
+def call_rollback_off(paths: RunPaths) -> None:
+    """Have a run that has ended go back no more. Raises InvalidInputError if its record can't be written."""
+    if rollback_step(paths) is None:
+        return
+    with _recorder(paths) as recorder:
+        durable = _kept(recorder)
+        if durable is not None:
+            _keep(recorder, msgspec.structs.replace(durable, rollback=None))
+        recorder.close()
+
+
 def own(paths: RunPaths, term: int) -> None:
     """Keep that a run which has ended is this node's own from `term` on. Raises InvalidInputError."""
     with _recorder(paths) as recorder:
@@ -142,7 +155,8 @@ def old_run(
         if durable is None:
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
-        last = recorder.last_state().step
+        before = recorder.last_state()
+        last = before.step
         close_times(recorder, last.committed_at if last is not None else 0.0)
         done = _step(paths, step)
         if step and done is None:
@@ -153,29 +167,46 @@ def old_run(
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
+        generation = max(_highest(durable, before), m.Generation(term, 0))
+        # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
+        going = _resumed(recorder, generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
-        skipped = _skips(durable, settings, done, step)
-        starting = {}
+        asked, skipped = durable.rollback, _skips(durable, settings, done, step)
+        starting, left = {}, tuple(at for at in durable.checkpoints if at <= step)
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
-            durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
+            durable, settings=settings, generation=generation, seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
-            checkpoints=tuple(at for at in durable.checkpoints if at <= step),
+            checkpoints=left, written=max(left, default=min(durable.written, step)),
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
-        return Opening(conductor, paths, recorder, source.folder, notices)
+        notices += _gone_further_back(asked, step)
+        return Opening(conductor, paths, recorder, source.folder, notices, (going,))
 
 
-def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
+def _resumed(recorder: RunDb, generation: m.Generation, step: int, last: m.StepCommitted | None, by: str) -> m.Event:
+    """`last`: the last step before the run went back."""
+    text = f"resumed from step {step:,}" + (
+        ": later steps are repeated" if last is not None and last.step > step else ""
+    )
+    severity: m.Severity = "warning" if by == "auto" else "info"
+    change = e.RunStateChanged("", "resumed", text)
+    return recorder.event(time.time(), change, severity, by, step=step, generation=generation)
+
+
+def surviving_run(
+    paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = ()
+) -> Opening:  # fmt: skip
     """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
-    the record left it. Raises InvalidInputError."""
+    the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. Raises
+    InvalidInputError."""
     config = run_file.read(paths.run_file)
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
@@ -183,6 +214,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
             raise InvalidInputError(str(paths.record), "the agent ended before the run had begun")
         _complete(recorder, paths)
         state = recorder.last_state()
+        close_times(recorder, state.step.committed_at if state.step is not None else 0.0, gone)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
@@ -248,6 +280,14 @@ def _skips_in_words(skipped: Sequence[Skipped], step: int) -> tuple[str, ...]:
         for skip in skipped
         if skip.step == step
     )
+
+
+def _gone_further_back(asked: Rollback | None, step: int) -> tuple[str, ...]:
+    """What the events say where the checkpoint that a rollback named couldn't be had."""
+    if asked is None or asked.step == step:
+        return ()
+    what = f"rollback to step {asked.step:,}: its checkpoint is gone or unreachable; continued from step {step:,}"
+    return (f"{what}, nothing is skipped" if asked.skip_batches else what,)
 
 
 def _policies_at(

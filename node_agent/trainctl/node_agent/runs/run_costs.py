@@ -1,5 +1,7 @@
 """The cost of one run that is led here: who takes part is kept in its record, prices are those of this machine."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from trainctl.node_agent.planning.durable import Settings
@@ -62,8 +64,10 @@ def keep_times(recorder: RunDb, times: cost.Times) -> None:
     recorder.set_meta(NODE_TIMES_KEY, msgspec.json.encode(times).decode())
 
 
-def close_times(recorder: RunDb, at: float) -> None:
-    """Of a run that ended with its agent, about `at` (Unix seconds): from then on nobody took part."""
+def close_times(recorder: RunDb, at: float, nodes: Collection[str] | None = None) -> None:
+    """Of a run that ended with its agent, about `at` (Unix seconds): from then on nobody took part, or only others than
+    `nodes`."""
     times = kept_times(recorder)
-    if (over := cost.counted(times, (), at)) != times:
+    others = {time.node for time in times if time.since_at is not None} - set(nodes) if nodes is not None else ()
+    if (over := cost.counted(times, others, at)) != times:
         keep_times(recorder, over)

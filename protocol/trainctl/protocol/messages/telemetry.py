@@ -108,6 +108,12 @@ class RunView(Message, tag="run-view", frozen=True):
     boot: str = ""
     seq: Count = 0
 
+    def trained(self, cursor: int | None) -> int | None:
+        """The number of positions before `cursor` that were trained on: all but those skipped; None if it is."""
+        if cursor is None:
+            return None
+        return cursor - sum(min(count, max(0, cursor - start)) for start, count in self.skipped)
+
     @property
     def rate_unit(self) -> str:
         """Of the run's rate: `tokens/s`."""

@@ -21,6 +21,8 @@ MANIFEST_FORMAT: Final = 1
 _STEP_FOLDER = re.compile(r"^step-(\d+)$")
 SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
 """Name of `step-N` while process PID replaces it: `.step-N.PID.old`."""
+_SUPERSEDED = re.compile(r"^superseded-step-(\d+)$")
+"""Name of `step-N` once the run has gone back behind step N."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -122,6 +124,13 @@ def supersede(checkpoints: Path, after_step: int) -> None:
                 aside = checkpoints / f"superseded-step-{step}"
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
+
+
+def outdated(checkpoints: Path) -> list[Path]:
+    """Superseded folders of steps that the run has passed again: a checkpoint of that step or a later one is there."""
+    newest = max(_by_step(checkpoints), default=0)
+    found = [(path, _SUPERSEDED.match(path.name)) for path in checkpoints.iterdir()]
+    return [path for path, match in found if match and int(match[1]) <= newest]
 
 
 def digest_of(path: Path) -> str:

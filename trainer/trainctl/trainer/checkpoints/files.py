@@ -29,6 +29,7 @@ from trainctl.protocol.record.checkpoints import (
     Manifest,
     digest_of,
     listed,
+    outdated,
     read_manifest,
     verify,
 )
@@ -132,9 +133,10 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
 
 
 def prune(checkpoints: Path, keep_last: int, kept: Collection[Path]) -> None:
-    """Remove all but the `keep_last` newest and those in `kept`; each loses its name before its files."""
+    """Remove all but the `keep_last` newest and those in `kept`, and those superseded of steps up to the newest one;
+    each loses its name before its files."""
     tidy(checkpoints)
-    for folder in listed(checkpoints)[keep_last:]:
+    for folder in [*listed(checkpoints)[keep_last:], *outdated(checkpoints)]:
         if folder not in kept:
             gone = folder.with_name(f".{folder.name}.gone")
             shutil.rmtree(gone, ignore_errors=True)

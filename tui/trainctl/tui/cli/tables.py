@@ -112,8 +112,8 @@ def energy_of(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading]) -> energ
     run, last = snapshot.run, snapshot.last_step
     if run is None:
         return None
-    samples = last.cursor if last is not None else run.cursor
-    return energy.figures([*_own_host(snapshot), *hosts.values()], run, samples)
+    cursor = last.cursor if last is not None else run.cursor
+    return energy.figures([*_own_host(snapshot), *hosts.values()], run, cursor)
 
 
 def _work_lines(works: Sequence[m.WorkSummary]) -> list[str]:

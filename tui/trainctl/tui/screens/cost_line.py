@@ -15,7 +15,8 @@ def figures(
     """At `now`, Unix seconds; None of a run without a price."""
     if run.cost is None:
         return None
-    return cost.figures(run.cost, now, seconds_left, last.cursor if last is not None else run.cursor)
+    samples = run.trained(last.cursor if last is not None else run.cursor)
+    return cost.figures(run.cost, now, seconds_left, samples)
 
 
 def pieces(found: cost.CostFigures, samples: str, *, active: bool, energy: str) -> list[Line]:

@@ -42,9 +42,9 @@ def of_run(hosts: Iterable[m.HostReading], run: m.RunView) -> list[m.HostReading
     return [host for host in hosts if host.node in nodes and (active or _began_with(host, run))]
 
 
-def figures(hosts: Iterable[m.HostReading], run: m.RunView, samples: int | None) -> EnergyFigures:
-    """Of the run's machines; `samples`: trained on since it began."""
-    own = of_run(hosts, run)
+def figures(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> EnergyFigures:
+    """Of the run's machines; `cursor`: the first position that the run has not come to yet."""
+    own, samples = of_run(hosts, run), run.trained(cursor)
     counted = _counted(own)
     joules = sum(host.energy_joules or 0.0 for host in counted) if counted else None
     whole = {host.node for host in counted if _is_read(host) and _began_with(host, run)}
@@ -55,10 +55,10 @@ def figures(hosts: Iterable[m.HostReading], run: m.RunView, samples: int | None)
     )  # fmt: skip
 
 
-def words(hosts: Iterable[m.HostReading], run: m.RunView, samples: int | None) -> str:
+def words(hosts: Iterable[m.HostReading], run: m.RunView, cursor: int | None) -> str:
     """The run's energy, and per 1,000 samples where that is known."""
     own = of_run(hosts, run)
-    return text(own, figures(own, run, samples).joules_per_1000)
+    return text(own, figures(own, run, cursor).joules_per_1000)
 
 
 def _counted(hosts: Iterable[m.HostReading]) -> list[m.HostReading]:

@@ -107,7 +107,8 @@ def costs(run: m.RunSummary, state: ViewState, clock: Clock, columns: int) -> li
     live = state.run if state.run is not None and state.run.run == run.run else None
     words = energy.words([item.value for item in state.hosts.values()], live, run.cursor) if live is not None else ""
     left = run.rates.seconds_left if run.rates is not None else None
-    found = cost.figures(run.cost, clock.wall(), left, run.cursor)
+    trained = live.trained(run.cursor) if live is not None else run.cursor  # what an ended run skipped isn't known here
+    found = cost.figures(run.cost, clock.wall(), left, trained)
     samples = rates_line.samples_of(run.rates.unit if run.rates is not None else "")
     active = run.state in m.ACTIVE_RUN_STATES
     told = cost_line.pieces(found, samples, active=active, energy=words)

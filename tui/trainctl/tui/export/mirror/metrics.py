@@ -69,8 +69,9 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
         rates = run_rates(view, step)
         own |= {name: getattr(rates, name) for name in RATES}
         own["cost_to_end"] = _to_end(step, rates)
-    if (spent := step.values.get("cost")) is not None and step.cursor:
-        own["cost_per_1000_samples"] = 1000 * spent / step.cursor
+    trained = view.trained(step.cursor) if view is not None else step.cursor
+    if (spent := step.values.get("cost")) is not None and trained:
+        own["cost_per_1000_samples"] = 1000 * spent / trained
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:
         if part.rank in prefixes:
