@@ -485,7 +485,7 @@ async def test_a_colon_after_a_command_that_ended_begins_a_new_one() -> None:
         await until(pilot, lambda: len(source.commands) == 2)
         await pilot.press("colon", *"nonsense-of-a-verb-that-is-long-enough-to-be-cut-at-the-end-of-the-line-by-far")
         rows = app.screen.query_one("#keys", Lines).shown
-        assert len(rows) == 3
+        assert len(rows) == 4
         assert rows[-1].rstrip().endswith("…")
 
     await driven(source, play)
