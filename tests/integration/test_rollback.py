@@ -17,9 +17,9 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
         assert client.send("pause", {}).state == "applied"
         refused = client.send("rollback", {"step": 6})
         assert (refused.state, refused.field) == ("rejected", "step")
-        told = client.send("rollback", {"step": 5, "skip_batches": 3})
-        assert told.state == "applied", told.reason
-        assert told.after is not None and "to step 5 and skip 3 global batches after it" in told.after
+        reply = client.send("rollback", {"step": 5, "skip_batches": 3})
+        assert reply.state == "applied", reply.reason
+        assert reply.after is not None and "to step 5 and skip 3 global batches after it" in reply.after
 
         def is_back() -> bool:
             run = client.snapshot(0).run

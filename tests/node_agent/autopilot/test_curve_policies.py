@@ -19,7 +19,7 @@ from trainctl.protocol.messages import verbs
 Found = list[tuple[int, Proposal | Advice]]
 
 
-def told(
+def proposals(
     name: PolicyName, losses: Iterable[float], checkpoints: tuple[int, ...] = (), memory: Memory | None = None,
     **settings: Any,
 ) -> Found:  # fmt: skip
@@ -53,57 +53,57 @@ def with_level(losses: list[float], first: int, last: int, more: float) -> list[
 @pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_curve_is_left_alone(seed: int) -> None:
     losses = healthy(1500, seed)
-    assert not told("spike", losses, (100, 1000))
-    assert not told("divergence", losses)
+    assert not proposals("spike", losses, (100, 1000))
+    assert not proposals("divergence", losses)
 
 
 def test_a_spike_that_comes_back_is_left_alone() -> None:
-    assert not told("spike", with_level(healthy(600, 1), 400, 430, 3.0), (100, 200, 300))
+    assert not proposals("spike", with_level(healthy(600, 1), 400, 430, 3.0), (100, 200, 300))
 
 
 def test_a_spike_that_stays_takes_the_run_back_and_skips_to_beyond_its_beginning() -> None:
     losses = with_level(healthy(460, 1), 400, 460, 3.0)
-    (first, *_) = told("spike", losses, (100, 200, 350))
+    (first, *_) = proposals("spike", losses, (100, 200, 350))
     step, proposal = first
     assert isinstance(proposal, Proposal) and step == 450
     assert proposal.args == verbs.Rollback(step=350, skip_batches=200)
     assert proposal.reason.startswith("loss 5.") and proposal.reason.endswith("for 51 steps from 400")
-    (first, *_) = told("spike", losses, (100,), skip_batches=300)
+    (first, *_) = proposals("spike", losses, (100,), skip_batches=300)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=100, skip_batches=303)
 
 
 def test_it_goes_back_as_far_as_it_must_and_twice_a_run_at_most() -> None:
     losses, memory = with_level(healthy(460, 1), 400, 460, 3.0), Memory()
-    (first, second) = told("spike", losses, (100, 350, 399), memory, least_back=52)
+    (first, second) = proposals("spike", losses, (100, 350, 399), memory, least_back=52)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=350, skip_batches=200)
     assert memory.kept == {"times": 2.0} and isinstance(second[1], Proposal)
     memory.evidence.clear()
-    assert not told("spike", losses, (100, 350), memory)
+    assert not proposals("spike", losses, (100, 350), memory)
 
 
 def test_without_a_checkpoint_before_it_that_is_said_once() -> None:
-    ((_, said),) = told("spike", with_level(healthy(460, 1), 400, 460, 3.0), (420,))
+    ((_, said),) = proposals("spike", with_level(healthy(460, 1), 400, 460, 3.0), (420,))
     assert isinstance(said, Advice)
     assert said.reason.endswith("but no checkpoint up to step 350 is kept; raise checkpoint.keep_last")
 
 
 def test_a_checkpoint_further_back_than_the_batches_it_may_skip_is_not_gone_back_to() -> None:
     losses = with_level(healthy(460, 1), 400, 460, 3.0)
-    ((_, said),) = told("spike", losses, (100,))
+    ((_, said),) = proposals("spike", losses, (100,))
     assert isinstance(said, Advice)
     assert said.reason.endswith(
         "but the newest checkpoint to go back to, of step 100, is more than 200 steps before it;"
         " write checkpoints more often: lower checkpoint.every_steps"
     )
-    (first, *_) = told("spike", losses, (100,), skip_batches=0)
+    (first, *_) = proposals("spike", losses, (100,), skip_batches=0)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=100), "nothing is skipped"
-    (first, *_) = told("spike", losses, (100,), least_back=300)
+    (first, *_) = proposals("spike", losses, (100,), least_back=300)
     assert isinstance(first[1], Proposal), "as far as was wanted"
 
 
 def test_a_loss_that_keeps_rising_halves_the_rate_and_no_sooner_than_500_steps_later_again() -> None:
     losses = [loss + max(0.0, step - 400) * 0.004 for step, loss in enumerate(healthy(1500, 2))]
-    (first, second, *_) = told("divergence", losses)
+    (first, second, *_) = proposals("divergence", losses)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.SetLr(value=5e-4)
     assert 450 < first[0] < 700 and second[0] - first[0] == 500
     assert "and rising, 100 steps far above" in first[1].reason

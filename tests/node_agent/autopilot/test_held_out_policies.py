@@ -20,7 +20,7 @@ def made(name: PolicyName, **settings: Any) -> RunFile:
     return config(100_000, 12, policy={name: {"mode": "on", **settings}}, **evaluated)
 
 
-def told(name: PolicyName, losses: Losses, memory: Memory, **settings: Any) -> list[tuple[int, Proposal]]:
+def proposals(name: PolicyName, losses: Losses, memory: Memory, **settings: Any) -> list[tuple[int, Proposal]]:
     """Steps at which it proposes something; each is taken as sent."""
     found = []
     for step, loss in losses:
@@ -37,7 +37,7 @@ def level(steps: range, loss: float = 2.0) -> Losses:
 
 
 def test_five_evaluations_without_improvement_halve_the_rest_of_the_schedule() -> None:
-    ((step, proposal),) = told("plateau", level(range(10, 120, 10)), Memory())
+    ((step, proposal),) = proposals("plateau", level(range(10, 120, 10)), Memory())
     assert step == 60 and proposal.edit is not None
     assert proposal.edit.settings.lr.number == 0.5
     assert proposal.edit.change == LearningRateChanged(1e-3, 5e-4, "scale")
@@ -46,47 +46,47 @@ def test_five_evaluations_without_improvement_halve_the_rest_of_the_schedule() -
 
 
 def test_after_a_cut_two_evaluations_dont_count() -> None:
-    assert [step for step, _ in told("plateau", level(range(10, 260, 10)), Memory())] == [60, 130, 200]
+    assert [step for step, _ in proposals("plateau", level(range(10, 260, 10)), Memory())] == [60, 130, 200]
 
 
 @pytest.mark.parametrize(("improvement", "cuts"), [(1e-3, 0), (5e-5, 1)])
 def test_only_what_is_relatively_large_enough_is_an_improvement(improvement: float, cuts: int) -> None:
     falling = [(10 * number, 2.0 * (1 - improvement) ** number) for number in range(1, 8)]
-    assert len(told("plateau", falling, Memory(), improvement=6e-4)) == cuts
+    assert len(proposals("plateau", falling, Memory(), improvement=6e-4)) == cuts
 
 
 def test_a_loss_that_is_not_finite_is_no_improvement() -> None:
     losses = [(10, 2.0), *level(range(20, 70, 10), float("nan"))]
-    assert [step for step, _ in told("plateau", losses, Memory())] == [60]
+    assert [step for step, _ in proposals("plateau", losses, Memory())] == [60]
 
 
 def test_nothing_is_cut_below_the_least_rate() -> None:
-    assert not told("plateau", level(range(10, 500, 10)), Memory(), least_rate=6e-4)
+    assert not proposals("plateau", level(range(10, 500, 10)), Memory(), least_rate=6e-4)
 
 
 def test_an_early_stop_waits_for_its_patience() -> None:
-    ((step, proposal), *_) = told("early-stop", level(range(10, 200, 10)), Memory(), patience=8)
+    ((step, proposal), *_) = proposals("early-stop", level(range(10, 200, 10)), Memory(), patience=8)
     assert (step, proposal.verb, proposal.args) == (90, "stop", verbs.Stop())
 
 
 def test_a_run_that_goes_back_has_counted_only_what_was_evaluated_by_then() -> None:
     losses, memory = level(range(10, 260, 10)), Memory()
-    straight = told("plateau", losses, memory)
+    straight = proposals("plateau", losses, memory)
     for at in range(1, len(losses)):
         kept = REGISTRY["plateau"].gone_back(made("plateau"), memory.kept, losses[:at])
-        again = told("plateau", losses[at:], Memory(dict(kept)))
+        again = proposals("plateau", losses[at:], Memory(dict(kept)))
         assert [step for step, _ in again] == [step for step, _ in straight if step > losses[at - 1][0]]
 
 
 def test_who_resumes_a_run_that_was_stopped_gets_the_whole_patience_again() -> None:
     losses, memory = level(range(10, 130, 10)), Memory()
-    assert told("early-stop", losses[:11], memory)[0][0] == 110
+    assert proposals("early-stop", losses[:11], memory)[0][0] == 110
     resumed = Memory(dict(REGISTRY["early-stop"].gone_back(made("early-stop"), memory.kept, losses[:11])))
-    assert next(step for step, _ in told("early-stop", level(range(120, 260, 10)), resumed)) == 210
+    assert next(step for step, _ in proposals("early-stop", level(range(120, 260, 10)), resumed)) == 210
 
 
 def test_a_restart_alone_begins_nothing_anew() -> None:
     memory = Memory()
-    assert not told("early-stop", level(range(10, 80, 10)), memory)
+    assert not proposals("early-stop", level(range(10, 80, 10)), memory)
     again = Memory(dict(memory.kept))  # as the journal gives it back
-    assert told("early-stop", level(range(80, 120, 10)), again)[0][0] == 110
+    assert proposals("early-stop", level(range(80, 120, 10)), again)[0][0] == 110

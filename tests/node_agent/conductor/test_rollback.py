@@ -1,4 +1,4 @@
-"""A run that is told to go back: what is refused, and what a conductor leaves to whoever takes the run up."""
+"""Rollback in the conductor: what is refused, and what it leaves to the agent that takes the run up."""
 
 import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable

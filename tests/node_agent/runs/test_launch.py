@@ -49,7 +49,7 @@ def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str,
 
 
 def told_to_go_back(directory: Path, step: int, *written: tuple[str, int]) -> RunPaths:
-    """A run that was told to go back to a step, and whose nodes have written these checkpoints."""
+    """A run with a pending rollback to a step, whose nodes have written these checkpoints."""
     paths = RunPaths(directory / RUN)
     settings = Settings(1, 24, {0: RankSetting("b", 24, 4)})
     with restore.make_directory(paths, config(100, 24, nodes={"b": {"backend": "torch"}})) as recorder:

@@ -21,7 +21,7 @@ def kept(found: PlateauDetector) -> dict[str, float]:
     return {} if state is None else {name: float(value) for name, value in state._asdict().items()}
 
 
-def begin_anew(found: PlateauDetector, evaluations: int = 0) -> None:
+def start_over(found: PlateauDetector, evaluations: int = 0) -> None:
     """Count evaluations from 0 again after so many; the best loss stays."""
     state = found.state
     found.restore(None if state is None else state._replace(evaluations=-evaluations))

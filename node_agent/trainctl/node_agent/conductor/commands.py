@@ -165,7 +165,7 @@ class Commands:
         self._state.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
 
     def _roll_back(self, command: d.Commanded, args: verbs.Rollback, state: str) -> None:
-        """To a checkpoint that is kept for sure. What is journaled is obeyed by whoever takes the run up."""
+        """To a checkpoint that is kept for sure. Whichever agent takes the run up carries it out."""
         step, durable = self._state.progress.step, self._state.durable
         kept = durable.checkpoints or ((durable.written,) if durable.written else ())  # the latter: by an older version
         latest = args.step if args.step is not None else step - (args.steps or 0)

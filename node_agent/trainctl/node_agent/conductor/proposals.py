@@ -113,7 +113,7 @@ class Proposals:
     # ------------------------------------------------------------ commands on their way
 
     def arrived(self, command: d.Commanded) -> d.Commanded:
-        """A command as it is to be obeyed: one that a policy sent has its reason, also from before a restart."""
+        """A command as the conductor handles it: one that a policy sent has its reason, also from before a restart."""
         self._expected.pop(command.id, None)
         if command.reason or not command.by.startswith(AUTHOR):
             return command
@@ -198,7 +198,7 @@ class Proposals:
             self._state.happen(e.PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
-        """Once for each plan version, verb and node, whatever the arguments; or as often as the policy itself waits."""
+        """Once for each plan version, verb and node, even if the arguments differ; or as often as the policy waits."""
         kept = self._kept(name)
         advised = f"{self._state.settings.plan_version} {proposal.verb} {proposal.node or ''}"
         if kept.advised == advised and not proposal.quiet:

@@ -76,7 +76,7 @@ class PolicyState(msgspec.Struct, frozen=True):
 
 
 class Rollback(msgspec.Struct, frozen=True):
-    """A command to go back that has been obeyed: the run is to be taken up from there."""
+    """An accepted rollback: the run continues from there."""
 
     step: int  # of the checkpoint
     skip_batches: int = 0  # global batches whose data the run doesn't train on

@@ -28,7 +28,7 @@ COMMANDS_HANDED_ON = 50
 
 
 class RollbackGoneError(InvalidInputError):
-    """The run can't go back as it was told to, and is told so no more."""
+    """The run can't go back as a rollback asked, and the rollback is called off."""
 
 
 class Launch:
@@ -180,7 +180,7 @@ class Launch:
 
 
 def _source(paths: RunPaths, node: str, out: Collection[str]) -> Source:
-    """The checkpoint that a run begins with again. Raises InvalidInputError if it was told to go back and can't;
+    """The checkpoint that a run begins with again. Raises InvalidInputError if a rollback is pending and can't be done;
     RollbackGoneError if no node has such a checkpoint, and then the run goes back no more."""
     at_most = restore.rollback_step(paths)
     source = checkpoint_source.find(paths, node, out, at_most=at_most)

@@ -62,7 +62,7 @@ class Recovery:
         """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
         self.reason = reason
         if session.conductor.durable.rollback is not None:
-            self._backoff.forget()  # a run that is told to go back has not failed
+            self._backoff.forget()  # a rollback is no failure
         due = self._backoff.take(session.run, session.conductor.progress.step)
         if due is not None:
             self._context.db.set_run_state(session.run, "starting")

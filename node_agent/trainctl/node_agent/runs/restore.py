@@ -104,7 +104,7 @@ def _read(paths: RunPaths) -> Durable | None:
 
 
 def rollback_step(paths: RunPaths) -> int | None:
-    """The step to which a run was told to go back, if it hasn't yet."""
+    """The step that a pending rollback goes back to, if there is one."""
     durable = _read(paths)
     return durable.rollback.step if durable is not None and durable.rollback is not None else None
 

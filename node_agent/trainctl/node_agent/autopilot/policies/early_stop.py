@@ -37,7 +37,7 @@ class EarlyStop(Policy):
         found = plateaus.detector(table.improvement, table.patience, {})
         found.replay(evaluations)
         if _STOPPED in kept:
-            plateaus.begin_anew(found)
+            plateaus.start_over(found)
         return plateaus.kept(found)
 
 

@@ -1,6 +1,7 @@
 """Keeps each rank's peak memory below a part of its cap, by the micro-batch; the loss doesn't change.
 
-The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for a while.
+The mean over a window decides, so one high step shrinks nothing. A size that ran out of memory is barred for some
+steps.
 """
 
 import dataclasses

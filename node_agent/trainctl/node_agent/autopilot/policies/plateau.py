@@ -30,7 +30,7 @@ class Plateau(Policy):
         proposal = None
         if found.add(facts.occasion.step, facts.occasion.loss) is not None:
             proposal = _cut(facts, plateaus.in_words(found))
-            plateaus.begin_anew(found, table.cooldown)
+            plateaus.start_over(found, table.cooldown)
         memory.kept |= plateaus.kept(found)
         return proposal
 
@@ -44,7 +44,7 @@ def _counted(table: PlateauTable, evaluations: Sequence[tuple[int, float]]) -> P
     found = PlateauDetector(table.improvement, table.patience)
     for step, loss in evaluations:
         if found.add(step, loss) is not None:
-            plateaus.begin_anew(found, table.cooldown)
+            plateaus.start_over(found, table.cooldown)
     return found
 
 
