@@ -73,6 +73,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/terminal_cost.py
 	$(BIN)/python benchmarks/own_metrics.py
 	$(BIN)/python benchmarks/attached_metrics.py
+	$(BIN)/python benchmarks/conductor.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,6 @@ the medians of the ratios to plain in the same round.
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lib.ratios import interval
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -139,13 +139,6 @@ def write_samples(path: Path, longest: int) -> None:
     lengths = np.clip(chance.lognormal(np.log(MEDIAN_TOKENS), SPREAD, SAMPLES), 4, longest + 1).astype(int)
     rows = [{"tokens": chance.integers(32, 127, length).tolist()} for length in lengths]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def interval(ratios: list[float]) -> dict[str, float]:
-    """Their median and its 95 % interval, by resampling."""
-    drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return {"median": round(statistics.median(ratios), 3), "low": round(float(low), 3), "high": round(float(high), 3)}
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ class Run:
     def _one(self) -> None:
         self.step += 1
         reports = {rank: self._report(rank, share) for rank, share in self.shares.items()}
-        self.rates.reported(reports.values())
+        self.rates.reported(reports)
         plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
-        occasion = Stepped(plan, reports, self.rates.of(reports))
+        occasion = Stepped(plan, reports, self.rates)
         made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
         if made is not None and self._due is None:
             self.memory.kept |= made.remember

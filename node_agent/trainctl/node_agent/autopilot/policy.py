@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
+from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
@@ -21,7 +23,12 @@ class Stepped:
 
     plan: m.StepPlan
     reports: Mapping[int, m.Report]  # by rank
-    speeds: Mapping[int, Speed]  # by rank, of those that have been measured
+    rates: Rates
+
+    @cached_property
+    def speeds(self) -> Mapping[int, Speed]:
+        """By rank, of those that have been measured; computed once a policy wants them."""
+        return self.rates.of(self.reports)
 
     @property
     def report(self) -> m.Report:

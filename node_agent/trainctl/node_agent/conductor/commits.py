@@ -23,7 +23,7 @@ class Commits:
         # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
         self._plans = {plan.step: plan for plan in recent if plan.finishes is None}
         self._rows: dict[int, m.StepCommitted] = {}
-        self._parts: set[tuple[int, int]] = set()  # (step, rank) whose part has been recorded
+        self._recorded: dict[int, set[int]] = {}  # by step: the ranks whose part has been recorded
 
     def plan(self, step: int) -> m.StepPlan | None:
         return self._plans.get(step)
@@ -32,9 +32,8 @@ class Commits:
         if plan.finishes is None:
             self._plans[plan.step] = plan
         oldest = plan.step - KEPT
-        for kept in (self._plans, self._rows):
+        for kept in (self._plans, self._rows, self._recorded):
             kept.pop(oldest, None)
-        self._parts = {part for part in self._parts if part[0] > oldest}
 
     def forget(self, step: int) -> None:
         """What was planned of an uncommitted step is given up; it is planned again."""
@@ -42,7 +41,7 @@ class Commits:
 
     def count(self, report: m.Report) -> bool:
         """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
-        if (report.step, report.rank) in self._parts:
+        if report.rank in self._recorded.get(report.step, ()):
             return False
         part = rows.rank_step(report, self._state.node(report.rank))
         commits = report.step == self._state.progress.step + 1 and report.step in self._plans
@@ -52,7 +51,7 @@ class Commits:
             self._state.decide(d.RankDone(part, self._rows[report.step]))
         else:
             return False
-        self._parts.add((report.step, report.rank))
+        self._recorded.setdefault(report.step, set()).add(report.rank)
         return commits
 
     def _commit(self, report: m.Report, part: m.RankStep) -> None:
@@ -72,7 +71,7 @@ class Commits:
         self._state.decide(d.Retract(progress.step))
         self._state.happen(e.StepRetracted(progress.step), "warning")
         self._rows.pop(progress.step, None)
-        self._parts = {part for part in self._parts if part[0] != progress.step}
+        self._recorded.pop(progress.step, None)
         progress.step, progress.cursor = progress.step - 1, plan.cursor
         progress.totals = progress.before
         self._state.persist(retracted=plan.step)

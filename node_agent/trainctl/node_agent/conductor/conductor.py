@@ -65,26 +65,28 @@ class Conductor:
 
     def handle(self, event: d.Input, now: float) -> list[d.Decision]:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
-        if self.stage == "over":
+        state = self._state
+        if state.stage == "over":
             if isinstance(event, d.Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
                 self._shutdown.stop_instead(event.id)
                 self._state.decide(d.Ended("stopped", self.reason))
             elif isinstance(event, d.Commanded):
                 self._commands.refuse(event, "run", f"the run is {self.final}")
             return self._state.take()
-        if isinstance(event, m.Message) and event.rank in self.ranks:
-            self.ranks[event.rank].heard = now
+        if isinstance(event, m.Message) and (at := self._rendezvous.ranks.get(event.rank)) is not None:
+            at.heard = now
         try:
             self._dispatch(event, now)
         except NobodyLeftError as error:
             self._shutdown.go_back(str(error))
         except CannotGoOnError as error:
             self._shutdown.fail(str(error))
-        if self.durable.rollback is not None and self.stage not in ("leaving", "over"):
-            self._shutdown.roll_back(f"rollback to step {self.durable.rollback.step}")
+        if state.durable.rollback is not None and state.stage not in ("leaving", "over"):
+            self._shutdown.roll_back(f"rollback to step {state.durable.rollback.step}")
         self._stop_timeout.look(now)
-        self._proposals.note_ends()
-        return self._state.take()
+        if state.ends:
+            self._proposals.note_ends()
+        return state.take()
 
     @property
     def durable(self) -> Durable:
@@ -181,7 +183,12 @@ class Conductor:
     # ------------------------------------------------------------ events
 
     def _dispatch(self, event: d.Input, now: float) -> None:
-        match event:
+        match event:  # by how often they come
+            case m.Soon():
+                if self._pipeline.on_soon(event, now):
+                    self._advance(now)
+            case m.Report():
+                self._on_report(event, now)
             case m.Ready():
                 self._on_loaded(event.rank, event, None, now)
             case m.Alive():
@@ -193,11 +200,6 @@ class Conductor:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Sealed():
                 self._on_sealed(event, now)
-            case m.Soon():
-                if self._pipeline.on_soon(event, now):
-                    self._advance(now)
-            case m.Report():
-                self._on_report(event, now)
             case m.Fenced():
                 self._regroup.on_fenced(event, now)
             case m.Offered():
@@ -269,7 +271,7 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                self._proposals.ask(Stepped(done.plan, done.reports, self._pipeline.rates.of(done.ranks)))
+                self._proposals.ask(Stepped(done.plan, done.reports, self._pipeline.rates))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)

@@ -145,8 +145,7 @@ class Retract:
     step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class RankDone:
+class RankDone(msgspec.Struct, frozen=True):  # each rank's at each step: made in a fifth of a dataclass's time
     """Another rank's part of a step that is committed; the next step may be by then."""
 
     part: m.RankStep

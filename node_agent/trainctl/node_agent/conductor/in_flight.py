@@ -25,9 +25,6 @@ class PlanInFlight:
     def __post_init__(self) -> None:
         self.ranks = {work.rank for work in self.plan.work}
 
-    def is_of(self, answer: m.Soon | m.Report) -> bool:
-        return (self.plan.generation, self.plan.seq) == (answer.generation, answer.seq) and answer.rank in self.ranks
-
     def at_own_part(self, *, alone: bool) -> set[int]:
         """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""
         done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
@@ -80,7 +77,7 @@ class InFlight:
         if in_flight is None:
             return False
         in_flight.soon.add(soon.rank)
-        if in_flight.soon < in_flight.ranks:
+        if len(in_flight.soon) < len(in_flight.ranks):
             return False
         if in_flight.summing_since is None:
             in_flight.summing_since = now
@@ -101,7 +98,11 @@ class InFlight:
         return in_flight
 
     def _find(self, answer: m.Soon | m.Report) -> PlanInFlight | None:
-        return next((in_flight for in_flight in self._plans if in_flight.is_of(answer)), None)
+        for in_flight in self._plans:
+            plan = in_flight.plan
+            if plan.seq == answer.seq and plan.generation == answer.generation and answer.rank in in_flight.ranks:
+                return in_flight
+        return None
 
     def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:
         """The first plan, if its sum is overdue: a sync, which is nothing but a sum, may take `sync_seconds`, one

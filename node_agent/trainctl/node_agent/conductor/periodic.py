@@ -31,18 +31,19 @@ class PeriodicPlans:
     def schedule_periodic(self, step: int) -> None:
         """What is due after `step`."""
         config = self._state.config
+        if not 0 < step < config.run.steps:
+            return
         every = {
-            "sync": config.group.sync_weights_every if len(self._rendezvous.live) > 1 else 0,
+            "sync": config.group.sync_weights_every if len(self._state.settings.live) > 1 else 0,
             "evaluate": config.evaluate.every_steps if self._rendezvous.any_ready().held_out else 0,
             "sample": config.samples.every_steps if config.samples.prompts else 0,
             "checkpoint": config.checkpoint.every_steps,
         }
         if self._state.durable.eval_step == step:
             every["evaluate"] = 0
-        if 0 < step < config.run.steps:
-            self._pending.scheduled |= {
-                kind for kind, steps in every.items() if steps and step % steps == 0 and self._done.get(kind) != step
-            }
+        self._pending.scheduled |= {
+            kind for kind, steps in every.items() if steps and step % steps == 0 and self._done.get(kind) != step
+        }
 
     def schedule_ending(self, step: int) -> None:
         """The last evaluation and checkpoint of a run of which `step` is planned, once."""

@@ -137,7 +137,8 @@ class Pipeline:
     def _issue_train(self, now: float) -> None:
         self._apply_staged(now)
         plan = self._next_train_plan()
-        self._state.keep(paused_ids=())
+        if self._state.durable.paused_ids:
+            self._state.keep(paused_ids=())
         self._issue(plan, now)
 
     def _next_train_plan(self) -> m.StepPlan:
@@ -246,7 +247,7 @@ class Pipeline:
         if in_flight.reports.keys() != in_flight.ranks:
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
-            self.rates.reported(in_flight.reports.values())
+            self.rates.reported(in_flight.reports)
         self.periodic.note_done(in_flight.plan)
         return in_flight
 

@@ -6,7 +6,7 @@ is measured. Edits that must not wait for a step are no part of that.
 
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ FAILURES = 3
 """Commands of a policy that failed in a row after which it only advises."""
 ARRIVAL_STEPS = 3
 """Steps after which a proposed command that hasn't arrived was lost, as on a full disk."""
+_NEW = PolicyState()
 _NAMESPACE = uuid.UUID("9f0b9ab4-3c0e-4d5f-8a55-0d6b3a9d9c11")
 """Namespace of the ids of proposed commands."""
 
@@ -39,6 +40,8 @@ class Proposals:
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._generation = state.durable.generation  # that the evidence is of
         self._measured_until = 0  # step
+        self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
+        self._modes_known: Mapping[PolicyName, PolicyMode] = {}
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
             id: state.progress.step
             for kept in state.durable.policies.values()
@@ -47,7 +50,16 @@ class Proposals:
         }
 
     def mode(self, name: PolicyName) -> PolicyMode:
-        return mode_of(self._state.config, self._state.durable, name)
+        return self._modes[name]
+
+    @property
+    def _modes(self) -> Mapping[PolicyName, PolicyMode]:
+        """Of all policies; worked out again only when what is kept of one has changed."""
+        kept, config = self._state.durable.policies, self._state.config
+        if kept is not self._modes_kept:
+            self._modes_kept = kept
+            self._modes_known = {name: mode_of(config, self._state.durable, name) for name in POLICIES}
+        return self._modes_known
 
     def is_pending(self, name: PolicyName) -> bool:
         """Whether a policy that isn't off may still have something to decide."""
@@ -63,12 +75,16 @@ class Proposals:
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
+        facts = self._facts(occasion)
         for name, policy in REGISTRY.items():
-            mode, kept = self.mode(name), self._kept(name)
+            mode = self._modes[name]
             if mode == "off":
                 continue
+            if facts.durable is not self._state.durable:
+                facts = self._facts(occasion)
+            kept = self._kept(name)
             memory = Memory(dict(kept.memory), self._evidence.setdefault(name, {}))
-            proposal = policy.propose(self._facts(occasion), memory)
+            proposal = policy.propose(facts, memory)
             if memory.kept != kept.memory:
                 self._keep(name, memory=memory.kept)
             if isinstance(proposal, Advice):
@@ -123,7 +139,7 @@ class Proposals:
     def note_ends(self) -> None:
         """Outcomes of commands that policies sent, among what has just been decided."""
         open_ids = {id: name for name in POLICIES for id in self._kept(name).sent}
-        for ended in self._state.ends if open_ids else ():
+        for ended in [*self._state.ends]:
             if ended.id in open_ids:
                 self._note_end(open_ids[ended.id], ended)
 
@@ -217,7 +233,7 @@ class Proposals:
         return RunFacts(state.config, state.durable, state.progress.step, occasion)
 
     def _kept(self, name: PolicyName) -> PolicyState:
-        return self._state.durable.policies.get(name, PolicyState())
+        return self._state.durable.policies.get(name, _NEW)
 
     def _keep(self, name: PolicyName, **changes: object) -> None:
         """The next decision that journals the durable state journals this."""

@@ -87,7 +87,7 @@ class Rendezvous:
     @property
     def is_current(self) -> bool:
         """Whether the generation is one of the live ranks, no more and no less."""
-        return self.members == self.live.keys()
+        return self.members == self._state.settings.live.keys()
 
     @property
     def awaited(self) -> list[int]:
@@ -110,7 +110,8 @@ class Rendezvous:
 
     def any_ready(self) -> m.Ready:
         """Of a live rank; what all have in common is in it."""
-        return next(at.ready for at in self.live.values() if at.ready is not None)
+        live = self._state.settings.live
+        return next(ready for rank in live if (ready := self.ranks[rank].ready) is not None)
 
     def meet(self, rank: int, ready: m.Ready, generation: m.Generation | None) -> bool:
         """A rank has loaded; `generation`: the one it was left in. True if it was the last live one waited for."""
@@ -136,8 +137,11 @@ class Rendezvous:
     @property
     def returning(self) -> list[int]:
         """Lost ranks that are there again, ascending."""
-        ranks = self._state.settings.ranks
-        return [rank for rank in sorted(self.ready) if ranks[rank].out == "lost"]
+        settings = self._state.settings
+        lost = (
+            rank for rank in sorted(settings.ranks.keys() - settings.live.keys()) if settings.ranks[rank].out == "lost"
+        )
+        return [rank for rank in lost if (at := self.ranks[rank]).ready is not None and not at.ended]
 
     def begin(self, now: float) -> None:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""

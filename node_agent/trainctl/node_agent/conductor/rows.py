@@ -58,6 +58,9 @@ def samples(
         )  # fmt: skip
 
 
+_SCOPES = {name: metric.scope for name, metric in m.METRICS.items()}
+
+
 def _of_scope(report: m.Report, scope: m.Scope) -> dict[str, float]:
     """The values that go to the run's row of a step, or to the rank's; one that no table knows is the rank's."""
-    return {name: value for name, value in report.values.items() if m.metric_of(name).scope == scope}
+    return {name: value for name, value in report.values.items() if _SCOPES.get(name, "rank") == scope}

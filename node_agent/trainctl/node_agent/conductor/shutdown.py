@@ -130,10 +130,13 @@ class StopTimeout:
         self._since = 0.0
 
     def look(self, now: float) -> None:
-        """After an event: has anything moved?"""
+        """After an event of a stopping run: has anything moved?"""
+        if self._state.durable.mode != "stopping":
+            self._mark = None
+            return
         first = self._deadlines.first
         said = (first.plan.seq, len(first.soon)) if first is not None else None
-        mark = (self._state.durable.mode, self._state.stage, self._state.progress.step, self._deadlines.awaited, said)
+        mark = (self._state.stage, self._state.progress.step, self._deadlines.awaited, said)
         if mark != self._mark:
             self._mark, self._since = mark, now
 

@@ -55,6 +55,7 @@ class ConductorState:
         self.lacking = ""  # what is missing for steps to be made at all, empty if nothing
         self.waiting = ""  # for what data the next step is held back, empty if for none
         self._decisions: list[d.Decision] = []
+        self.ends: list[d.CommandEnded] = []  # outcomes of commands among what has just been decided
 
     @property
     def settings(self) -> Settings:
@@ -70,12 +71,8 @@ class ConductorState:
     def take(self) -> list[d.Decision]:
         """Hand out what was decided since the last time, in order."""
         taken, self._decisions = self._decisions, []
+        self.ends.clear()
         return taken
-
-    @property
-    def ends(self) -> list[d.CommandEnded]:
-        """Outcomes of commands among what has just been decided."""
-        return [decision for decision in self._decisions if isinstance(decision, d.CommandEnded)]
 
     def decide(self, decision: d.Decision) -> None:
         self._decisions.append(decision)
@@ -121,4 +118,5 @@ class ConductorState:
         known = self.durable.carried.get(id)
         version = known.plan_version if known is not None else self.durable.settings.plan_version
         self.uncarry(id)
-        self.decide(d.CommandEnded(id, state, step, reason, field, made, version))
+        self.ends.append(d.CommandEnded(id, state, step, reason, field, made, version))
+        self.decide(self.ends[-1])

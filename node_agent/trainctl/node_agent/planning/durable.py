@@ -1,5 +1,7 @@
 """The conductor's durable state: the settings that plans are made from, and the open commands."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -26,7 +28,7 @@ class RankSetting(msgspec.Struct, frozen=True):
         return min(self.micro_batch, self.share) if self.share else self.micro_batch
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True, dict=True):
     """All that commands edit; `plan_version` grows with each edit."""
 
     plan_version: int
@@ -34,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True):
     ranks: dict[int, RankSetting]  # all of the run's; the shares of the live ones sum to G
     lr: LrRule = LrRule()
 
-    @property
-    def live(self) -> dict[int, RankSetting]:
+    @cached_property
+    def live(self) -> Mapping[int, RankSetting]:
         """Those that take part, by rank in ascending order."""
         return {rank: self.ranks[rank] for rank in sorted(self.ranks) if not self.ranks[rank].out}
 

@@ -27,9 +27,11 @@ class Divergence(Policy):
             return None
         table, config = facts.config.policy.divergence, facts.config
         found = _detector(table, memory).add(facts.step, facts.occasion.loss)
+        if found is None:
+            return None
         is_advising = mode_of(config, facts.durable, self.name) == "advise"
         quiet = (memory.kept.get(name, -inf) for name in ("step", *(["advised"] if is_advising else [])))
-        if found is None or any(last <= facts.step < last + table.quiet_steps for last in quiet):
+        if any(last <= facts.step < last + table.quiet_steps for last in quiet):
             return None
         step = min(facts.step + _AHEAD, config.run.steps)
         lower = rate(facts.durable.settings.lr, config.optimizer, config.run.steps, step) * table.factor
@@ -44,8 +46,9 @@ class Divergence(Policy):
 
 
 def _detector(table: DivergenceTable, memory: Memory) -> DivergenceDetector:
-    made = DivergenceDetector(table.mads, table.steps, table.past_steps)
-    found: DivergenceDetector = memory.evidence.setdefault("detector", made)
+    found: DivergenceDetector | None = memory.evidence.get("detector")
+    if found is None:
+        found = memory.evidence["detector"] = DivergenceDetector(table.mads, table.steps, table.past_steps)
     return found
 
 

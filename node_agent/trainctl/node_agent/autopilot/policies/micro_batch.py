@@ -7,8 +7,7 @@ steps.
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
@@ -33,13 +32,6 @@ HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
 
 
-class _Seen(NamedTuple):
-    """What was seen of one rank."""
-
-    size: int  # its micro-batch, samples
-    uses: deque[float]  # parts of the cap that peaks took, the newest steps
-
-
 class MicroBatch(Policy):
     """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
 
@@ -48,12 +40,14 @@ class MicroBatch(Policy):
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         match facts.occasion:
             case Replayed(plan, report):
-                _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
+                _bar(facts, memory, report.rank, _sizes(plan)[report.rank], plan.step)
             case MemoryDeath(rank, _, size):
-                _bar(facts, memory, rank, size)
-            case Stepped(plan, reports):
+                _bar(facts, memory, rank, size, facts.step + 1)
+            case Stepped():
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
-                if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
+                is_high, table = _observe(facts, memory, facts.occasion), _table(facts)
+                may_grow = facts.step % table.window == 0 and (table.up == "on" or memory.kept)
+                if is_high or may_grow:
                     return next(_changes(facts, memory), None)
         return None
 
@@ -63,34 +57,23 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
     return {work.rank: work.micro_batch for work in plan.work}
 
 
-def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
-    """A rank ran out of memory with micro-batches of this size."""
+def _bar(facts: RunFacts, memory: Memory, rank: int, size: int, step: int) -> None:
+    """A rank ran out of memory with micro-batches of this size. Its peaks before `step` count no more."""
     memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
-    _ranks(memory).pop(rank, None)
+    memory.evidence.setdefault("since", {})[rank] = step
 
 
 def _table(facts: RunFacts) -> MicroBatchTable:
     return facts.config.policy.micro_batch
 
 
-def _ranks(memory: Memory) -> dict[int, _Seen]:
-    found: dict[int, _Seen] = memory.evidence.setdefault("ranks", {})
-    return found
-
-
-def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterable[m.Report]) -> bool:
-    """The part of its cap that each rank's peak took in this step; peaks of another size say nothing of this one.
-    Whether one is above the target: then the means are looked at, and else once in a window."""
-    sizes, ranks, is_high, table = _sizes(plan), _ranks(memory), False, _table(facts)
-    for report in reports:
-        size, known = sizes[report.rank], ranks.get(report.rank)
-        if known is None or known.size != size:
-            known = ranks[report.rank] = _Seen(size, deque(maxlen=table.window))
-        use = m.of_cap(report.values, "peak")
-        if use is not None:
-            known.uses.append(use)
-            is_high = is_high or use > table.target
-    return is_high
+def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
+    """Keep the newest steps. Whether a rank's peak is above the target: then the means are looked at, and else once in
+    a window."""
+    target, window = _table(facts).target, _table(facts).window
+    steps: deque[Stepped] = memory.evidence.setdefault("steps", deque(maxlen=window))
+    steps.append(stepped)
+    return any((m.of_cap(report.values, "peak") or 0.0) > target for report in stepped.reports.values())
 
 
 def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
@@ -98,7 +81,8 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
-    uses = {node: {rank: use for rank in ranks if (use := _use(facts, memory, rank))} for node, ranks in nodes.items()}
+    peaks = _uses(facts, memory)
+    uses = {node: {rank: peaks[rank] for rank in ranks if rank in peaks} for node, ranks in nodes.items()}
     known = {node: found for node, found in uses.items() if len(found) == len(nodes[node])}
     for node, found in sorted(known.items(), key=lambda each: -max(each[1].values())):
         fullest = max(found, key=lambda rank: found[rank])
@@ -110,11 +94,18 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
             yield from _larger(facts, memory, node, nodes[node], least, use)
 
 
-def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
-    """The mean over a whole window."""
-    known = _ranks(memory).get(rank)
-    full = known is not None and len(known.uses) == _table(facts).window
-    return statistics.fmean(known.uses) if known is not None and full else None
+def _uses(facts: RunFacts, memory: Memory) -> dict[int, float]:
+    """The part of its cap that each rank's peaks took, the mean over a whole window of steps with the newest size:
+    peaks of another size say nothing of this one."""
+    steps: deque[Stepped] = memory.evidence["steps"]
+    since, newest, uses = memory.evidence.get("since", {}), _sizes(steps[-1].plan), dict[int, list[float]]()
+    for step in steps:
+        sizes = _sizes(step.plan)
+        for rank, report in step.reports.items():
+            use = m.of_cap(report.values, "peak")
+            if use is not None and sizes[rank] == newest.get(rank) and step.plan.step >= since.get(rank, 0):
+                uses.setdefault(rank, []).append(use)
+    return {rank: statistics.fmean(found) for rank, found in uses.items() if len(found) == _table(facts).window}
 
 
 def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:

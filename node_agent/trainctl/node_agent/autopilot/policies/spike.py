@@ -37,8 +37,9 @@ class Spike(Policy):
 
 
 def _detector(table: SpikeTable, memory: Memory) -> SpikeDetector:
-    made = SpikeDetector(table.mads, table.steps, table.recover_steps)
-    found: SpikeDetector = memory.evidence.setdefault("detector", made)
+    found: SpikeDetector | None = memory.evidence.get("detector")
+    if found is None:
+        found = memory.evidence["detector"] = SpikeDetector(table.mads, table.steps, table.recover_steps)
     return found
 
 
