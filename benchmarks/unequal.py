@@ -10,7 +10,6 @@ object; exits 1 if the group's rate is under the bar times the sum of the solo r
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -18,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
+from lib.quota import Quota
 from lib.sides import Cluster, Ddp, ddp, end_on_sigterm, run_config
 
 from trainctl.trainer import demo_assets
 
 BAR = 0.90
 GLOBAL_BATCH, MICRO_BATCH = 48, 4
-PERIOD_US = 20_000
 
 
 def main() -> int:
@@ -54,37 +52,6 @@ def main() -> int:
         )
     print(json.dumps(result))
     return 0 if result["median_ratio"] >= BAR else 1
-
-
-class Quota:
-    """A cgroup that holds its processes to some of a core."""
-
-    def __init__(self, cores: float, name: str = "") -> None:
-        v1 = Path("/sys/fs/cgroup/cpu")
-        root = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
-        self._folder = root / f"trainctl-bench-{os.getpid()}{name}"
-        self._folder.mkdir()
-        try:
-            if root == v1:
-                (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (self._folder / "cpu.cfs_quota_us").write_text(str(int(cores * PERIOD_US)))
-            else:
-                (self._folder / "cpu.max").write_text(f"{int(cores * PERIOD_US)} {PERIOD_US}")
-        except OSError:
-            self._folder.rmdir()
-            raise
-        self._root = root
-
-    def hold(self, pid: int) -> None:
-        """A process with all its threads and children, and those it will have."""
-        process = psutil.Process(pid)
-        for held in (process, *process.children(recursive=True)):
-            (self._folder / "cgroup.procs").write_text(str(held.pid))
-
-    def remove(self) -> None:
-        for pid in (self._folder / "cgroup.procs").read_text().split():
-            (self._root / "cgroup.procs").write_text(pid)
-        self._folder.rmdir()
 
 
 def measure(folder: Path, options: argparse.Namespace, quota: Quota) -> dict[str, Any]:
