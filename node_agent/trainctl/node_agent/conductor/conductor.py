@@ -6,6 +6,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from math import inf
 
 from trainctl.node_agent.autopilot.policy import Stepped
@@ -269,7 +270,7 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                self._proposals.ask(Stepped(done.plan, done.reports, self._pipeline.rates.of(done.ranks)))
+                self._proposals.ask(Stepped(done.plan, done.reports, partial(self._pipeline.rates.of, done.ranks)))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)
