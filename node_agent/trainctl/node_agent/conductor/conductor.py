@@ -250,6 +250,8 @@ class Conductor:
 
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
         known = self.ranks[rank].ready if rank in self.ranks else None
+        if ready.profile is not None:
+            self._pipeline.rates.calibrated(rank, ready.profile)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._rendezvous.returning and known is None:

@@ -74,7 +74,7 @@ class Deadlines:
     def _expected_of(self, plan: m.StepPlan) -> float:
         if plan.kind == "checkpoint":
             return estimates.write_seconds(self._rendezvous.any_ready().parameters)
-        models = self._rates.of(work.rank for work in plan.work)
+        models = self._rates.timed(work.rank for work in plan.work)
         alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 

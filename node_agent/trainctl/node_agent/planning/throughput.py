@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, fit, models
+from trainctl.protocol.calibration.profile import ProfileSummary
 
 NEWEST = 8
 """Newest steps whose middle is a rank's pace."""
@@ -14,20 +15,31 @@ FEW = 4
 MOST_SEEN = 4
 """Pairs of share and micro-batch whose steps are kept."""
 
+PASS_NOISE = 0.02
+"""Relative standard error of a calibrated pass; what is within it is smoothed."""
+
 
 class Rates:
-    """Kept by the conductor in memory; a rank has none before its first step or measurement."""
+    """Kept by the conductor in memory; a rank has none before its first step, measurement or calibration."""
 
     def __init__(self) -> None:
         self._timings: dict[int, deque[Timing]] = {}
-        self._measured: dict[int, float] = {}
+        self._measured: dict[int, tuple[float, int]] = {}  # samples per second, and of a pass
+        self._profiles: dict[int, ProfileSummary] = {}
         self._seen: dict[int, dict[tuple[int, int], list[Timing]]] = {}
-        self._curves: dict[int, PassCurve] = {}
+        self._fitted: dict[int, PassCurve] = {}
+        self._calibrated: dict[int, PassCurve] = {}
 
-    def measured(self, rank: int, samples_per_second: float) -> None:
-        """A rate that was timed by itself replaces what was known."""
+    def calibrated(self, rank: int, profile: ProfileSummary) -> None:
+        """The seconds of its passes by micro-batch, as they once were; its steps say how much slower it is now."""
+        if self._profiles.get(rank) != profile:
+            points = [(one.micro, one.seconds) for one in profile.passes]
+            self._profiles[rank], self._calibrated[rank] = profile, PassCurve.smoothed(points, PASS_NOISE)
+
+    def measured(self, rank: int, samples_per_second: float, micro: int) -> None:
+        """A rate that was timed by itself, in passes of `micro` samples, replaces what was known."""
         self._timings.pop(rank, None)
-        self._measured[rank] = samples_per_second
+        self._measured[rank] = samples_per_second, micro
 
     def reported(self, reports: Iterable[m.Report]) -> None:
         """Every rank's report of one whole step."""
@@ -49,14 +61,31 @@ class Rates:
             del seen[next(iter(seen))]
         curve = fit([row for kept in seen.values() for row in kept])
         if curve is not None:
-            self._curves[rank] = curve
+            self._fitted[rank] = curve
         else:
-            self._curves.pop(rank, None)
+            self._fitted.pop(rank, None)
 
     def of(self, ranks: Iterable[int]) -> dict[int, StepModel]:
-        """Of the ranks that have a rate; one timed by itself counts with the least floor of the others."""
+        """Of the ranks of which anything is known, if only their calibration."""
         wanted = {*ranks}
-        found = models({rank: rows for rank, rows in self._timings.items() if rank in wanted}, self._curves)
+        timed = self.timed(wanted)
+        untimed = sorted(self._calibrated.keys() & wanted - timed.keys())
+        least = min((model.floor_seconds for model in timed.values()), default=0.0)
+        floors = {rank: max(least, self._profiles[rank].optimizer_seconds or 0.0) for rank in untimed}
+        return timed | {rank: StepModel(self._calibrated[rank], floors[rank]) for rank in untimed}
+
+    def timed(self, ranks: Iterable[int]) -> dict[int, StepModel]:
+        """Of the ranks that this run has timed; one timed by itself counts with the least floor of the others."""
+        wanted = {*ranks}
+        timings = {rank: rows for rank, rows in self._timings.items() if rank in wanted}
+        found = models(timings, self._fitted | self._calibrated)
         least = min((model.floor_seconds for model in found.values()), default=0.0)
-        timed = {rank: StepModel.linear(rate, least) for rank, rate in self._measured.items() if rank in wanted}
-        return timed | found
+        alone = self._measured.keys() & wanted - found.keys()
+        return found | {rank: self._alone(rank, least) for rank in sorted(alone)}
+
+    def _alone(self, rank: int, floor_seconds: float) -> StepModel:
+        rate, micro = self._measured[rank]
+        curve = self._calibrated.get(rank)
+        if curve is None:
+            return StepModel.linear(rate, floor_seconds)
+        return StepModel(curve, floor_seconds, curve.samples_per_second(max(micro, 1)) / rate)
