@@ -12,7 +12,6 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
-from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
@@ -34,7 +33,7 @@ def proposals(
             run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=step, loss_sum=3 * loss,
             weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
         )  # fmt: skip
-        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report}, Rates())), memory)
+        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report})), memory)
         if said is not None:
             found.append((step, said))
             memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}

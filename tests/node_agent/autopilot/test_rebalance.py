@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,27 +62,34 @@ class Run:
             return
         args, made = self._due[1].args, self._due[1].edit
         assert isinstance(args, verbs.Rebalance)
-        facts = share_edits.Facts(speeds=self.rates.of(self.shares))
+        facts = share_edits.Facts(models=self.rates.of(self.shares))
         made = made or share_edits.rebalance(self.durable.settings, args, facts)
         self.durable, self._due = msgspec.structs.replace(self.durable, settings=made.settings), None
 
     def _one(self) -> None:
         self.step += 1
-        reports = {rank: self._report(rank, share) for rank, share in self.shares.items()}
+        busy = {
+            rank: share / self.rate(rank, self.step) * self.chance.lognormvariate(0, self.noise)
+            for rank, share in self.shares.items()
+        }
+        reports = {
+            rank: self._report(rank, share, busy[rank], max(busy.values())) for rank, share in self.shares.items()
+        }
         self.rates.reported(reports)
         plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
-        occasion = Stepped(plan, reports, self.rates)
+        occasion = Stepped(plan, reports, partial(self.rates.of, reports))
         made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
         if made is not None and self._due is None:
             self.memory.kept |= made.remember
             self.sent.append((self.step, made))
             self._due = self.step + 1, made
 
-    def _report(self, rank: int, share: int) -> m.Report:
-        busy = share / self.rate(rank, self.step) * self.chance.lognormvariate(0, self.noise)
+    def _report(self, rank: int, share: int, busy: float, slowest: float) -> m.Report:
         return m.Report(
             run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
-            weight=1.0, own_weight=1.0, own_samples=share, phases=m.Phases(forward=busy, optimizer=FLOOR),
+            weight=1.0, own_weight=1.0, own_samples=share,
+            micro_batch=self.durable.settings.ranks[rank].micro_in_force,
+            phases=m.Phases(forward=busy, optimizer=FLOOR), step_seconds=slowest + FLOOR,
         )  # fmt: skip
 
 
@@ -125,42 +133,53 @@ def test_a_slow_spell_moves_nothing_back_and_forth() -> None:
     assert len(fast.steps(100).sent) == 1
 
 
-def test_a_split_that_disappoints_is_undone_and_waited_for_twice_as_long() -> None:
-    """A rank that loses its speed as soon as it has more than an even share, which no measurement could tell before."""
+def spoiled_by_more(run: Run, slow: float) -> Rate:
+    """Rank 0 loses speed as soon as it has more than at first, which no measurement could tell before."""
+    before = run.shares[0]
+    return lambda rank, step: slow if rank == 0 and run.shares[0] > before else UNEQUAL[rank]
+
+
+def given(shares: Sequence[int], nodes: Sequence[str] = NODES) -> Run:
+    """A run with other shares than even ones."""
     run = Run(steady(*UNEQUAL.values()))
-    before = run.shares
-
-    def rate(rank: int, step: int) -> float:
-        return 9.0 if rank == 0 and run.shares[0] > before[0] else UNEQUAL[rank]
-
-    run.rate = rate
-    run.steps(40)
-    first, second = run.sent[:2]
-    assert second[1].args == verbs.Rebalance(shares=dict(zip(NODES, before.values(), strict=True)))
-    assert second[0] - first[0] == 20
-    assert "where" in second[1].reason and second[1].severity == "warning"
-    later = [at for at, _ in run.steps(100).sent]
-    assert later[2] - later[1] >= 40, "the quiet is twice as long"
-
-
-def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
-    run = Run(steady(*UNEQUAL.values()))
-    node_of = dict(enumerate(("a", "a", "b", "b")))
-    before = {0: 10, 1: 30, 2: 6, 3: 50}
     ranks = {
-        rank: msgspec.structs.replace(of, node=node_of[rank], share=before[rank])
+        rank: msgspec.structs.replace(of, node=nodes[rank], share=shares[rank])
         for rank, of in run.durable.settings.ranks.items()
     }
     settings = msgspec.structs.replace(run.durable.settings, ranks=ranks)
     run.durable = msgspec.structs.replace(run.durable, settings=settings)
+    return run
 
-    def rate(rank: int, step: int) -> float:
-        return 9.0 if rank == 0 and run.shares[0] > before[0] else UNEQUAL[rank]
 
-    run.rate = rate
+def test_a_split_that_disappoints_is_undone_if_none_is_much_better() -> None:
+    run = given([32, 21, 8, 35])
+    run.rate, before = spoiled_by_more(run, 38.0), run.shares
+    first, second = run.steps(30).sent[:2]
+    assert first[1].args == verbs.Rebalance(auto=True)
+    assert second[1].args == verbs.Rebalance(shares=dict(zip(NODES, before.values(), strict=True)))
+    assert "where" in second[1].reason and second[1].severity == "warning"
+    assert run.shares == before
+    later = [at for at, _ in run.steps(100).sent]
+    assert later[2] - later[1] >= 40, "the quiet is twice as long"
+
+
+def test_a_split_that_disappoints_by_far_is_corrected_at_once() -> None:
+    run = Run(steady(*UNEQUAL.values()))
+    even = run.seconds()
+    run.rate = spoiled_by_more(run, 9.0)
+    first, second, third = run.steps(60).sent[:3]
+    assert second[1].args == verbs.Rebalance(auto=True)
+    assert second[0] - first[0] < 10
+    assert third[0] - second[0] >= 40, "the quiet is twice as long"
+    assert Run.seconds(run) < even
+
+
+def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:
+    run = given([32, 21, 8, 35], ["a", "a", "b", "b"])
+    run.rate, before = spoiled_by_more(run, 38.0), run.shares
     first, second = run.steps(27).sent[:2]
     assert first[1].args == verbs.Rebalance(auto=True)
-    assert second[1].args == verbs.Rebalance(shares={"a": 40, "b": 56})
+    assert second[1].args == verbs.Rebalance(shares={"a": 53, "b": 43})
     assert run.shares == before
 
 
@@ -181,9 +200,11 @@ def test_a_share_brings_no_rank_a_micro_batch_that_ran_out_of_memory(micro_batch
 
 def test_a_run_that_has_gone_back_isnt_quiet_for_thousands_of_steps() -> None:
     run = Run(steady(*UNEQUAL.values()))
-    run.step, run.memory.kept = 10_000, {"quiet until": 30_020.0, "quiet": 20.0, "promised": 0.5, "version": 0.0}
-    assert [at for at, _ in run.steps(40).sent] == [10_021]
-    assert run.memory.kept["quiet until"] == 10_041
+    run.step, run.memory.kept = 10_000, {
+        "quiet until": 30_020.0, "quiet": 20.0, "promised": 0.5, "version": 0.0, "corrections": 1.0,
+    }  # fmt: skip
+    assert [at for at, _ in run.steps(40).sent] == [10_024]
+    assert run.memory.kept["quiet until"] == 10_044
 
 
 def test_nothing_is_proposed_without_all_speeds_or_with_one_rank() -> None:

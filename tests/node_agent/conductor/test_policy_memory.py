@@ -15,7 +15,6 @@ from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import PolicyState
-from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import LEVEL_STEPS
 from trainctl.protocol.config.policies import PolicyName
@@ -39,7 +38,7 @@ class Asked:
             weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
         )  # fmt: skip
         self.rows.append(state.progress.commit(plan, report))
-        self.proposals.ask(Stepped(plan, {0: report}, Rates()))
+        self.proposals.ask(Stepped(plan, {0: report}))
         return state.take()
 
     def kept(self, name: PolicyName) -> PolicyState:

@@ -1,9 +1,11 @@
 """Moves samples to the ranks that are fast now; the loss doesn't change.
 
-The split is the one of `rebalance auto=true`. What it gained is measured; a split that disappoints is undone.
+The split is the one of `rebalance auto=true`. What it gained is measured; after a split that disappoints comes the one
+before, or a better one, and twice as long a wait.
 """
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,13 +14,17 @@ from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFa
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
-from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
+from trainctl.protocol.batch.split import lower_bound, slowest, split
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 
 LEAST_STEPS = 3
 """Steps with the present split that are measured before anything is concluded."""
 KEPT_PROMISE = 0.5
-"""Part of the predicted gain below which a split is undone."""
+"""Part of the predicted gain below which a split disappoints."""
+MOST_CORRECTIONS = 1
+"""Splits that may follow one in its quiet steps, for a large gain: ranks that compute at other times than before may
+have other speeds, as those that share a machine."""
 SHARE = "share "
 """What the names of shares begin with in what is kept: those before the last command, by rank."""
 
@@ -46,15 +52,23 @@ class Rebalance(Policy):
         _go_back(facts, memory)
         if len(settings.live) < 2:
             return None
-        speeds = {rank: speed for rank, speed in facts.occasion.speeds.items() if rank in settings.live}
-        if len(speeds) < len(settings.live):
-            return None
         steps = _steps_with(settings, memory)
-        if steps < LEAST_STEPS or facts.step < memory.kept.get("quiet until", 0.0):
+        is_due = _is_due(facts, memory, steps, facts.occasion.report.step_seconds)
+        is_quiet = facts.step < memory.kept.get("quiet until", 0.0)
+        if not is_due or (is_quiet and not _may_correct(settings, memory)):
             return None
-        if "promised" in memory.kept and (undone := _judged(facts, memory, speeds)) is not None:
+        models = facts.occasion.models
+        if not models.keys() >= settings.live.keys():
+            return None
+        gain = _gain(facts, memory, models)
+        if is_quiet and not _is_large(facts, gain, steps):
+            return None
+        if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
             return undone
-        return _better(facts, memory, speeds, steps)
+        if is_quiet:
+            return _proposal(facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1)
+        is_wanted = _is_lasting(facts, memory, gain, steps) or _is_large(facts, gain, steps)
+        return _proposal(facts, memory, gain, steps, corrections=0) if is_wanted else None
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
@@ -69,32 +83,54 @@ def _go_back(facts: RunFacts, memory: Memory) -> None:
 def _steps_with(settings: Settings, memory: Memory) -> int:
     """How many steps have been seen with this plan version."""
     if memory.last("version") != settings.plan_version:
-        memory.forget("steps", "gains", "settled")
+        memory.forget("steps", "gains", "settled", "seconds", "usual seconds")
     memory.observe("version", float(settings.plan_version), 1)
     steps = int(memory.last("steps")) + 1
     memory.observe("steps", float(steps), 1)
     return steps
 
 
-def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
-    return max(speed.seconds(settings.ranks[rank].share) for rank, speed in speeds.items())
+def _is_due(facts: RunFacts, memory: Memory, steps: int, seconds: float) -> bool:
+    """Whether to look at the ranks' speeds: in the first window of a split at each step, then once in a window, or if
+    the last steps all took longer by what is acted on at once."""
+    newest = memory.observe("seconds", seconds, NEWEST)
+    if steps % NEWEST == 0:
+        memory.observe("usual seconds", statistics.median(newest), 1)
+    limit = (1 + facts.config.policy.rebalance.at_once) * memory.last("usual seconds", math.inf)
+    is_slower = min([*newest][-LEAST_STEPS:]) > limit
+    return steps >= LEAST_STEPS and (steps <= NEWEST or steps % NEWEST == 0 or is_slower)
 
 
-def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
-    settings, table = facts.durable.settings, facts.config.policy.rebalance
-    gain = _gain(facts, memory, speeds)
-    # The median of a few steps scatters more than that of a window.
-    is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
+def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
+    return max([models[rank].seconds(of.share, of.micro_batch) for rank, of in settings.live.items()])
+
+
+def _is_lasting(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> bool:
+    """Whether a small gain has shown in enough windows in a row."""
+    table = facts.config.policy.rebalance
     if steps % NEWEST == 0:
         memory.observe("gains", gain.part, table.windows)
     gains = memory.evidence.get("gains", ())
-    is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
-    if not (is_large or is_lasting):
-        return None
+    return len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
+
+
+def _may_correct(settings: Settings, memory: Memory) -> bool:
+    """Whether a split may follow the last one before its quiet steps are over: not before it has taken effect."""
+    is_in_effect = memory.kept.get("version") != settings.plan_version
+    return is_in_effect and memory.kept.get("corrections", 0.0) < MOST_CORRECTIONS
+
+
+def _is_large(facts: RunFacts, gain: _Gain, steps: int) -> bool:
+    """The middle of a few steps scatters more than that of a window."""
+    return gain.part >= facts.config.policy.rebalance.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
+
+
+def _proposal(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections: int) -> Proposal:
+    settings, table = facts.durable.settings, facts.config.policy.rebalance
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
     remember = {
         "promised": gain.part, "seconds": gain.seconds, "version": float(settings.plan_version),
-        "quiet until": facts.step + quiet, "quiet": quiet,
+        "quiet until": facts.step + quiet, "quiet": quiet, "corrections": float(corrections),
     }  # fmt: skip
     before = {f"{SHARE}{rank}": float(setting.share) for rank, setting in settings.live.items()}
     memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
@@ -104,19 +140,20 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
     )
 
 
-def _gain(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> _Gain:
-    """Of the best split. It is searched only if one of divisible samples would be so much better, and more so than
-    when whole samples last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
+def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:
+    """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
+    samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    seconds, fluid = _slowest(settings, speeds), fluid_seconds(settings.global_batch, speeds)
-    if seconds < fluid * max(1 + table.gain, memory.last("settled")):
+    costs, seconds = share_edits.costs(settings, models), _slowest(settings, models)
+    bound = lower_bound(settings.global_batch, costs)
+    if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
-    counts = quickest(settings.global_batch, speeds)
+    counts = split(settings.global_batch, costs)
     if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
         return _Gain(seconds, seconds)
-    gain = _Gain(seconds, max(speed.seconds(counts[rank]) for rank, speed in speeds.items()))
+    gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
-        memory.observe("settled", 1.01 * seconds / fluid, 1)
+        memory.observe("settled", 1.01 * seconds / bound, 1)
     return gain
 
 
@@ -127,29 +164,32 @@ def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
     return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
-def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Proposal | None:
-    """The split before, if the last command gained less than half of what it promised, and that split would now be
-    faster by the least gain. Otherwise the ranks have changed, or noise has."""
+def _judged(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> Proposal | None:
+    """The split before, if the last command gained less than half of what it promised, that split would now be faster
+    by the least gain, and the best one by little more. Otherwise the ranks have changed, or noise has."""
     kept, settings, table = memory.kept, facts.durable.settings, facts.config.policy.rebalance
     memory.kept = {name: value for name, value in kept.items() if name != "promised"}
     before = {rank: int(kept.get(f"{SHARE}{rank}", 0)) for rank in settings.live}
     if settings.plan_version != kept["version"] + 1 or not all(before.values()):
         return None  # somebody has changed more than this split
-    now, promised = _slowest(settings, speeds), kept["promised"]
+    now, promised = _slowest(settings, models), kept["promised"]
     gained = kept["seconds"] / now - 1
-    old = max(speeds[rank].seconds(share) for rank, share in before.items())
+    old = max(models[rank].seconds(share, settings.ranks[rank].micro_batch) for rank, share in before.items())
     if gained >= KEPT_PROMISE * promised or now < old * (1 + table.gain):
         memory.kept["quiet"] = float(table.quiet_steps)
         return None
-    quiet = 2 * kept["quiet"]
-    reason = f"the last rebalance made steps {percent(gained)} faster where {percent(promised)} was expected"
+    quiet = memory.kept["quiet"] = 2 * kept["quiet"]
+    if old >= (1 + table.gain) * _gain(facts, memory, models).best:
+        return None
+    came = f"{percent(abs(gained))} {'faster' if gained >= 0 else 'slower'}"
+    reason = f"the last rebalance made steps {came} where {percent(promised)} faster was expected"
     shares: dict[str, int | str] = dict(_by_node(settings, before))
     exactly = share_edits.edit(
         settings, before
     )  # a command deals a node's samples to its ranks by their present shares
     return Proposal(
         "rebalance", verbs.Rebalance(shares=shares), reason, edit=exactly, severity="warning",
-        remember={"quiet": quiet, "quiet until": facts.step + quiet},
+        remember={"quiet": quiet, "quiet until": facts.step + quiet, "corrections": float(MOST_CORRECTIONS)},
     )  # fmt: skip
 
 
