@@ -87,8 +87,10 @@ def middle(values: Iterable[float]) -> float:
     """The mean of the values near their median: odd values and former ones of less than half the steps don't count."""
     ordered = sorted(values)
     median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    near = [value for value in ordered if abs(value - median) <= NEAR * median]
-    return sum(near) / len(near) if near else median
+    low, high = (1 - NEAR) * median, (1 + NEAR) * median
+    if not low <= ordered[0] <= ordered[-1] <= high:
+        ordered = [value for value in ordered if low <= value <= high]
+    return sum(ordered) / len(ordered) if ordered else median
 
 
 def models(
@@ -103,21 +105,21 @@ def models(
     known = {rank: rows for rank, rows in timings.items() if rows}
     if not known:
         return {}
-    shared = min(middle(row.phases.sync for row in rows) for rows in known.values())
-    shared += min(middle(row.phases.wait for row in rows) for rows in known.values())
+    shared = min([middle([row.phases.sync for row in rows]) for rows in known.values()])
+    shared += min([middle([row.phases.wait for row in rows]) for rows in known.values()])
     made = {}
     for rank, rows in known.items():
         busy = [(row, row.phases.busy) for row in rows]
         computed = [(row, seconds) for row, seconds in busy if row.samples and seconds > 0]
         if computed:
-            floor = shared + middle(row.phases.optimizer for row in rows)
+            floor = shared + middle([row.phases.optimizer for row in rows])
             made[rank] = _model(computed, floor, (curves or {}).get(rank))
     return made
 
 
 def _model(computed: Sequence[tuple[Timing, float]], floor: float, curve: PassCurve | None) -> StepModel:
     if curve is None:
-        return StepModel.linear(1 / middle(seconds / row.samples for row, seconds in computed), floor)
+        return StepModel.linear(1 / middle([seconds / row.samples for row, seconds in computed]), floor)
     base = StepModel(curve)
     ratios = [seconds / base.busy_seconds(row.samples, row.size) for row, seconds in computed]
     return StepModel(curve, floor, middle(ratios))
