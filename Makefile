@@ -34,7 +34,7 @@ soak: $(VENV)/.ready-dev
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
-	  tests/protocol/batch/test_split.py $(PYTEST_ARGS)
+	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)
 
 # Comparisons with other libraries' trainers that `make test` leaves out.
 oracles: $(VENV)/.ready-dev

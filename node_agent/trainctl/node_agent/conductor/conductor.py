@@ -254,6 +254,7 @@ class Conductor:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
+            self._pipeline.peaks.calibrated(rank, ready.profile)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._rendezvous.returning and known is None:
@@ -274,7 +275,9 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                self._proposals.ask(Stepped(done.plan, done.reports, partial(self._pipeline.rates.of, done.ranks)))
+                rates, peaks = self._pipeline.rates, self._pipeline.peaks
+                found = Stepped(done.plan, done.reports, partial(rates.of, done.ranks), partial(peaks.of, done.ranks))
+                self._proposals.ask(found)
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)
