@@ -192,6 +192,15 @@ def test_one_policys_command_waits_for_the_effect_of_the_one_before() -> None:
     assert second >= first + EFFECT_STEPS
 
 
+def test_an_agent_restart_keeps_the_steps_between_two_changes() -> None:
+    simulation = full().until_step(16)
+    (first,) = applied(simulation, "micro-batch")
+    simulation.restart_agent()
+    simulation.until_step(60)
+    assert simulation.journal.changed_at == applied(simulation, "micro-batch")[-1]
+    assert applied(simulation, "micro-batch")[1] >= first + EFFECT_STEPS
+
+
 def test_evidence_of_an_earlier_generation_counts_no_more() -> None:
     simulation = full().until_step(8)
     simulation.break_group(simulation.ranks[0])

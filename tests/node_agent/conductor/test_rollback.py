@@ -3,6 +3,7 @@
 import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Rollback
 from trainctl.protocol.messages import events as e
 
@@ -51,6 +52,15 @@ def test_all_ranks_leave_and_what_is_wanted_is_journaled(args, step: int) -> Non
     assert simulation.ended is not None and simulation.conductor.goes_back
     assert simulation.journal.rollback == Rollback(step, 2)
     assert all(rank.gone for rank in simulation.ranks.values())
+
+
+def test_no_rank_has_failed_in_a_run_that_goes_back_by_a_command() -> None:
+    simulation = run()
+    simulation.command("rollback", step=10)
+    simulation.run()
+    seen = [views.rank_view(simulation.conductor, rank, None, "", None, 0.0) for rank in simulation.ranks]
+    assert {(rank.state, rank.why) for rank in seen} == {("starting", "rollback to step 10")}
+    assert not [event for event in simulation.happened if event.severity == "error"]
 
 
 def test_an_agent_killed_before_its_ranks_have_left_has_a_successor_that_tells_them() -> None:

@@ -136,6 +136,11 @@ class Conductor:
         return self._shutdown.goes_back
 
     @property
+    def goes_back_by_command(self) -> bool:
+        """Whether that is a rollback: no rank has failed."""
+        return self.goes_back and self.durable.rollback is not None
+
+    @property
     def state(self) -> m.RunState:
         """The run's state in the words that clients see."""
         if self.goes_back:

@@ -38,7 +38,6 @@ class Proposals:
         self._state = state
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._generation = state.durable.generation  # that the evidence is of
-        self._measured_until = 0  # step
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
             id: state.progress.step
             for kept in state.durable.policies.values()
@@ -134,9 +133,9 @@ class Proposals:
         memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
         pending = kept.pending if left else {}
         self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
-        self._state.persist()
         if ended.state == "applied" and isinstance(ended.made, e.Change):
-            self._measured_until = (ended.step or self._state.progress.step) + EFFECT_STEPS
+            self._state.keep(changed_at=ended.step or self._state.progress.step)
+        self._state.persist()
         if failures >= FAILURES and self.mode(name) == "on":
             self._turn_to_advise(name, f"{failures} commands in a row failed, the last one: {ended.reason}")
 
@@ -160,7 +159,8 @@ class Proposals:
         """Whether another command must end, or have its effect measured, before this one."""
         if proposal.is_urgent:
             return bool(self._kept(name).sent)
-        is_measured = self._state.progress.step < self._measured_until
+        changed_at = self._state.durable.changed_at
+        is_measured = changed_at is not None and 0 <= self._state.progress.step - changed_at < EFFECT_STEPS
         return is_measured or any(kept.sent for kept in self._state.durable.policies.values())
 
     # ------------------------------------------------------------ proposals

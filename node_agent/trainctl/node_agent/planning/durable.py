@@ -113,3 +113,4 @@ class Durable(msgspec.Struct, frozen=True):
     checkpoints: tuple[int, ...] = ()  # steps of the newest ones, ascending: those that are kept for sure
     rollback: Rollback | None = None  # until the run has gone back
     skipped: tuple[Skipped, ...] = ()  # by step
+    changed_at: int | None = None  # step of the newest command of a policy that changed the plan

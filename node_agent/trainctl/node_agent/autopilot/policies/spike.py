@@ -1,4 +1,4 @@
-"""Goes back before a spike of loss and gradient norm that doesn't come back, and skips the data that led to it.
+"""Goes back before a spike of loss and gradient norm that doesn't come back, and skips the samples that led to it.
 
 Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spike and skipped 200 to 500 batches.
 """
