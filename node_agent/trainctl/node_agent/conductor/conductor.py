@@ -159,6 +159,10 @@ class Conductor:
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
 
+    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+        """What each policy sees and would do next, without its newest commands."""
+        return self._proposals.policy_statuses()
+
     @property
     def not_taken(self) -> dict[str, str]:
         """The verbs that the run does not take, each with why."""

@@ -4,6 +4,7 @@ One policy acts at a time: no command is proposed while another policy's is open
 is measured. Edits that must not wait for a step are no part of that.
 """
 
+import copy
 import dataclasses
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Proposal, RunFacts, mode_of
+from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
@@ -38,6 +39,7 @@ class Proposals:
         self._state = state
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._generation = state.durable.generation  # that the evidence is of
+        self._last: Stepped | None = None  # the last step of that generation
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
             id: state.progress.step
             for kept in state.durable.policies.values()
@@ -62,6 +64,7 @@ class Proposals:
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
+        self._last = occasion if isinstance(occasion, Stepped) else self._last
         for name, policy in REGISTRY.items():
             mode, kept = self.mode(name), self._kept(name)
             if mode == "off":
@@ -109,6 +112,28 @@ class Proposals:
         self._state.persist()
         self._state.happen(e.PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
 
+    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+        """What each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
+        self._forget_old()
+        return tuple(self._status_of(name, policy) for name, policy in REGISTRY.items())
+
+    def _status_of(self, name: PolicyName, policy: Policy) -> m.PolicyStatus:
+        mode = self.mode(name)
+        if mode == "off":
+            return m.PolicyStatus(name, mode)
+        memory = Memory(dict(self._kept(name).memory), copy.deepcopy(self._evidence.get(name, {})))
+        found = policy.sees(self._facts(self._last), memory)
+        waits = self._waits() if found.command and mode == "on" and not found.acts_at_once else ""
+        return m.PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
+
+    def _waits(self) -> str:
+        """What a command that isn't urgent waits for."""
+        waited = next((name for name, kept in self._state.durable.policies.items() if kept.sent), None)
+        if waited is not None:
+            return f"the outcome of {waited}'s command"
+        left = self._measured_steps_left
+        return f"{left} more steps that measure the effect of the last change" if left else ""
+
     # ------------------------------------------------------------ commands on their way
 
     def arrived(self, command: d.Commanded) -> d.Commanded:
@@ -146,7 +171,7 @@ class Proposals:
     def _forget_old(self) -> None:
         """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
-            self._generation = self._state.durable.generation
+            self._generation, self._last = self._state.durable.generation, None
             self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
@@ -159,9 +184,14 @@ class Proposals:
         """Whether another command must end, or have its effect measured, before this one."""
         if proposal.is_urgent:
             return bool(self._kept(name).sent)
+        return bool(self._measured_steps_left) or any(kept.sent for kept in self._state.durable.policies.values())
+
+    @property
+    def _measured_steps_left(self) -> int:
+        """Steps until the effect of the last change has been measured; 0 if it has, or the run went back before it."""
         changed_at = self._state.durable.changed_at
-        is_measured = changed_at is not None and 0 <= self._state.progress.step - changed_at < EFFECT_STEPS
-        return is_measured or any(kept.sent for kept in self._state.durable.policies.values())
+        passed = self._state.progress.step - changed_at if changed_at is not None else EFFECT_STEPS
+        return EFFECT_STEPS - passed if 0 <= passed < EFFECT_STEPS else 0
 
     # ------------------------------------------------------------ proposals
 
@@ -188,7 +218,7 @@ class Proposals:
     def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> d.Proposed:
         """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""
         plan = self._state.settings.plan_version
-        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {_written(proposal)}"))
+        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {proposal.command}"))
         return d.Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
 
     def _send(self, name: PolicyName, proposed: d.Proposed, severity: m.Severity) -> None:
@@ -205,7 +235,7 @@ class Proposals:
             return
         self._keep(name, advised=advised, memory={**kept.memory, **proposal.quiet})
         self._state.persist()
-        self._say(name, _written(proposal), proposal.reason, proposal.severity)
+        self._say(name, proposal.command, proposal.reason, proposal.severity)
 
     def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
         self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
@@ -223,7 +253,3 @@ class Proposals:
         """The next decision that journals the durable state journals this."""
         kept = msgspec.structs.replace(self._kept(name), **changes)
         self._state.keep(policies={**self._state.durable.policies, name: kept})
-
-
-def _written(proposal: Proposal) -> str:
-    return verbs.written(proposal.verb, verbs.given(proposal.args), proposal.node)

@@ -54,6 +54,11 @@ class SpikeDetector:
         """The present spike, None if there is none."""
         return self._spike
 
+    def above(self, loss: float | None, grad_norm: float | None) -> tuple[float | None, float | None]:
+        """How far a step's loss and gradient norm are above their trends, in units of the scatter that counts; None
+        before a trend is known."""
+        return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
+
     def replay(self, steps: Iterable[m.StepCommitted]) -> None:
         """Take steps of the record, oldest first: the newest 2 WINDOW_STEPS restore what a restart lost."""
         for step in steps:
@@ -128,6 +133,10 @@ class _Level:
 
     def is_back(self, value: float) -> bool:
         return value - self.trend.expected < self._distance / 2
+
+    def scatters_above(self, value: float | None) -> float | None:
+        known = self._trend is not None and value is not None and self._distance > 0
+        return self._mads * (value - self.trend.expected) / self._distance if known and value is not None else None
 
     @property
     def _distance(self) -> float:

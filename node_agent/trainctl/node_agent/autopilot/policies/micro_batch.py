@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
+    Assessment,
     Memory,
     MemoryDeath,
     Policy,
@@ -19,6 +20,7 @@ from trainctl.node_agent.autopilot.policy import (
     Replayed,
     RunFacts,
     Stepped,
+    assess,
     percent,
     resize,
 )
@@ -56,6 +58,19 @@ class MicroBatch(Policy):
                 if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory), None)
         return None
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, ranks = _table(facts), facts.durable.settings.live
+        uses = [use for rank in ranks if (use := _use(facts, memory, rank)) is not None]
+        barred = sum(bars.size(memory.kept, rank, facts.step) is not None for rank in ranks)
+        what = f"peak memory, mean of {table.window} steps"
+        figures = [
+            m.PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
+            m.PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
+            m.PolicyFigure("ranks with a size that ran out of memory", barred),
+        ]
+        otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
+        return assess(figures, next(_changes(facts, memory), None), otherwise)
 
 
 def _sizes(plan: m.StepPlan) -> dict[int, int]:

@@ -4,14 +4,24 @@ The split is the one of `rebalance auto=true`. What it gained is measured; a spl
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, percent
+from trainctl.node_agent.autopilot.policy import (
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    RunFacts,
+    Stepped,
+    assess,
+    percent,
+)
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
+from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
 from trainctl.protocol.messages import verbs
 
@@ -56,6 +66,26 @@ class Rebalance(Policy):
             return undone
         return _better(facts, memory, speeds, steps)
 
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, live = facts.config.policy.rebalance, facts.durable.settings.live
+        speeds = facts.occasion.speeds if isinstance(facts.occasion, Stepped) else {}
+        is_known, steps = len(live) > 1 and live.keys() <= speeds.keys(), int(memory.last("steps"))
+        gain = _gain(facts, memory, {rank: speeds[rank] for rank in live}) if is_known else None
+        gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
+        figures = [
+            m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
+            m.PolicyFigure("windows in a row that showed it", _last_above(gains, table.gain), table.windows, acts="at"),
+            m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
+        ]
+        is_due = gain is not None and steps >= LEAST_STEPS and quiet <= 0
+        wanted = _wanted(facts, memory, gain, steps) if gain is not None and is_due else None
+        otherwise = f"moves samples if steps get {percent(table.gain)} faster in {table.windows} windows of {NEWEST}"
+        return assess(figures, wanted, f"{otherwise} steps, or {percent(table.at_once)} at once")
+
+
+def _last_above(gains: Sequence[float], least: float) -> int:
+    return next((number for number, gain in enumerate(reversed(gains)) if gain < least), len(gains))
+
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
     """In a run that has gone back behind the last command there is none to judge, and no longer quiet than a whole
@@ -81,13 +111,21 @@ def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
 
 
 def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
-    settings, table = facts.durable.settings, facts.config.policy.rebalance
     gain = _gain(facts, memory, speeds)
+    if steps % NEWEST == 0:
+        memory.observe("gains", gain.part, facts.config.policy.rebalance.windows)
+    wanted = _wanted(facts, memory, gain, steps)
+    if wanted is not None:
+        memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
+    return wanted
+
+
+def _wanted(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> Proposal | None:
+    """The best split, if its gain is large, or has lasted for some windows."""
+    settings, table = facts.durable.settings, facts.config.policy.rebalance
+    gains = memory.evidence.get("gains", ())
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
-    if steps % NEWEST == 0:
-        memory.observe("gains", gain.part, table.windows)
-    gains = memory.evidence.get("gains", ())
     is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
     if not (is_large or is_lasting):
         return None
@@ -97,7 +135,6 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
         "quiet until": facts.step + quiet, "quiet": quiet,
     }  # fmt: skip
     before = {f"{SHARE}{rank}": float(setting.share) for rank, setting in settings.live.items()}
-    memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
     reason = f"a step takes {gain.seconds:.3g} s by the medians of {min(steps, NEWEST)} steps; with this split"
     return Proposal(
         "rebalance", verbs.Rebalance(auto=True), f"{reason} {gain.best:.3g} s", remember={**remember, **before}
