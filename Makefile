@@ -33,7 +33,8 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
-	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py $(PYTEST_ARGS)
+	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
+	  tests/node_agent/alerts/test_slow_ranks.py tests/protocol/analysis/test_slowdown.py $(PYTEST_ARGS)
 
 # Comparisons with other libraries' trainers that `make test` leaves out.
 oracles: $(VENV)/.ready-dev

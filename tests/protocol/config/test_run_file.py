@@ -184,7 +184,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.stall_seconds", 0.5, " of at least 1"),
         ("alerts.stall_times", 0, " of at least 1"),
         ("alerts.throughput_drop_percent", 101, " of at most 100"),
-        ("alerts.throughput_clear_percent", 16, "must be at most alerts.throughput_drop_percent = 15"),
+        ("alerts.throughput_clear_percent", 8, "must be at most alerts.throughput_drop_percent = 7"),
         ("alerts.data_wait_percent", 101, " of at most 100"),
         ("alerts.device_busy_percent", -1, " of at least 0"),
         ("alerts.clock_drop_percent", -1, " of at least 0"),

@@ -5,13 +5,8 @@ from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
+from trainctl.protocol.config.curve_thresholds import DIVERGED_MADS, PAST_STEPS, TREND_STEPS
 
-TREND_STEPS: Final = 200
-"""Steps over which the loss must rise."""
-PAST_STEPS: Final = 100
-"""Steps in a row at which its level must be far above the best."""
-DIVERGED_MADS: Final = 3.0
-"""Distance above the best level, in units of the scatter (scaled MAD) at the best."""
 DIVERGED_PERCENT: Final = 5.0
 """Least distance above the best level in percent of it, for curves that hardly scatter."""
 LEVEL_STEPS: Final = 50

@@ -6,15 +6,8 @@ from typing import Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, RobustTrend, robust_trend
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics, is_usable
+from trainctl.protocol.config.curve_thresholds import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
 
-SPIKE_MADS: Final = 6.0
-"""Distance above the trend, in units of the scatter (scaled MAD)."""
-SPIKE_PERCENT: Final = 5.0
-"""Least distance above the trend in percent of it, for curves that hardly scatter."""
-SPIKE_STEPS: Final = 3
-"""Steps in a row that make a spike."""
-BACK_STEPS: Final = 50
-"""Steps after which a spike whose loss has not come back is stuck."""
 _REFRESH_STEPS: Final = 10
 """Steps between two computations of the trend, so that a step costs little."""
 

@@ -6,6 +6,16 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.curve_thresholds import (
+    BACK_STEPS,
+    CLIP_SCALE,
+    CLIP_STEPS,
+    DIVERGED_MADS,
+    PAST_STEPS,
+    SPIKE_MADS,
+    SPIKE_STEPS,
+    TREND_STEPS,
+)
 from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
@@ -79,8 +89,8 @@ class MicroBatchTable(PolicyTable, frozen=True):
 
 
 class ClipBoundTable(PolicyTable, frozen=True):
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = 100  # whose median counts
-    scale: Annotated[float, Meta(gt=0, lt=1)] = 0.01  # factor of clipping below which it says so
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = CLIP_STEPS  # whose median counts
+    scale: Annotated[float, Meta(gt=0, lt=1)] = CLIP_SCALE  # factor of clipping below which it says so
 
 
 class CachesTable(PolicyTable, frozen=True):
@@ -103,18 +113,20 @@ class EarlyStopTable(PolicyTable, frozen=True):
 
 
 class SpikeTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # scatters above the trend, of the loss and the gradient norm
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = 3  # steps in a row that make a spike
-    recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
+    mads: Annotated[float, Meta(ge=1, le=1000)] = (
+        SPIKE_MADS  # scatters above the trend, of the loss and the gradient norm
+    )
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = SPIKE_STEPS  # steps in a row that make a spike
+    recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = BACK_STEPS  # steps within which it may come back by itself
     least_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
     skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
     most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
 
 
 class DivergenceTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # scatters above the best level
-    steps: Annotated[int, Meta(ge=2, le=100_000)] = 200  # over which the loss must rise
-    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = 100  # in a row at which it must be far above
+    mads: Annotated[float, Meta(ge=1, le=1000)] = DIVERGED_MADS  # scatters above the best level
+    steps: Annotated[int, Meta(ge=2, le=100_000)] = TREND_STEPS  # over which the loss must rise
+    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = PAST_STEPS  # in a row at which it must be far above
     factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
     quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 500  # between two times
 
