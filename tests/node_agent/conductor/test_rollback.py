@@ -1,7 +1,7 @@
 """Rollback in the conductor: what is refused, and what it leaves to the agent that takes the run up."""
 
 import pytest
-from tests.node_agent.support.simulation import Simulation, config, durable
+from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Rollback
@@ -83,3 +83,28 @@ def test_a_stop_meanwhile_calls_the_rollback_off(are_gone: bool) -> None:
     simulation.run()
     assert end.state == "applied" and not simulation.conductor.goes_back
     assert simulation.conductor.durable.rollback is None and simulation.journal.rollback is None
+
+
+@pytest.mark.parametrize("nodes", [("a",), ("a", "b", "c"), ("a", "a", "b", "b")], ids=["one", "three", "pairs"])
+def test_runs_of_any_nodes_and_ranks_go_back_skip_and_finish(nodes: tuple[str, ...]) -> None:
+    tables = {"checkpoint": {"every_steps": 5, "at_end": False}}
+    simulation = Simulation(config(30, 12, **tables), durable(nodes, 12)).begin().until_step(13)
+    simulation.command("rollback", step=5, skip_batches=3)
+    assert simulation.run().take_up()
+    simulation.finish()
+    check_ledger(simulation)
+    cursors = {commit.step: commit.cursor for commit in simulation.commits}
+    assert cursors == {step: 12 * (step if step <= 5 else step + 3) for step in range(1, 31)}
+
+
+@pytest.mark.parametrize("stage", ["offering", "forming", "formed"])
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_new_lead_repeats_no_step_that_was_planned_before_the_run_went_back(is_promoted: bool, stage: str) -> None:
+    simulation = run()
+    simulation.command("rollback", step=5, skip_batches=2)
+    assert simulation.run().take_up()
+    simulation.until(lambda: simulation.conductor.stage == stage)
+    simulation.promote(simulation.ranks[0]) if is_promoted else simulation.restart_agent()
+    simulation.finish()
+    check_ledger(simulation)
+    assert simulation.commits[5].cursor == 12 * (6 + 2)
