@@ -259,7 +259,7 @@ def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
 
 DECIDED: dict[str, dict[str, Any]] = {
     "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
-    "rollback": {"step": 5},
+    "rollback": {"step": 5}, "drain": {"node": "b"}, "admit": {"node": "b"},
 }  # fmt: skip
 """What a person sends, by verb."""
 
@@ -272,10 +272,14 @@ def test_a_person_who_decides_instead_turns_a_policy_to_advise(name: str, verb: 
     simulation = Simulation(config(60, 12, group=group, **tables), durable(("a", "b"), 12))
     if name != "first-shares":
         simulation.begin().until_step(8)
+    if verb == "admit":  # of a drained node
+        simulation.command("drain", node="b")
+        simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "drained")
+        simulation.command("autopilot", name=name, mode="on")
     simulation.command(verb, **DECIDED[verb])
     assert modes(simulation)[name] == "advise"
     assert simulation.journal.policies[name].mode == "advise"
-    assert said(simulation, name) == [f"policy {name}: on → advise (anna sent {verb})"]
+    assert said(simulation, name)[-1:] == [f"policy {name}: on → advise (anna sent {verb})"]
 
 
 def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:

@@ -20,7 +20,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
     "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",
-    "plateau", "early-stop", "spike", "divergence",
+    "plateau", "early-stop", "spike", "divergence", "drain",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -53,6 +53,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run", (), True),
     "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
     "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",), True),
+    "drain": PolicyEntry("advise", "a node that makes steps longer leaves the group", ("drain", "admit")),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
@@ -131,6 +132,12 @@ class DivergenceTable(PolicyTable, frozen=True):
     quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 500  # between two times
 
 
+class DrainTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # in a row that must show it
+    gain: Annotated[float, Meta(ge=0, le=10)] = 0.05  # least part by which the node makes steps longer
+    move_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 60.0  # what a drain costs; as much must be lost until the end
+
+
 class PolicyTables(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
@@ -149,6 +156,7 @@ class PolicyTables(
     early_stop: EarlyStopTable = EarlyStopTable()
     spike: SpikeTable = SpikeTable()
     divergence: DivergenceTable = DivergenceTable()
+    drain: DrainTable = DrainTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""
