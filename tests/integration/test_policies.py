@@ -4,6 +4,7 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, Cluster, on, plans_of
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
@@ -11,6 +12,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages.events import PolicyAdvised, PolicyModeChanged
 from trainctl.tui.commands import undo
 
@@ -57,6 +59,11 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
         assert f"{FIRST_SHARES} on" in trainctl(cluster, "status")
         told = json.loads(trainctl(cluster, "status", "--json"))
         assert {"name": FIRST_SHARES, "mode": "on"} in told["run"]["policies"]
+        seen = {one["name"]: one for one in json.loads(trainctl(cluster, "policies", "--json"))["policies"]}
+        assert (seen[FIRST_SHARES]["mode"], seen["rebalance"]["figures"]) == ("on", [])
+        assert seen["non-finite"]["figures"][0]["value"] == 0
+        with cluster.client("beta") as follower:
+            assert follower.policies(run).policies[0].name == client.policies(run).policies[0].name
         cluster["alpha"].kill()
     cluster.start("alpha")
     with cluster.client("alpha") as client:
@@ -73,6 +80,8 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
         assert changed.id in undo.undone_by(events)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         assert wait_for_end(client).state == "stopped"
+        with pytest.raises(RefusedError, match="isn't active: its policies see nothing"):
+            client.policies(run)
 
 
 def test_advising_it_measures_and_names_the_command(cluster: Cluster, run_config: Any) -> None:

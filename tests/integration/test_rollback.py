@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import Cluster, on
 
 G = 12
 
@@ -31,5 +32,23 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
         assert wait_for_end(client).state == "finished"
         cursors = {step.step: step.cursor for step in all_steps(client)}
         assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, 21)}
-        texts = [event.text for event in client.events(begun.run, limit=500).events]
+        events = client.events(begun.run, limit=500).events
+        assert not [event.text for event in events if event.severity == "error"]
+        texts = [event.text for event in events]
         assert any("positions 60 to 95 are skipped: their samples aren't trained on" in text for text in texts)
+
+
+def test_several_nodes_go_back_together_and_none_is_said_to_have_failed(cluster: Cluster, run_config: Any) -> None:
+    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
+    nodes = on("alpha", "beta", "gamma")
+    with cluster.client("alpha") as client:
+        config = run_config(run__steps=20, nodes=nodes, checkpoint=checkpoint)
+        begun = client.send("start-run", {"config": config}, timeout_seconds=120)
+        assert begun.state == "applied", begun.reason
+        wait_for_step(client, 12)
+        assert client.send("rollback", {"step": 5, "skip_batches": 2}).state == "applied"
+        assert wait_for_end(client).state == "finished"
+        cursors = {step.step: step.cursor for step in all_steps(client)}
+        assert cursors == {step: G * (step if step <= 5 else step + 2) for step in range(1, 21)}
+        assert {rank.node: rank.state for rank in client.snapshot(0).run.ranks} == dict.fromkeys(nodes, "done")  # type: ignore[union-attr]
+        assert not [event.text for event in client.events(begun.run, limit=500).events if event.severity == "error"]

@@ -182,6 +182,13 @@ _WORK_VIEW = m.WorkView(
 _REFERENCE = f"reference-{'0f' * 16}"
 _SLICE = m.WorkSlice(run=_WORK, slice=1, first=1, rows=('{"text":"and two"}',))
 
+_STATUS = m.PolicyStatus(
+    name="micro-batch", mode="on",
+    figures=(m.PolicyFigure("highest peak memory, mean of 10 steps", 0.93, 0.9, "part"),),
+    command="resize-batch micro=6 --node studio",
+    why="mean peak memory over 10 steps: 93 % of the cap; target 90 %",
+)  # fmt: skip
+
 EXAMPLES: dict[str, dict[str, m.Message]] = {
     "client to agent": {
         "snapshot-request": m.SnapshotRequest(rid=_RID, columns=120),
@@ -192,6 +199,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
         "pairs-request": m.PairsRequest(rid=_RID, limit=5),
+        "policies-request": m.PoliciesRequest(rid=_RID),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
@@ -286,6 +294,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
         "pairs": m.Pairs(rid=_RID, run=_RUN, evaluations=(_PAIRS,)),
+        "policies": m.Policies(rid=_RID, run=_RUN, step=121, policies=(_STATUS,)),
         "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
         "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),

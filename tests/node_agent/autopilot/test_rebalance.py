@@ -75,7 +75,7 @@ class Run:
         reports = {
             rank: self._report(rank, share, busy[rank], max(busy.values())) for rank, share in self.shares.items()
         }
-        self.rates.reported(reports)
+        self.rates.reported(reports, self.durable.settings.plan_version)
         plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
         occasion = Stepped(plan, reports, partial(self.rates.of, reports))
         made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)

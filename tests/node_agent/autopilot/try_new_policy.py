@@ -51,6 +51,8 @@ def check_run(folder: Path) -> None:
     agent.take(command(1, "rebalance", shares={"a": 9, "b": 3}))
     agent.until(lambda: any(event.by == f"auto:{NAME}" for event in events(agent)))
     (advice,) = [event for event in events(agent) if event.by == f"auto:{NAME}"]
+    (seen,) = [one for one in agent.session.conductor.policy_statuses() if one.name == NAME]
+    assert (seen.mode, seen.figures[0].value) == ("advise", 3), seen
     assert advice.text == f"policy {NAME}: advises rebalance a=6 b=6 (uneven for 3 steps)", advice.text
     agent.take(command(2, "autopilot", name=NAME, mode="on"))
     agent.until(lambda: [of.share for of in agent.session.conductor.durable.settings.live.values()] == [6, 6])

@@ -192,6 +192,15 @@ def test_one_policys_command_waits_for_the_effect_of_the_one_before() -> None:
     assert second >= first + EFFECT_STEPS
 
 
+def test_an_agent_restart_keeps_the_steps_between_two_changes() -> None:
+    simulation = full().until_step(16)
+    (first,) = applied(simulation, "micro-batch")
+    simulation.restart_agent()
+    simulation.until_step(60)
+    assert simulation.journal.changed_at == applied(simulation, "micro-batch")[-1]
+    assert applied(simulation, "micro-batch")[1] >= first + EFFECT_STEPS
+
+
 def test_evidence_of_an_earlier_generation_counts_no_more() -> None:
     simulation = full().until_step(8)
     simulation.break_group(simulation.ranks[0])
@@ -250,7 +259,7 @@ def test_a_persons_size_turns_the_memory_policy_to_advise() -> None:
 
 DECIDED: dict[str, dict[str, Any]] = {
     "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
-    "rollback": {"step": 5},
+    "rollback": {"step": 5}, "drain": {"node": "b"}, "admit": {"node": "b"},
 }  # fmt: skip
 """What a person sends, by verb."""
 
@@ -263,10 +272,14 @@ def test_a_person_who_decides_instead_turns_a_policy_to_advise(name: str, verb: 
     simulation = Simulation(config(60, 12, group=group, **tables), durable(("a", "b"), 12))
     if name != "first-shares":
         simulation.begin().until_step(8)
+    if verb == "admit":  # of a drained node
+        simulation.command("drain", node="b")
+        simulation.until(lambda: simulation.conductor.durable.settings.ranks[1].out == "drained")
+        simulation.command("autopilot", name=name, mode="on")
     simulation.command(verb, **DECIDED[verb])
     assert modes(simulation)[name] == "advise"
     assert simulation.journal.policies[name].mode == "advise"
-    assert said(simulation, name) == [f"policy {name}: on → advise (anna sent {verb})"]
+    assert said(simulation, name)[-1:] == [f"policy {name}: on → advise (anna sent {verb})"]
 
 
 def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:

@@ -1,8 +1,9 @@
 """Rollback in the conductor: what is refused, and what it leaves to the agent that takes the run up."""
 
 import pytest
-from tests.node_agent.support.simulation import Simulation, config, durable
+from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
+from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Rollback
 from trainctl.protocol.messages import events as e
 
@@ -53,6 +54,15 @@ def test_all_ranks_leave_and_what_is_wanted_is_journaled(args, step: int) -> Non
     assert all(rank.gone for rank in simulation.ranks.values())
 
 
+def test_no_rank_has_failed_in_a_run_that_goes_back_by_a_command() -> None:
+    simulation = run()
+    simulation.command("rollback", step=10)
+    simulation.run()
+    seen = [views.rank_view(simulation.conductor, rank, None, "", None, 0.0) for rank in simulation.ranks]
+    assert {(rank.state, rank.why) for rank in seen} == {("starting", "rollback to step 10")}
+    assert not [event for event in simulation.happened if event.severity == "error"]
+
+
 def test_an_agent_killed_before_its_ranks_have_left_has_a_successor_that_tells_them() -> None:
     simulation = run()
     simulation.crash_after = 2  # the journal and the outcome
@@ -73,3 +83,28 @@ def test_a_stop_meanwhile_calls_the_rollback_off(are_gone: bool) -> None:
     simulation.run()
     assert end.state == "applied" and not simulation.conductor.goes_back
     assert simulation.conductor.durable.rollback is None and simulation.journal.rollback is None
+
+
+@pytest.mark.parametrize("nodes", [("a",), ("a", "b", "c"), ("a", "a", "b", "b")], ids=["one", "three", "pairs"])
+def test_runs_of_any_nodes_and_ranks_go_back_skip_and_finish(nodes: tuple[str, ...]) -> None:
+    tables = {"checkpoint": {"every_steps": 5, "at_end": False}}
+    simulation = Simulation(config(30, 12, **tables), durable(nodes, 12)).begin().until_step(13)
+    simulation.command("rollback", step=5, skip_batches=3)
+    assert simulation.run().take_up()
+    simulation.finish()
+    check_ledger(simulation)
+    cursors = {commit.step: commit.cursor for commit in simulation.commits}
+    assert cursors == {step: 12 * (step if step <= 5 else step + 3) for step in range(1, 31)}
+
+
+@pytest.mark.parametrize("stage", ["offering", "forming", "formed"])
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_new_lead_repeats_no_step_that_was_planned_before_the_run_went_back(is_promoted: bool, stage: str) -> None:
+    simulation = run()
+    simulation.command("rollback", step=5, skip_batches=2)
+    assert simulation.run().take_up()
+    simulation.until(lambda: simulation.conductor.stage == stage)
+    simulation.promote(simulation.ranks[0]) if is_promoted else simulation.restart_agent()
+    simulation.finish()
+    check_ledger(simulation)
+    assert simulation.commits[5].cursor == 12 * (6 + 2)

@@ -22,14 +22,15 @@ def test_a_calibration_counts_until_a_step_tells_what_else_the_trainer_holds() -
     peaks = MemoryPeaks()
     peaks.calibrated(0, PROFILE)
     assert peaks.of([0, 1])[0].peak(16) == pytest.approx(18e6)
-    peaks.reported([report(4, 32e6)])
+    peaks.reported({0: report(4, 32e6)}, 1)
     assert peaks.of([0])[0].peak(16) == pytest.approx(38e6)
 
 
 def test_steps_of_several_micro_batches_need_no_calibration() -> None:
     peaks = MemoryPeaks()
-    peaks.reported([report(4, 30e6), report(4, 90e6, rank=1)])
+    peaks.reported({0: report(4, 30e6), 1: report(4, 90e6, rank=1)}, 1)
     assert peaks.of([0, 1]) == {}
-    peaks.reported([report(8, 34e6), report(12, 99e6, replays=1)])
+    peaks.reported({0: report(8, 34e6)}, 2)
+    peaks.reported({0: report(12, 99e6, replays=1)}, 2)
     assert peaks.of([0, 1]).keys() == {0}
     assert peaks.of([0])[0].peak(16) == pytest.approx(42e6)

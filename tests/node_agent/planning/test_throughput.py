@@ -44,7 +44,7 @@ def test_a_calibrated_rank_is_known_before_its_first_step_but_has_not_been_timed
 def take(rates: Rates, reports: list[m.Report]) -> None:
     """A step for each report."""
     for one in reports:
-        rates.reported({one.rank: one})
+        rates.reported({one.rank: one}, plan_version=100 * one.own_samples + one.micro_batch)
 
 
 def test_its_steps_say_how_much_slower_it_is_at_every_micro_batch() -> None:

@@ -51,6 +51,12 @@ class SimWorld:
     def group(self, form: m.Form) -> SimGroup:
         return self.groups.setdefault(form.generation, SimGroup(form))
 
+    def go_back(self, step: int) -> None:
+        """Later steps are undone: the next ones may be others."""
+        for later in [known for known in self.states if known > step]:
+            del self.states[later]
+            self.batches.pop(later, None)
+
     def updated(self, plan: m.StepPlan, before: object) -> object:
         """The state after an update, the same for whoever makes it: a step that somebody has made is never another."""
         batch = (plan.cursor, plan.global_batch)

@@ -101,6 +101,9 @@ class Simulation:
         self._copies: deque[Copy] = deque(maxlen=40)  # what the followers' records may hold, the newest last
         self._taken = 0  # the newest plan that a rank has been given by its agent, which had journaled it
         self.crash_after: int | None = None  # decisions the agent still carries out before it is killed
+        self.rollbacks = 0  # taken up
+        self.skips: dict[int, int] = {}  # positions skipped after a step
+        self.undone: set[str] = set()  # commands that were applied at steps which a rollback has undone
         self._tellers: dict[m.Generation, Conductor] = {}
         self._train_plans: set[tuple[m.Generation, int]] = set()
         self._newest_plan: dict[int, m.Generation] = {}  # by step: the newest generation it was planned in
@@ -247,8 +250,8 @@ class Simulation:
         assert (plan.generation, plan.step) not in self._train_plans, "two plans for one step of a generation"
         self._train_plans.add((plan.generation, plan.step))
         self._newest_plan[plan.step] = max(plan.generation, self._newest_plan.get(plan.step, plan.generation))
-        assert plan.cursor == (self.world.batches[plan.step - 1][0] + self.world.batches[plan.step - 1][1]
-                               if plan.step - 1 in self.world.batches else plan.cursor)  # fmt: skip
+        if plan.step - 1 in self.world.batches:
+            assert plan.cursor == sum(self.world.batches[plan.step - 1]) + self.skips.get(plan.step - 1, 0)
         if plan.finishes is None and plan.step != self.journal.retracted:
             settings = self.journal.settings
             assert all(work.micro_batch <= settings.ranks[work.rank].share for work in plan.work), plan
@@ -259,7 +262,8 @@ class Simulation:
     def _check_commit(self, step: m.StepCommitted) -> None:
         before = self.commits[-1] if self.commits else None
         assert step.step == (before.step + 1 if before else 1), "steps are committed one after another"
-        assert step.cursor == (before.cursor if before else 0) + step.global_batch, "the cursor has no gaps"
+        skipped = self.skips.get(step.step - 1, 0)
+        assert step.cursor == (before.cursor if before else 0) + skipped + step.global_batch, "the cursor has no gaps"
         assert before is None or step.generation >= before.generation
         assert step.generation >= self._newest_plan[step.step], "committed by an older generation than planned it last"
         assert step.step in self.world.states, "no rank has made this step"
@@ -269,6 +273,8 @@ class Simulation:
         assert set(self.ends) == set(self.sent)
         versions = {commit.step: commit.plan_version for commit in self.commits}
         for id, end in self.ends.items():
+            if id in self.undone:
+                continue
             starts = (end.after or "").startswith("restarted")  # no plan changes before it is back
             if end.state == "applied" and self.sent[id].verb in EDITING and end.step in versions and not starts:
                 former = versions.get(end.step - 1, 0)
@@ -536,7 +542,7 @@ class Simulation:
         late = [copy for copy in self._copies if copy.seq >= self._taken and self.now - copy.at < IN_FLIGHT_SECONDS]
         copy = self.random.choice([*late, self._copy()])
         self._copies.clear()
-        recent = [plan for plan in copy.plans if plan.kind == "train"]
+        recent = restore.recent_plans(copy.journal, copy.plans)
         self.journal = restore.taken_over(copy.journal, self.journal.generation.term + 1, recent)
         # Plans that only the old lead had are nowhere any more.
         self.plans = [plan for plan in self.plans if plan.seq <= copy.seq]
@@ -551,6 +557,47 @@ class Simulation:
         if lead.rank in self.conductor.ranks and self.ended is None:
             self.feed(d.RankSilent(lead.rank, "its node's agent is gone, and another node was promoted"))
 
+    def take_up(self) -> bool:
+        """Takes up a run that a rollback has ended, from the checkpoint that it names: another conductor, and other
+        trainers that have loaded it. False if there is none."""
+        asked = self.journal.rollback
+        if self.ended is None or not self.conductor.goes_back or asked is None or self.lost:
+            return False
+        assert asked.step in self.journal.checkpoints
+        assert all(rank.gone or self.conductor.ranks[rank.rank].ended for rank in self.ranks.values())
+        self.rollbacks += 1
+        self.commits = self.commits[: asked.step]
+        self.parts = {part for part in self.parts if part[0] <= asked.step}
+        self.sent_plans = [plan for plan in self.sent_plans if plan.step <= asked.step]
+        self.undone |= {id for id, end in self.ends.items() if (end.step or 0) > asked.step}
+        self.skips = {step: count for step, count in self.skips.items() if step <= asked.step}
+        count = asked.skip_batches * self.journal.settings.global_batch
+        self.skips[asked.step] = self.skips.get(asked.step, 0) + count
+        self.world.go_back(asked.step)
+        cursor = (self.commits[-1].cursor if self.commits else 0) + self.skips[asked.step]
+        for rank in self.ranks.values():
+            rank.restart()
+            rank.up.clear()
+            rank.connected, rank.last_step, rank.cursor = True, asked.step, cursor
+            rank.state = self.world.states[asked.step]
+        self._begin_again(asked.step, cursor)
+        return True
+
+    def _begin_again(self, step: int, cursor: int) -> None:
+        """A conductor for trainers that are being started; it has the settings of now."""
+        self.journal = msgspec.structs.replace(
+            self.journal, seq=self.plans[-1].seq, mode="paused" if self.journal.mode == "paused" else "running",
+            carried={}, paused_ids=(), members=(), probed=(), retracted=0, rollback=None,
+            checkpoints=tuple(at for at in self.journal.checkpoints if at <= step), written=step,
+            went_back=self.journal.generation,
+        )  # fmt: skip
+        self.conductor = Conductor(RUN, self.config, self.journal, Progress(step, cursor))
+        self.ended, self.crash_after, self.listens_since = None, None, self.now
+        self.nobody_left = False
+        self._copies.clear()
+        if self.lacking:
+            self.feed(d.Quorum(self.lacking))
+
     def lack(self, lacking: str) -> None:
         """A majority of nodes becomes unreachable, or comes back."""
         self.lacking = lacking
@@ -561,8 +608,8 @@ class Simulation:
         self.crash_after = None
         self.faults += 1
         last = self.commits[-1] if self.commits else None
-        progress = Progress(last.step, last.cursor) if last else Progress()
-        recent = tuple(plan for plan in self.plans[-32:] if plan.kind == "train")
+        progress = Progress(last.step, last.cursor + self.skips.get(last.step, 0)) if last else Progress()
+        recent = restore.recent_plans(self.journal, self.plans[-32:])
         carried = {id: command for id, command in self.journal.carried.items() if id not in self.ends}
         seq = self.plans[-1].seq if self.plans else 0
         self.journal = msgspec.structs.replace(self.journal, carried=carried, seq=seq)
@@ -588,6 +635,7 @@ def check_ledger(simulation: Simulation) -> None:
     cursor = 0
     for number, commit in enumerate(simulation.commits, 1):
         assert commit.step == number
+        cursor += simulation.skips.get(number - 1, 0)
         assert simulation.world.batches[commit.step] == (cursor, commit.global_batch)
         cursor = commit.cursor
     identities = [(plan.generation, plan.seq) for plan in simulation.plans]

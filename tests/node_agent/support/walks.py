@@ -19,6 +19,7 @@ COMMANDS: tuple[tuple[str, dict], ...] = (
     ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),
     ("drain", {"node": "c"}), ("admit", {"node": "a"}), ("admit", {"node": "b"}), ("admit", {"node": "c"}),
     ("admit", {"node": "b"}), ("defragment", {}), ("defragment", {"node": "b"}),
+    ("rollback", {"steps": 1}), ("rollback", {"steps": 3, "skip_batches": 2}), ("rollback", {"step": 5}),
     ("autopilot", {"name": "first-shares", "mode": "off"}),
     ("autopilot", {"name": "out-of-memory", "mode": "advise"}), ("autopilot", {"name": "out-of-memory", "mode": "on"}),
 )  # fmt: skip
@@ -132,7 +133,7 @@ def walk(seed: int) -> Simulation:
     run = simulation(chance.choice((1, 2, 3, 3, 4)), seed)
     chances = Chances(run, seed)
     kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
-    while run.ended is None and run.strides < 6000:
+    while (run.ended is None or run.take_up()) and run.strides < 6000:
         if chance.random() < 0.1 and run.choices():
             chance.choices(kinds, weights)[0](chances)
         elif not run.stride():
@@ -181,9 +182,13 @@ def _wait(run: Simulation, chances: Chances) -> None:
 def end(run: Simulation) -> None:
     """Drive it to the end without more faults; nothing may be lost, done twice or left without an outcome."""
     run.finish()
+    while run.take_up():
+        run.finish()
     check_ledger(run)
     run.check_commands()
     run.check_periodic()
+    if run.conductor.goes_back and run.journal.rollback is not None:
+        return  # a node is lost for good, which only a real agent can do without from the beginning
     if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
         hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
         gave_up = (

@@ -45,6 +45,7 @@ FROZEN = {
     "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run --server-key -f -h -n",
     "ls": "--cluster --connect --help --json --server-key -h",
     "mirror": "--cluster --connect --follow --help --offline --output --project --server-key --to -f -h RUN",
+    "policies": "--cluster --connect --help --json --run --server-key -h",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "quantize": "--group-size --help --json --output --to -h MODEL",
     "replay": "--help --speed -h RUN",
@@ -93,7 +94,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 READING = {
     "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
     "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls",
-    "mirror", "quantize", "replay", "status", "watch",
+    "mirror", "policies", "quantize", "replay", "status", "watch",
 }  # fmt: skip
 
 

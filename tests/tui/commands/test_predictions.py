@@ -124,7 +124,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("pause", "pauses after step 18,241, within about 3.06 s; curve unchanged"),
         ("resume", "continues at step 18,241 with plan v4; curve unchanged"),
         ("rollback", "goes back from step 18,240 to the newest checkpoint up to step 18,140; "
-         "skips the data of 200 steps: changes the curve"),
+         "doesn't train on the samples of the 200 global batches after it: changes the curve"),
         ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
         ("note", "recorded in the run's events at step 18,240; curve unchanged"),
     ],

@@ -458,6 +458,7 @@ class Recorded:
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
+        self.known_policies: m.Policies | None = None
         self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
@@ -534,6 +535,11 @@ class Recorded:
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
+
+    async def policies(self, run: str | None = None) -> m.Policies:
+        if self.known_policies is None:
+            raise RefusedError(f"run: {run} isn't active: its policies see nothing until it is resumed")
+        return self.known_policies
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

@@ -20,7 +20,7 @@ class Rule:
 _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "nonfinite": (1, 0.0, 20),  # steps
     "skipped": (1, 0.0, 20),  # steps
-    "loss-spike": (3, 0.0, 10),  # steps
+    "loss-spike": (1, 0.0, 10),  # steps, of which the detector has seen enough
     "divergence": (1, 0.0, 20),  # steps
     "clip": (1, 0.0, 20),  # steps
     "own-loss": (20, 0.0, 20),  # steps of one rank
@@ -43,7 +43,6 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
 def rules(table: AlertsTable) -> dict[AlertKind, Rule]:
     """The rule of each kind, as the run file has it."""
     made = {kind: Rule(*least, table.clear_seconds) for kind, least in _LEAST.items()}
-    made["loss-spike"] = dataclasses.replace(made["loss-spike"], raise_count=table.loss_spike_steps)
     made["node-silent"] = dataclasses.replace(made["node-silent"], raise_seconds=table.silent_seconds)
     return made
 

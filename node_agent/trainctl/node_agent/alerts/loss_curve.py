@@ -6,12 +6,10 @@ from collections import deque
 from trainctl.node_agent.alerts.findings import Finding, Said, number
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.divergence import Divergence, DivergenceDetector
-from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, robust_trend
-from trainctl.protocol.analysis.rolling import RollingStatistics
+from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
+from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
 from trainctl.protocol.config.alert_rules import AlertsTable
 
-WINDOW_STEPS = 100
-"""Steps that a loss is compared with, and in which skipped steps are counted."""
 CALM_STEPS = 20
 """Steps without a skipped one after which the alert is cleared."""
 
@@ -21,7 +19,9 @@ class LossWatch:
 
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
-        self._losses: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS)
+        self._spikes = SpikeDetector(
+            table.loss_spike_mads, table.loss_spike_steps, percent=table.loss_spike_percent, window=WINDOW_STEPS
+        )
         self._skips: deque[tuple[int, bool]] = deque(maxlen=WINDOW_STEPS)
         self._divergence = DivergenceDetector(table.diverged_mads)
         self._clips = RollingStatistics(WINDOW_STEPS)
@@ -31,15 +31,12 @@ class LossWatch:
         self._go_back_to(step.step)
         found = [self._nonfinite(step), self._skipped(step), *self._clip(step), self._diverged(step)]
         if step.loss is not None and math.isfinite(step.loss):
-            if len(self._losses) >= LEAST_STEPS:
-                found.append(self._spike(step, step.loss))
-            self._losses.append((step.step, step.loss))
+            found.append(self._spike(step, step.loss))
         return found
 
     def _go_back_to(self, step: int) -> None:
-        for kept in (self._losses, self._skips):
-            while kept and kept[-1][0] >= step:
-                kept.pop()
+        while self._skips and self._skips[-1][0] >= step:
+            self._skips.pop()
 
     @staticmethod
     def _nonfinite(step: m.StepCommitted) -> Finding:
@@ -75,17 +72,17 @@ class LossWatch:
         return Finding("divergence", found is not None, found is None, lambda: _say_diverged(found, step))
 
     def _spike(self, step: m.StepCommitted, loss: float) -> Finding:
-        table = self._table
-        found = robust_trend([loss for _, loss in self._losses])
-        most = max(table.loss_spike_mads * found.scatter, table.loss_spike_percent / 100 * abs(found.expected))
-        above = loss - found.expected
+        """By the loss alone: an alert about a spike that the gradient norm doesn't show is still worth a look."""
+        found = self._spikes.add(step.step, loss, None)
+        return Finding("loss-spike", found is not None, found is None, lambda: _say_spike(found, step))
 
-        def say() -> Said:
-            text = f"loss {number(loss)} at step {step.step:,}, trend {number(found.expected)}"
-            scatter = f"scatter over the last {WINDOW_STEPS} steps {number(found.scatter)}"
-            return Said(text, (scatter, *_facts(step)))
 
-        return Finding("loss-spike", above > most, above < most / 2, say)
+def _say_spike(found: Spike | None, step: m.StepCommitted) -> Said:
+    if found is None:
+        return Said("the loss is back at its trend")
+    text = f"loss {number(step.loss or 0.0)} at step {step.step:,}, trend {number(found.expected)}"
+    scatter = f"scatter over {WINDOW_STEPS} steps before the spike {number(found.scatter)}"
+    return Said(text, (scatter, *_facts(step)))
 
 
 def _say_diverged(found: Divergence | None, step: m.StepCommitted) -> Said:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, median, seconds
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.slowdown import SlowdownDetector
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 BLOCK_STEPS = 20
@@ -41,6 +42,12 @@ class RankPace:
         self._best: Typical | None = None
         self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
         self._count = 0
+        self._detector, self._learned_plan = SlowdownDetector(), self.plan
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its steps have become longer by more than their scatter explains."""
+        return self._detector.is_slow
 
     @property
     def best(self) -> Typical | None:
@@ -50,6 +57,7 @@ class RankPace:
     def seed(self, best: Typical) -> None:
         """Compare with what was best before a restart."""
         self._best, self.plan = best, best.plan
+        self._detector, self._learned_plan = SlowdownDetector(1 / best.rate), best.plan
 
     def add(self, part: m.RankStep) -> None:
         if (plan := (part.micro_batch or 0, part.samples)) != self.plan:
@@ -57,8 +65,12 @@ class RankPace:
             self._recent.clear()
             if self._best is not None and not _is_like(self._best.plan, self.plan):
                 self._best = None
+            if not _is_like(self._learned_plan, self.plan):
+                self._detector, self._learned_plan = SlowdownDetector(), self.plan
         self._recent.append(part)
         self._count += 1
+        if rate := part.own_tokens_per_second:
+            self._detector.add(_pass_factor(self.plan, self._learned_plan) / rate)
 
     def now(self, gpu: m.GpuReading | None, host: m.HostReading | None) -> Typical | None:
         """The block that ends with the newest step; None before there is one."""
@@ -88,10 +100,15 @@ def _with_share(best: Typical, plan: tuple[int, int]) -> Typical:
     one: then no more can be asked for than that leaves."""
     if best.plan == plan:
         return best
-    factor = min(1.0, _pass_samples(plan) / _pass_samples(best.plan))
+    factor = _pass_factor(plan, best.plan)
     more = plan[1] / max(best.plan[1], 1) / factor
     busy = {name: more * took for name, took in best.busy.items()} if best.busy is not None else None
     return dataclasses.replace(best, rate=best.rate * factor, plan=plan, busy=busy)
+
+
+def _pass_factor(plan: tuple[int, int], before: tuple[int, int]) -> float:
+    """What a rate with a plan is expected to be of the rate with the plan before: less if its passes are smaller."""
+    return min(1.0, _pass_samples(plan) / _pass_samples(before))
 
 
 def _pass_samples(plan: tuple[int, int]) -> float:
@@ -132,12 +149,14 @@ class PaceWatch:
             # With another micro-batch, or quite another share, there is nothing to be slower than.
             return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
-        slower = self._alone(part.rank)
-        return [Finding("throughput", *self._judged(slower), lambda: _slower(best, typical), part.node, part.rank)]
+        judged = self._judged(self._alone(part.rank), is_slow=pace.is_slow)
+        return [Finding("throughput", *judged, lambda: _slower(best, typical), part.node, part.rank)]
 
-    def _judged(self, slower: float) -> tuple[bool, bool]:
+    def _judged(self, slower: float, *, is_slow: bool) -> tuple[bool, bool]:
+        """Whether it is bad and whether it is good; what is no slowdown by its scatter is good."""
         table = self._table
-        return slower > table.throughput_drop_percent / 100, slower < table.throughput_clear_percent / 100
+        is_bad = is_slow and slower > table.throughput_drop_percent / 100
+        return is_bad, not is_slow or slower < table.throughput_clear_percent / 100
 
     def _alone(self, rank: int) -> float:
         """By how much a rank is slower beyond what the others are too: what slows most of them is no rank's own
@@ -149,7 +168,10 @@ class PaceWatch:
         """What slows more than half of the ranks is the fleet's trouble, and no rank's own."""
         slower = dict(self._slower) if len(self._slower) > 1 else {}
         middle = median_low(slower.values()) if slower else 0.0
-        return Finding("throughput", *self._judged(middle), lambda: self._say_together(slower, middle))
+        are_slow = 2 * sum(self._paces[rank].is_slow for rank in slower) > len(slower)
+        return Finding(
+            "throughput", *self._judged(middle, is_slow=are_slow), lambda: self._say_together(slower, middle)
+        )
 
     def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
         lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.plateau import Plateau, PlateauDetector
 
 
@@ -25,6 +26,16 @@ def start_over(found: PlateauDetector, evaluations: int = 0) -> None:
     """Count evaluations from 0 again after so many; the best loss stays."""
     state = found.state
     found.restore(None if state is None else state._replace(evaluations=-evaluations))
+
+
+def figures(found: PlateauDetector, patience: int) -> list[m.PolicyFigure]:
+    """What has been counted, and the best loss."""
+    state = found.state
+    counted = max(state.evaluations, 0) if state is not None else None
+    return [
+        m.PolicyFigure("evaluations without improvement", counted, patience, acts="at"),
+        m.PolicyFigure("best held-out loss", state.best if state is not None else None),
+    ]
 
 
 def in_words(found: PlateauDetector) -> str:

@@ -114,6 +114,11 @@ class Proposal:
     advise_only: bool = False  # it is advised even if the policy is on
     is_urgent: bool = False  # it doesn't wait for the effects of other policies' commands
 
+    @property
+    def command(self) -> str:
+        """As typed on the command line."""
+        return verbs.written(self.verb, verbs.given(self.args), self.node)
+
 
 def resize(micro: int, node: str, reason: str, severity: m.Severity = "info", edit: Edit | None = None) -> Proposal:
     """Another micro-batch for a node, in samples."""
@@ -131,6 +136,28 @@ class Advice:
 
     reason: str  # with the figures it rests on
     severity: m.Severity = "warning"
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What a policy sees now, and what it would do next."""
+
+    figures: tuple[m.PolicyFigure, ...]
+    why: str  # reason for the command, or what makes the policy act
+    command: str = ""  # that it would propose now, as typed on the command line; empty: none
+    acts_at_once: bool = False  # the command doesn't wait for the effects of other policies' commands
+
+
+def assess(figures: Sequence[m.PolicyFigure], found: Proposal | Advice | None, otherwise: str) -> Assessment:
+    """Of figures and of what they lead to; `otherwise`: what makes the policy act, if they lead to nothing."""
+    match found:
+        case Proposal():
+            at_once = found.is_urgent or found.edit is not None
+            return Assessment(tuple(figures), found.reason, found.command, at_once)
+        case Advice():
+            return Assessment(tuple(figures), found.reason)
+        case None:
+            return Assessment(tuple(figures), otherwise)
 
 
 @dataclass
@@ -187,6 +214,11 @@ class Policy(ABC):
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
         """What it would do now, if anything. `memory` is its own, to read and to write."""
+
+    @abstractmethod
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        """Its figures against its limits, and what it would do at the next occasion. Asked only when a person looks:
+        `facts.occasion` is then the last step of this generation, if there is one, and `memory` is a copy."""
 
 
 def mode_of(config: RunFile, durable: Durable, name: PolicyName) -> PolicyMode:

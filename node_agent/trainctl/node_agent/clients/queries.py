@@ -19,6 +19,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
@@ -65,6 +66,7 @@ class QuerySource(Protocol):
     def led_elsewhere(self, run: str) -> str | None: ...
     def now(self) -> float: ...
     def alerts(self) -> m.Alerts: ...
+    def policy_statuses(self, directory: Path) -> tuple[m.PolicyStatus, ...] | None: ...
     def refusals(self, limit: int) -> tuple[m.Refused, ...]: ...
     @property
     def keys(self) -> Keyring | None: ...
@@ -109,6 +111,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _samples(request, source)
         case m.PairsRequest():
             return await _pairs(request, source)
+        case m.PoliciesRequest():
+            return await _policies(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -328,6 +332,37 @@ async def _pairs(request: m.PairsRequest, source: QuerySource) -> m.Pairs:
     paths = _paths(request.run, source)
     found = await _from_record(paths, lambda reader: reader.held_out_pairs(request.limit))
     return m.Pairs(rid=request.rid, run=paths.directory.name, evaluations=found)
+
+
+async def _policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policies:
+    """From the agent that leads the run. The newest commands come from the record."""
+    paths = _paths(request.run, source)
+    live, run = source.live_run(paths.directory), paths.directory.name
+    if live is None:
+        raise InvalidInputError("run", f"{run} isn't active: its policies see nothing until it is resumed")
+    if live.view.recording:
+        raise InvalidInputError("run", f"{run} is a played recording: policies see something only in a live run")
+    statuses = source.policy_statuses(paths.directory)
+    if statuses is None:
+        return await _policies_elsewhere(request, live.view, source)
+
+    def read(reader: RecordReader) -> tuple[m.PolicyStatus, ...]:
+        return tuple(msgspec.structs.replace(one, actions=reader.commands_by(AUTHOR + one.name)) for one in statuses)
+
+    return m.Policies(rid=request.rid, run=run, step=live.view.step, policies=await _from_record(paths, read))
+
+
+async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
+    if view.kind != "hosted":
+        raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
+    address = source.address_of(view.lead)
+    if address is None:
+        raise InvalidInputError("run", f"{view.lead}, which leads {view.run}, is unreachable: try again later")
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
+            return msgspec.structs.replace(await client.policies(view.run), rid=request.rid)
+    except TrainctlError as error:
+        raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

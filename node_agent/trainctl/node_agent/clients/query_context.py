@@ -73,6 +73,12 @@ class QueryContext:
         """The run in a directory as it is now, None if it isn't active."""
         return next((live for live in self.live_runs() if Path(live.view.directory) == directory), None)
 
+    def policy_statuses(self, directory: Path) -> tuple[m.PolicyStatus, ...] | None:
+        """What the policies see of the run in a directory; None if this agent doesn't lead it."""
+        session = self._lead.session
+        is_led = session is not None and Path(session.view.directory) == directory
+        return session.conductor.policy_statuses() if session is not None and is_led else None
+
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""
         session, followed, alerts = self._lead.session, self._follower.followed, self._alerts.view

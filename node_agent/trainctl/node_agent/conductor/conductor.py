@@ -139,6 +139,11 @@ class Conductor:
         return self._shutdown.goes_back
 
     @property
+    def goes_back_by_command(self) -> bool:
+        """Whether that is a rollback: no rank has failed."""
+        return self.goes_back and self.durable.rollback is not None
+
+    @property
     def state(self) -> m.RunState:
         """The run's state in the words that clients see."""
         if self.goes_back:
@@ -156,6 +161,10 @@ class Conductor:
         """Of the step in progress, or of the next one."""
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
+
+    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+        """What each policy sees and would do next, without its newest commands."""
+        return self._proposals.policy_statuses()
 
     @property
     def not_taken(self) -> dict[str, str]:

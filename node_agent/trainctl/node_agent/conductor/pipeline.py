@@ -249,8 +249,9 @@ class Pipeline:
         if in_flight.reports.keys() != in_flight.ranks:
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
-            self.rates.reported(in_flight.reports)
-            self.peaks.reported(in_flight.reports.values())
+            version = in_flight.plan.plan_version
+            self.rates.reported(in_flight.reports, version)
+            self.peaks.reported(in_flight.reports, version)
         self.periodic.note_done(in_flight.plan)
         return in_flight
 

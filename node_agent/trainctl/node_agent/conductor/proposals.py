@@ -4,6 +4,7 @@ One policy acts at a time: no command is proposed while another policy's is open
 is measured. Edits that must not wait for a step are no part of that.
 """
 
+import copy
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Proposal, RunFacts, mode_of
+from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
 from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import ConductorState
@@ -39,9 +40,9 @@ class Proposals:
         self._state = state
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._generation = state.durable.generation  # that the evidence is of
-        self._measured_until = 0  # step
         self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
         self._modes_known: Mapping[PolicyName, PolicyMode] = {}
+        self._last: Stepped | None = None  # the last step of that generation
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
             id: state.progress.step
             for kept in state.durable.policies.values()
@@ -76,6 +77,7 @@ class Proposals:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
         facts = self._facts(occasion)
+        self._last = occasion if isinstance(occasion, Stepped) else self._last
         for name, policy in REGISTRY.items():
             mode = self._modes[name]
             if mode == "off":
@@ -126,6 +128,28 @@ class Proposals:
         self._state.persist()
         self._state.happen(e.PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
 
+    def policy_statuses(self) -> tuple[m.PolicyStatus, ...]:
+        """What each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
+        self._forget_old()
+        return tuple(self._status_of(name, policy) for name, policy in REGISTRY.items())
+
+    def _status_of(self, name: PolicyName, policy: Policy) -> m.PolicyStatus:
+        mode = self.mode(name)
+        if mode == "off":
+            return m.PolicyStatus(name, mode)
+        memory = Memory(dict(self._kept(name).memory), copy.deepcopy(self._evidence.get(name, {})))
+        found = policy.sees(self._facts(self._last), memory)
+        waits = self._waits() if found.command and mode == "on" and not found.acts_at_once else ""
+        return m.PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
+
+    def _waits(self) -> str:
+        """What a command that isn't urgent waits for."""
+        waited = next((name for name, kept in self._state.durable.policies.items() if kept.sent), None)
+        if waited is not None:
+            return f"the outcome of {waited}'s command"
+        left = self._measured_steps_left
+        return f"{left} more steps that measure the effect of the last change" if left else ""
+
     # ------------------------------------------------------------ commands on their way
 
     def arrived(self, command: d.Commanded) -> d.Commanded:
@@ -150,9 +174,9 @@ class Proposals:
         memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
         pending = kept.pending if left else {}
         self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
-        self._state.persist()
         if ended.state == "applied" and isinstance(ended.made, e.Change):
-            self._measured_until = (ended.step or self._state.progress.step) + EFFECT_STEPS
+            self._state.keep(changed_at=ended.step or self._state.progress.step)
+        self._state.persist()
         if failures >= FAILURES and self.mode(name) == "on":
             self._turn_to_advise(name, f"{failures} commands in a row failed, the last one: {ended.reason}")
 
@@ -163,7 +187,7 @@ class Proposals:
     def _forget_old(self) -> None:
         """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
-            self._generation = self._state.durable.generation
+            self._generation, self._last = self._state.durable.generation, None
             self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
@@ -176,8 +200,14 @@ class Proposals:
         """Whether another command must end, or have its effect measured, before this one."""
         if proposal.is_urgent:
             return bool(self._kept(name).sent)
-        is_measured = self._state.progress.step < self._measured_until
-        return is_measured or any(kept.sent for kept in self._state.durable.policies.values())
+        return bool(self._measured_steps_left) or any(kept.sent for kept in self._state.durable.policies.values())
+
+    @property
+    def _measured_steps_left(self) -> int:
+        """Steps until the effect of the last change has been measured; 0 if it has, or the run went back before it."""
+        changed_at = self._state.durable.changed_at
+        passed = self._state.progress.step - changed_at if changed_at is not None else EFFECT_STEPS
+        return EFFECT_STEPS - passed if 0 <= passed < EFFECT_STEPS else 0
 
     # ------------------------------------------------------------ proposals
 
@@ -204,7 +234,7 @@ class Proposals:
     def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> d.Proposed:
         """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""
         plan = self._state.settings.plan_version
-        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {_written(proposal)}"))
+        id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {proposal.command}"))
         return d.Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
 
     def _send(self, name: PolicyName, proposed: d.Proposed, severity: m.Severity) -> None:
@@ -221,7 +251,7 @@ class Proposals:
             return
         self._keep(name, advised=advised, memory={**kept.memory, **proposal.quiet})
         self._state.persist()
-        self._say(name, _written(proposal), proposal.reason, proposal.severity)
+        self._say(name, proposal.command, proposal.reason, proposal.severity)
 
     def _say(self, name: PolicyName, command: str, reason: str, severity: m.Severity) -> None:
         self._state.happen(e.PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
@@ -239,7 +269,3 @@ class Proposals:
         """The next decision that journals the durable state journals this."""
         kept = msgspec.structs.replace(self._kept(name), **changes)
         self._state.keep(policies={**self._state.durable.policies, name: kept})
-
-
-def _written(proposal: Proposal) -> str:
-    return verbs.written(proposal.verb, verbs.given(proposal.args), proposal.node)

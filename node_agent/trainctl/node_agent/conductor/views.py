@@ -63,6 +63,8 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
         return "lost"
     if at.ended and conductor.final is None and conductor.stage == "loading":
         return "starting"  # another is started in a while
+    if at.ended and conductor.goes_back_by_command:
+        return "starting"
     if at.ended:
         return "failed" if conductor.final == "failed" else "done"
     if out == "lost":
@@ -96,6 +98,8 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
         case "draining":
             return conductor.draining(rank)
         case "failed":
+            return conductor.reason
+        case "starting" if conductor.goes_back_by_command:
             return conductor.reason
         case "starting":
             return conductor.ranks[rank].why if conductor.ranks[rank].ended else conductor.ranks[rank].loading

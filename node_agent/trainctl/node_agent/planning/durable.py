@@ -115,3 +115,5 @@ class Durable(msgspec.Struct, frozen=True):
     checkpoints: tuple[int, ...] = ()  # steps of the newest ones, ascending: those that are kept for sure
     rollback: Rollback | None = None  # until the run has gone back
     skipped: tuple[Skipped, ...] = ()  # by step
+    went_back: Generation | None = None  # plans up to this generation are from before the run last went back
+    changed_at: int | None = None  # step of the newest command of a policy that changed the plan

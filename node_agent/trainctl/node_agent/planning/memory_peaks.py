@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.memory_model import MemoryModel, fit
@@ -18,6 +18,8 @@ class MemoryPeaks:
     """Kept by the conductor in memory; a rank has no model before its peaks at two micro-batches are known."""
 
     def __init__(self) -> None:
+        self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _reported yet
+        self._version = 0
         self._reported: dict[int, dict[int, deque[float]]] = {}
         self._calibrated: dict[int, MemoryModel | None] = {}
 
@@ -26,22 +28,35 @@ class MemoryPeaks:
         peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
         self._calibrated[rank] = fit(peaks)
 
-    def reported(self, reports: Iterable[m.Report]) -> None:
-        """Every rank's report of one whole step. One that repeated passes had several micro-batches."""
-        for report in reports:
-            peak, micro = report.values.get("memory_peak_bytes"), report.micro_batch
-            if peak is None or not micro or report.replays:
-                continue
-            sizes = self._reported.setdefault(report.rank, {})
-            if micro not in sizes:
-                sizes[micro] = deque(maxlen=NEWEST)
-                if len(sizes) > MOST_SIZES:
-                    del sizes[next(iter(sizes))]
-            sizes[micro].append(peak)
+    def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
+        """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
+        if plan_version != self._version:
+            self._take_steps()
+            self._version = plan_version
+        self._steps.append(reports)
+
+    def _take_steps(self) -> None:
+        for reports in self._steps:
+            for report in reports.values():
+                self._take(report)
+        self._steps.clear()
+
+    def _take(self, report: m.Report) -> None:
+        """One that repeated passes had several micro-batches."""
+        peak, micro = report.values.get("memory_peak_bytes"), report.micro_batch
+        if peak is None or not micro or report.replays:
+            return
+        sizes = self._reported.setdefault(report.rank, {})
+        if micro not in sizes:
+            sizes[micro] = deque(maxlen=NEWEST)
+            if len(sizes) > MOST_SIZES:
+                del sizes[next(iter(sizes))]
+        sizes[micro].append(peak)
 
     def of(self, ranks: Iterable[int]) -> dict[int, MemoryModel]:
         """Of the ranks that are known: by their steps if those had different micro-batches, else as calibrated, through
         the peak of their steps."""
+        self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}
 

@@ -23,7 +23,8 @@ class Rates:
     """Kept by the conductor in memory; a rank has none before its first step, measurement or calibration."""
 
     def __init__(self) -> None:
-        self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of the same ranks, not in _timings yet
+        self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _timings yet
+        self._version = 0
         self._timings: dict[int, deque[Timing]] = {}
         self._measured: dict[int, tuple[float, int]] = {}  # samples per second, and of a pass
         self._profiles: dict[int, ProfileSummary] = {}
@@ -43,10 +44,11 @@ class Rates:
         self._timings.pop(rank, None)
         self._measured[rank] = samples_per_second, micro
 
-    def reported(self, reports: Mapping[int, m.Report]) -> None:
-        """Every rank's report of one whole step. They are read when a model is wanted."""
-        if self._steps and self._steps[-1].keys() != reports.keys():
+    def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
+        """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
+        if plan_version != self._version:
             self._take_steps()
+            self._version = plan_version
         self._steps.append(reports)
 
     def _take_steps(self) -> None:

@@ -96,6 +96,9 @@ class PlayedAgent:
     keys = None
     """Played agents are on loopback only."""
 
+    def policy_statuses(self, directory: Path) -> None:
+        """A recording has no policies."""
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         return ()
 

@@ -4,7 +4,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -182,7 +182,7 @@ def old_run(
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
-            checkpoints=left, written=max(left, default=min(durable.written, step)),
+            checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
@@ -216,7 +216,7 @@ def surviving_run(
         state = recorder.last_state()
         close_times(recorder, state.step.committed_at if state.step is not None else 0.0, gone)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
-        recent = tuple(plan for plan in state.plans if plan.kind == "train")
+        recent = recent_plans(durable, state.plans)
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
         if durable.probed is None:  # a version without probes led it: its trainers know none
             durable = msgspec.structs.replace(durable, probed=durable.members)
@@ -225,6 +225,12 @@ def surviving_run(
             _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
         conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable), recent)
         return Opening(conductor, paths, recorder, None)
+
+
+def recent_plans(durable: Durable, plans: Iterable[m.StepPlan]) -> tuple[m.StepPlan, ...]:
+    """The train plans among these that stand: none from before the run last went back to a checkpoint."""
+    train = (plan for plan in plans if plan.kind == "train")
+    return tuple(plan for plan in train if durable.went_back is None or plan.generation > durable.went_back)
 
 
 def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Durable:

@@ -5,13 +5,8 @@ from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
+from trainctl.protocol.config.curve_thresholds import DIVERGED_MADS, PAST_STEPS, TREND_STEPS
 
-TREND_STEPS: Final = 200
-"""Steps over which the loss must rise."""
-PAST_STEPS: Final = 100
-"""Steps in a row at which its level must be far above the best."""
-DIVERGED_MADS: Final = 3.0
-"""Distance above the best level, in units of the scatter (scaled MAD) at the best."""
 DIVERGED_PERCENT: Final = 5.0
 """Least distance above the best level in percent of it, for curves that hardly scatter."""
 LEVEL_STEPS: Final = 50
@@ -50,11 +45,38 @@ class DivergenceDetector:
         self._mads, self._part, self._past = mads, percent / 100, past
         self._window, self._recent = RollingStatistics(window), RollingStatistics(LEVEL_STEPS)
         self._best, self._steps = best, 0
+        self._divergence: Divergence | None = None
 
     @property
     def best(self) -> Best | None:
         """The lowest level so far; None before LEVEL_STEPS steps."""
         return self._best
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The present divergence, None if there is none."""
+        return self._divergence
+
+    @property
+    def steps(self) -> int:
+        """Steps in a row that the level has been far above the best."""
+        return self._steps
+
+    @property
+    def above(self) -> float | None:
+        """How far the level is above the best, in units of the scatter that counts; None before LEVEL_STEPS steps."""
+        level, best = self._recent.median, self._best
+        if level is None or best is None or not (distance := self._distance(best)):
+            return None
+        return self._mads * (level - best.level) / distance
+
+    @property
+    def rise(self) -> float | None:
+        """The rise of the loss over the window, in units of the scatter at the best; None before the window is full."""
+        trend, best = self._window.trend, self._best
+        if trend is None or best is None or not self._window.is_full or not best.scatter:
+            return None
+        return trend * len(self._window) / best.scatter
 
     def replay(self, steps: Iterable[m.StepCommitted]) -> None:
         """Take steps of the record, oldest first: the newest TREND_STEPS + LEVEL_STEPS, with `best` from before,
@@ -73,11 +95,16 @@ class DivergenceDetector:
         if self._best is None or level < self._best.level:
             self._best = Best(step, level, self._recent.scatter or 0.0)
         best = self._best
-        is_past = level - best.level > max(self._mads * best.scatter, self._part * abs(best.level))
-        self._steps = self._steps + 1 if is_past else 0
-        return self._divergence(level, best) if self._steps >= self._past and self._window.is_full else None
+        self._steps = self._steps + 1 if level - best.level > self._distance(best) else 0
+        is_long = self._steps >= self._past and self._window.is_full
+        self._divergence = self._risen(level, best) if is_long else None
+        return self._divergence
 
-    def _divergence(self, level: float, best: Best) -> Divergence | None:
+    def _distance(self, best: Best) -> float:
+        """Least distance above the best that counts, in the loss's unit."""
+        return max(self._mads * best.scatter, self._part * abs(best.level))
+
+    def _risen(self, level: float, best: Best) -> Divergence | None:
         trend = self._window.trend
         rises = trend is not None and trend * len(self._window) > best.scatter and trend > 0
         return Divergence(level, best, trend, self._steps) if trend is not None and rises else None
@@ -86,7 +113,7 @@ class DivergenceDetector:
         last = self._window.last_step
         if last is None or last < step:
             return
-        self._steps = max(0, self._steps - (last - step + 1))
+        self._steps, self._divergence = max(0, self._steps - (last - step + 1)), None
         if self._best is not None and self._best.step >= step:
             self._best = None
         self._window.go_back_to(step)

@@ -6,15 +6,8 @@ from typing import Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.robust_trend import LEAST_STEPS, RobustTrend, robust_trend
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics, is_usable
+from trainctl.protocol.config.curve_thresholds import BACK_STEPS, SPIKE_MADS, SPIKE_PERCENT, SPIKE_STEPS
 
-SPIKE_MADS: Final = 6.0
-"""Distance above the trend, in units of the scatter (scaled MAD)."""
-SPIKE_PERCENT: Final = 5.0
-"""Least distance above the trend in percent of it, for curves that hardly scatter."""
-SPIKE_STEPS: Final = 3
-"""Steps in a row that make a spike."""
-BACK_STEPS: Final = 50
-"""Steps after which a spike whose loss has not come back is stuck."""
 _REFRESH_STEPS: Final = 10
 """Steps between two computations of the trend, so that a step costs little."""
 
@@ -53,6 +46,11 @@ class SpikeDetector:
     def spike(self) -> Spike | None:
         """The present spike, None if there is none."""
         return self._spike
+
+    def above(self, loss: float | None, grad_norm: float | None) -> tuple[float | None, float | None]:
+        """How far a step's loss and gradient norm are above their trends, in units of the scatter that counts; None
+        before a trend is known."""
+        return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
 
     def replay(self, steps: Iterable[m.StepCommitted]) -> None:
         """Take steps of the record, oldest first: the newest 2 WINDOW_STEPS restore what a restart lost."""
@@ -128,6 +126,10 @@ class _Level:
 
     def is_back(self, value: float) -> bool:
         return value - self.trend.expected < self._distance / 2
+
+    def scatters_above(self, value: float | None) -> float | None:
+        known = self._trend is not None and value is not None and self._distance > 0
+        return self._mads * (value - self.trend.expected) / self._distance if known and value is not None else None
 
     @property
     def _distance(self) -> float:

@@ -61,6 +61,7 @@ class BlockingClient:
     hosts = _blocking(Client.hosts)
     samples = _blocking(Client.samples)
     pairs = _blocking(Client.pairs)
+    policies = _blocking(Client.policies)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)

@@ -196,6 +196,10 @@ class Client(AttachedRuns):
         """The held-out pairs of the newest evaluations, oldest first."""
         return await self.ask(m.PairsRequest(rid=_rid(), run=run, limit=limit), m.Pairs)
 
+    async def policies(self, run: str | None = None) -> m.Policies:
+        """What the policies of an active run see, what they would do next, and their newest commands."""
+        return await self.ask(m.PoliciesRequest(rid=_rid(), run=run), m.Policies)
+
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)

@@ -12,6 +12,13 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.curve_thresholds import (
+    CLIP_SCALE,
+    DIVERGED_MADS,
+    SPIKE_MADS,
+    SPIKE_PERCENT,
+    SPIKE_STEPS,
+)
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
@@ -61,19 +68,23 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     off: tuple[AlertKind, ...] = ("device-idle",)  # kinds that are not watched
     clear_seconds: Seconds = 30.0  # how long all must be well before an alert is cleared
     skipped_steps: Steps = 3  # skipped, of the last 100, that raise "skipped"; cleared with none in the last 20
-    loss_spike_mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # over the trend, in its scatter (scaled MAD)
-    loss_spike_percent: Percent = 5.0  # and over it by this much; cleared below half of either
-    loss_spike_steps: Steps = 3  # steps in a row
-    diverged_mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # over the best level, in the scatter at it (scaled MAD)
-    clip_scale: Annotated[float, Meta(ge=0, lt=1)] = 0.01  # median over 100 steps below it; cleared above twice it
+    loss_spike_mads: Annotated[float, Meta(ge=1, le=1000)] = SPIKE_MADS  # over the trend, in its scatter (scaled MAD)
+    loss_spike_percent: Percent = SPIKE_PERCENT  # and over it by this much; cleared below half of either
+    loss_spike_steps: Steps = SPIKE_STEPS  # steps in a row
+    diverged_mads: Annotated[float, Meta(ge=1, le=1000)] = DIVERGED_MADS  # over the best level, in the scatter at it
+    clip_scale: Annotated[float, Meta(ge=0, lt=1)] = (
+        CLIP_SCALE  # median over 100 steps below it; cleared above twice it
+    )
     own_loss_deviations: Annotated[float, Meta(ge=1, le=1000)] = 1.5  # from the ranks' median, in its own scatter
     own_loss_percent: Percent = 5.0  # and from it by this much, over 50 steps; cleared below half of either
     kl_nats: Annotated[float, Meta(gt=0, le=1000)] = 0.5  # per token, of the last evaluation
     kl_clear_nats: Annotated[float, Meta(ge=0, le=1000)] = 0.4
     stall_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0  # without a commit, and
     stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
-    throughput_drop_percent: Percent = 15.0  # of the last 20 steps' own rate under the best 20 before
-    throughput_clear_percent: Percent = 8.0
+    throughput_drop_percent: Percent = (
+        7.0  # of the last 20 steps' own rate under the best 20 before, beyond its scatter
+    )
+    throughput_clear_percent: Percent = 4.0
     data_wait_percent: Percent = 5.0  # of the last 100 steps, and 20 ms a step; cleared below 0.8 of either
     device_busy_percent: Percent = 85.0  # median over a minute below it; cleared 3 points above
     clock_drop_percent: Percent = 10.0  # of a device's clock under load, under the best minute before

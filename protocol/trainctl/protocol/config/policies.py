@@ -6,11 +6,21 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.curve_thresholds import (
+    BACK_STEPS,
+    CLIP_SCALE,
+    CLIP_STEPS,
+    DIVERGED_MADS,
+    PAST_STEPS,
+    SPIKE_MADS,
+    SPIKE_STEPS,
+    TREND_STEPS,
+)
 from trainctl.protocol.errors import InvalidInputError
 
 PolicyName = Literal[
     "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "clip-bound", "caches",
-    "plateau", "early-stop", "spike", "divergence",
+    "plateau", "early-stop", "spike", "divergence", "drain",
 ]  # fmt: skip
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
@@ -43,6 +53,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "early-stop": PolicyEntry("off", "a held-out loss that stops improving for long ends the run", (), True),
     "spike": PolicyEntry("advise", "a spike that doesn't come back takes the run back before it", ("rollback",), True),
     "divergence": PolicyEntry("advise", "a loss that keeps rising lowers the learning rate", ("set-lr",), True),
+    "drain": PolicyEntry("advise", "a node that makes steps longer leaves the group", ("drain", "admit")),
 }  # fmt: skip
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
@@ -79,8 +90,8 @@ class MicroBatchTable(PolicyTable, frozen=True):
 
 
 class ClipBoundTable(PolicyTable, frozen=True):
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = 100  # whose median counts
-    scale: Annotated[float, Meta(gt=0, lt=1)] = 0.01  # factor of clipping below which it says so
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = CLIP_STEPS  # whose median counts
+    scale: Annotated[float, Meta(gt=0, lt=1)] = CLIP_SCALE  # factor of clipping below which it says so
 
 
 class CachesTable(PolicyTable, frozen=True):
@@ -103,20 +114,28 @@ class EarlyStopTable(PolicyTable, frozen=True):
 
 
 class SpikeTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # scatters above the trend, of the loss and the gradient norm
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = 3  # steps in a row that make a spike
-    recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = 50  # steps within which it may come back by itself
+    mads: Annotated[float, Meta(ge=1, le=1000)] = (
+        SPIKE_MADS  # scatters above the trend, of the loss and the gradient norm
+    )
+    steps: Annotated[int, Meta(ge=1, le=10_000)] = SPIKE_STEPS  # steps in a row that make a spike
+    recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = BACK_STEPS  # steps within which it may come back by itself
     least_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
     skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
     most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
 
 
 class DivergenceTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = 3.0  # scatters above the best level
-    steps: Annotated[int, Meta(ge=2, le=100_000)] = 200  # over which the loss must rise
-    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = 100  # in a row at which it must be far above
+    mads: Annotated[float, Meta(ge=1, le=1000)] = DIVERGED_MADS  # scatters above the best level
+    steps: Annotated[int, Meta(ge=2, le=100_000)] = TREND_STEPS  # over which the loss must rise
+    past_steps: Annotated[int, Meta(ge=1, le=100_000)] = PAST_STEPS  # in a row at which it must be far above
     factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
     quiet_steps: Annotated[int, Meta(ge=1, le=2**40)] = 500  # between two times
+
+
+class DrainTable(PolicyTable, frozen=True):
+    steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # in a row that must show it
+    gain: Annotated[float, Meta(ge=0, le=10)] = 0.05  # least part by which the node makes steps longer
+    move_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 60.0  # what a drain costs; as much must be lost until the end
 
 
 class PolicyTables(
@@ -137,6 +156,7 @@ class PolicyTables(
     early_stop: EarlyStopTable = EarlyStopTable()
     spike: SpikeTable = SpikeTable()
     divergence: DivergenceTable = DivergenceTable()
+    drain: DrainTable = DrainTable()
 
     def of(self, name: PolicyName) -> PolicyTable:
         """The table of a policy."""

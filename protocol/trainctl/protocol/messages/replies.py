@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
 from trainctl.protocol.messages.telemetry import (
     Alerts,
@@ -174,6 +175,36 @@ class Pairs(Reply, tag="pairs", frozen=True):
 
     run: str | None
     evaluations: tuple[HeldOutPairs, ...]  # newest evaluation of each step, oldest first
+
+
+class PolicyFigure(msgspec.Struct, frozen=True):
+    """A value that a policy watches, and its threshold."""
+
+    what: str
+    value: float | None  # newest value; None: not known yet
+    threshold: float | None = None  # None: the value is only shown
+    unit: str = ""  # unit of both; part: a fraction, shown in percent
+    acts: Literal["above", "below", "at"] = "above"  # where the policy acts; at: from the threshold on
+
+
+class PolicyStatus(msgspec.Struct, frozen=True):
+    """A policy of the run: what it sees now, and what it would do next."""
+
+    name: str
+    mode: PolicyMode
+    figures: tuple[PolicyFigure, ...] = ()  # empty while it is off
+    command: str = ""  # command that it would send or advise now, as typed on the command line; empty: none
+    why: str = ""  # reason for the command, or what makes the policy act
+    waits: str = ""  # what the command waits for; empty: nothing
+    actions: tuple[Event, ...] = ()  # its newest commands, oldest first
+
+
+class Policies(Reply, tag="policies", frozen=True):
+    """The policies of an active run."""
+
+    run: str
+    step: Count  # last committed step
+    policies: tuple[PolicyStatus, ...]
 
 
 class LogPart(Reply, tag="log-part", frozen=True):
@@ -390,6 +421,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | LogPart | Viewers | Facts | Digests
-    | Disk | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | LogPart | Viewers
+    | Facts | Digests | Disk | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply
+    | CommandReply | Refusal
 )  # fmt: skip

@@ -88,6 +88,12 @@ class PairsRequest(Request, tag="pairs-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=20)] = 20  # number of evaluations
 
 
+class PoliciesRequest(Request, tag="policies-request", frozen=True, forbid_unknown_fields=True):
+    """Requests what the policies of an active run see, what they would do next, and their last actions."""
+
+    run: str | None = None
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of a trainer's log file."""
 
@@ -280,7 +286,7 @@ WorkRequest = (
 GuestRequest = AttachRun | RunSteps | EndRun
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | PairsRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest
-    | AuditRequest | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork
-    | HostWork | WorkFileRequest | SliceRequest | Command
+    | SamplesRequest | PairsRequest | PoliciesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest
+    | DiskRequest | AuditRequest | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows
+    | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest | Command
 )  # fmt: skip

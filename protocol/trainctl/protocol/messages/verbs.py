@@ -207,7 +207,7 @@ class Rollback(Args, frozen=True):
         _about("go back to the newest checkpoint at least so many steps before", "steps"),
     ] = None
     skip_batches: Annotated[
-        int, _about("skip the data of so many steps that followed it", "global batches", ge=0, le=1_000_000)
+        int, _about("skip the samples of so many batches after the checkpoint", "global batches", ge=0, le=1_000_000)
     ] = 0
 
     def check(self) -> None:
@@ -308,7 +308,7 @@ VERBS: dict[str, Verb] = {
         Verb("pause", Pause, "pause after the step in progress; commands then take effect at once",
         "nothing", "resume"),
         Verb("resume", Resume, "continue a paused run", "nothing", "pause"),
-        Verb("rollback", Rollback, "go back to an earlier checkpoint, and skip the data that followed if wanted",
+        Verb("rollback", Rollback, "go back to an earlier checkpoint, and skip the samples that followed if wanted",
              "optimisation", None, "steps=100 skip_batches=200"),
         Verb("stop", Stop, "write a checkpoint and end the run", "nothing", "start-run", "checkpoint=false"),
         Verb("note", Note, "add a note to the run's events", "nothing", None, "text='new data from here'",

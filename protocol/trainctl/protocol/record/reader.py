@@ -228,6 +228,13 @@ class RecordReader:
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
 
+    def commands_by(self, author: str, limit: int = 3) -> tuple[m.Event, ...]:
+        """The newest `limit` events of commands by an author, oldest first."""
+        rows = self._rows(
+            "SELECT * FROM events WHERE by = ? AND verb IS NOT NULL ORDER BY id DESC LIMIT ?", (author, limit)
+        )
+        return tuple(self._event(row) for row in reversed(rows))
+
     def host_reading(self, at: float) -> m.HostReading | None:
         """The newest reading of this record's machine up to a time (Unix seconds), if one was kept."""
         rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))

@@ -58,6 +58,24 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
 
 
 @app.command()
+def policies(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+) -> int:
+    """Show what each policy of an active run sees, what it would do next and why, and its last commands with their
+    measured effect."""
+    from trainctl.tui.screens import policies_view
+    from trainctl.tui.state import policy_report
+
+    report = agent_call.call(
+        address_of(ctx, connect, cluster), lambda client: policy_report.ask(client, run), lead=True
+    )
+    return output.answer(
+        policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
+        policies=policies_view.objects(report),
+    )  # fmt: skip
+
+
+@app.command()
 def watch(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
 ) -> int:

@@ -10,7 +10,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
     "run": "run", "check": "run",
-    "ls": "inspect", "status": "inspect", "alerts": "inspect", "watch": "inspect",
+    "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
@@ -41,6 +41,7 @@ SUMMARIES = {
     "run": "Start or resume a run.",
     "check": "Check a run file and report every problem.",
     "alerts": "List the open alerts, urgent ones first.",
+    "policies": "Show what each policy sees, would do next, and did.",
     "watch": "Print each step and event as it happens, until Ctrl-C.",
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",

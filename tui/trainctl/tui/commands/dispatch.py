@@ -21,15 +21,20 @@ class _Unwatched:
         return None
 
 
+def send_unwatched(app: AppContext, order: Order) -> None:
+    """Send a command that no dialog follows: the person is told how it ended."""
+    send(app, order, _Unwatched())
+
+
 def acknowledge(app: AppContext, alert: m.AlertView) -> None:
     """Have an alert call nobody any more."""
-    send(app, Order("acknowledge", {"id": alert.id}), _Unwatched())
+    send_unwatched(app, Order("acknowledge", {"id": alert.id}))
 
 
 def mute(app: AppContext, alert: m.AlertView) -> None:
     """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
     minutes = 0.0 if alert.muted else MUTE_MINUTES
-    send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), _Unwatched())
+    send_unwatched(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None))
 
 
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:

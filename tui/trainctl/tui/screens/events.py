@@ -15,7 +15,6 @@ from trainctl.tui.dialogs import clipboard, event_details, undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state import effects, plan_changes
-from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
@@ -70,18 +69,12 @@ class EventsScreen(RowsScreen[EventRow]):
         old = [event for event in reversed(events) if plan_changes.changes_speed(event) and event.step is not None
                and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
         for event in old[:_MOST_ASKED]:
-            step = event.step or 0
-            first, last = max(step - effects.EFFECT_STEPS, 1), step + effects.EFFECT_STEPS - 1
             if client is None or run is None:
                 return
             try:
-                history = await client.history(run.run, ("tokens_per_second",), first, last, 2 * effects.EFFECT_STEPS)
+                found = await effects.in_record(client, run.run, events, event)
             except TrainctlError:
                 return  # the events stand without it
-            window = next(
-                (s.from_series(one, last) for one in history.series if one.metric == "tokens_per_second"), None
-            )
-            found = effects.measured(window, events, event) if window is not None else None
             if found is not None:
                 self._measured[event.run, event.id] = found
         self.paint()

@@ -1,4 +1,4 @@
-"""What a change did to the fleet's rate, as measured: medians over the steps before and after it, pure.
+"""What a change did to the fleet's rate, as measured: medians over the steps before and after it.
 
 Only throughput is attributed: shares, micro-batches and members change it at once, while a loss goes on changing by
 itself, so that no difference of it could honestly be laid to a command.
@@ -7,6 +7,7 @@ itself, so that no difference of it could honestly be laid to a command.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from trainctl.tui.text.glyphs import Glyphs
 EFFECT_STEPS = 20
 """Steps before and after a change over which its effect is measured."""
 LEAST_STEPS = 5
+_RATE = "tokens_per_second"
 _COARSEST = 2
 """Steps a bucket at most, for a median of them to say something."""
 
@@ -73,6 +75,24 @@ def _median(values: Sequence[float]) -> float | None:
 def covered(rates: s.Window, step: int) -> bool:
     """Whether a window reaches back to all that an effect at `step` is measured from, step by step."""
     return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
+
+
+class History(Protocol):
+    """The part of an agent's client that gives series of the record."""
+
+    async def history(
+        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
+    ) -> m.History: ...
+
+
+async def in_record(client: History, run: str, events: Sequence[m.Event], event: m.Event) -> Effect | None:
+    """The effect of an event at a step, measured on the record; None where it changed nothing. `events`: what may have
+    disturbed it. Raises what the client raises."""
+    step = event.step or 0
+    first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
+    history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
+    window = next((s.from_series(one, last) for one in history.series if one.metric == _RATE), None)
+    return measured(window, events, event) if window is not None else None
 
 
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:

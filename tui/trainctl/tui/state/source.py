@@ -42,6 +42,8 @@ class Source(Protocol):
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs: ...
 
+    async def policies(self, run: str | None = None) -> m.Policies: ...
+
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
@@ -155,6 +157,9 @@ class ClusterSource:
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return await self._client.pairs(run, limit)
+
+    async def policies(self, run: str | None = None) -> m.Policies:
+        return await self._client.policies(run)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         """From the node's own agent; where that can't be reached from here, through the one that conducts."""

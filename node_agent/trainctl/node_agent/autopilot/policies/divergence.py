@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 from math import inf
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, mode_of
+from trainctl.node_agent.autopilot.policy import (
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    RunFacts,
+    Stepped,
+    assess,
+    mode_of,
+)
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.divergence import Divergence as Found
 from trainctl.protocol.analysis.divergence import DivergenceDetector
 from trainctl.protocol.config.policies import DivergenceTable
 from trainctl.protocol.config.run_tables import RunFile
@@ -25,8 +35,12 @@ class Divergence(Policy):
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Stepped):
             return None
-        table, config = facts.config.policy.divergence, facts.config
+        table = facts.config.policy.divergence
         found = _detector(table, memory).add(facts.step, facts.occasion.loss)
+        return self._wanted(facts, memory, found)
+
+    def _wanted(self, facts: RunFacts, memory: Memory, found: Found | None) -> Proposal | None:
+        table, config = facts.config.policy.divergence, facts.config
         if found is None:
             return None
         is_advising = mode_of(config, facts.durable, self.name) == "advise"
@@ -40,6 +54,16 @@ class Divergence(Policy):
             "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
             remember={"step": float(facts.step)}, quiet={"advised": float(facts.step)},
         )  # fmt: skip
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, detector = facts.config.policy.divergence, _detector(facts.config.policy.divergence, memory)
+        figures = [
+            m.PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
+            m.PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
+            m.PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
+        ]
+        otherwise = f"multiplies the rest of the learning-rate schedule by {table.factor:g} if all are above"
+        return assess(figures, self._wanted(facts, memory, detector.divergence), otherwise)
 
     def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
         _detector(config.policy.divergence, memory).replay(steps)

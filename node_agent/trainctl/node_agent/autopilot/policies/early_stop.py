@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from trainctl.node_agent.autopilot import plateaus
-from trainctl.node_agent.autopilot.policy import HeldOutLoss, Memory, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
@@ -27,6 +27,12 @@ class EarlyStop(Policy):
             return None
         reason, once = plateaus.in_words(found), {_STOPPED: 1.0}
         return Proposal("stop", verbs.Stop(), reason, severity="warning", remember=once, is_urgent=True)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table = facts.config.policy.early_stop
+        found = plateaus.detector(table.improvement, table.patience, memory.kept)
+        why = f"writes a checkpoint and stops the run after {table.patience} of them"
+        return Assessment(tuple(plateaus.figures(found, table.patience)), why)
 
     def gone_back(
         self, config: RunFile, kept: Mapping[str, float], evaluations: Sequence[tuple[int, float]]

@@ -1,7 +1,8 @@
 """First shares of the nodes that the run file gives none, by what each managed alone before step 1."""
 
-from trainctl.node_agent.autopilot.policy import Measured, Memory, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Assessment, Measured, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning import share_edits
+from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
 
@@ -28,6 +29,13 @@ class FirstShares(Policy):
             by_node[setting.node] = int(by_node.get(setting.node, 0)) + setting.share
         reason = f"initial shares by measured samples per second: {timed}"
         return Proposal("rebalance", verbs.Rebalance(shares=by_node), reason, edit=edit)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        figure = m.PolicyFigure("ranks whose share the run file leaves open", len(_open(facts)))
+        why = "sets the shares once the ranks have been measured"
+        if self.is_over(facts):
+            why = "has nothing more to decide: the first shares are set"
+        return Assessment((figure,), why)
 
 
 def _open(facts: RunFacts) -> list[int]:

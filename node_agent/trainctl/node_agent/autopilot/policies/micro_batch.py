@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
+    Assessment,
     Memory,
     MemoryDeath,
     Policy,
@@ -18,6 +19,7 @@ from trainctl.node_agent.autopilot.policy import (
     Replayed,
     RunFacts,
     Stepped,
+    assess,
     percent,
     resize,
 )
@@ -51,6 +53,21 @@ class MicroBatch(Policy):
                 if _observe(facts, memory, stepped) or facts.step % _table(facts).window == 0:
                     return next(_changes(facts, memory, stepped), None)
         return None
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, ranks = _table(facts), facts.durable.settings.live
+        uses = _uses(facts, memory).values()
+        barred = sum(bars.size(memory.kept, rank, facts.step) is not None for rank in ranks)
+        what = f"peak memory, mean of {table.window} steps"
+        figures = [
+            m.PolicyFigure(f"highest {what}", max(uses, default=None), table.target, "part"),
+            m.PolicyFigure(f"lowest {what}", min(uses, default=None), table.low, "part", "below"),
+            m.PolicyFigure("ranks with a size that ran out of memory", barred),
+        ]
+        otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
+        stepped = facts.occasion if isinstance(facts.occasion, Stepped) else None
+        wanted = next(_changes(facts, memory, stepped), None) if stepped is not None else None
+        return assess(figures, wanted, otherwise)
 
 
 def _sizes(plan: m.StepPlan) -> dict[int, int]:
@@ -98,8 +115,9 @@ def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Prop
 def _uses(facts: RunFacts, memory: Memory) -> dict[int, float]:
     """The part of its cap that each rank's peaks took, the mean over a whole window of steps with the newest size:
     peaks of another size say nothing of this one."""
-    steps: deque[Stepped] = memory.evidence["steps"]
-    since, newest, uses = memory.evidence.get("since", {}), _sizes(steps[-1].plan), dict[int, list[float]]()
+    steps: deque[Stepped] = memory.evidence.get("steps", deque())
+    newest = _sizes(steps[-1].plan) if steps else {}
+    since, uses = memory.evidence.get("since", {}), dict[int, list[float]]()
     for step in steps:
         sizes = _sizes(step.plan)
         for rank, report in step.reports.items():

@@ -1,6 +1,6 @@
 """After several steps in a row that weren't finite: a checkpoint of the last good parameters, and a pause."""
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Assessment, Memory, Policy, Proposal, RunFacts, Stepped
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 
@@ -23,6 +23,13 @@ class NonFinite(Policy):
         reason = f"{wanted} steps in a row were not finite, up to step {facts.step}"
         checkpoint = Proposal("checkpoint", verbs.Checkpoint(), reason)
         return Proposal("pause", verbs.Pause(), reason, severity="error", before=checkpoint, is_urgent=True)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        wanted = facts.config.policy.non_finite.steps
+        looks = memory.evidence.get("bad", ())
+        bad = next((number for number, is_bad in enumerate(reversed(looks)) if not is_bad), len(looks))
+        figure = m.PolicyFigure("steps in a row that weren't finite", bad, wanted, acts="at")
+        return Assessment((figure,), f"after {wanted} such steps it writes a checkpoint and pauses the run")
 
 
 def _is_bad(facts: RunFacts, report: m.Report) -> bool:

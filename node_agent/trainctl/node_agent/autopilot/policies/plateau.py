@@ -7,7 +7,7 @@ checkpoint takes both up as they were there, the rate and the evaluations that w
 from collections.abc import Mapping, Sequence
 
 from trainctl.node_agent.autopilot import plateaus
-from trainctl.node_agent.autopilot.policy import HeldOutLoss, Memory, Policy, Proposal, RunFacts
+from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol.analysis.plateau import PlateauDetector
@@ -33,6 +33,12 @@ class Plateau(Policy):
             plateaus.start_over(found, table.cooldown)
         memory.kept |= plateaus.kept(found)
         return proposal
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table = facts.config.policy.plateau
+        found = plateaus.detector(table.improvement, table.patience, memory.kept)
+        why = f"multiplies the rest of the learning-rate schedule by {table.factor:g} after {table.patience} of them"
+        return Assessment(tuple(plateaus.figures(found, table.patience)), why)
 
     def gone_back(
         self, config: RunFile, kept: Mapping[str, float], evaluations: Sequence[tuple[int, float]]

@@ -6,14 +6,24 @@ before, or a better one, and twice as long a wait.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFacts, Stepped, percent
+from trainctl.node_agent.autopilot.policy import (
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    RunFacts,
+    Stepped,
+    assess,
+    percent,
+)
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
+from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import lower_bound, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
@@ -66,9 +76,34 @@ class Rebalance(Policy):
         if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
             return undone
         if is_quiet:
-            return _proposal(facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1)
-        is_wanted = _is_lasting(facts, memory, gain, steps) or _is_large(facts, gain, steps)
-        return _proposal(facts, memory, gain, steps, corrections=0) if is_wanted else None
+            wanted: Proposal | None = _best(facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1)
+        else:
+            if steps % NEWEST == 0:
+                memory.observe("gains", gain.part, facts.config.policy.rebalance.windows)
+            wanted = _wanted(facts, memory, gain, steps)
+        if wanted is not None:
+            memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
+        return wanted
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, live = facts.config.policy.rebalance, facts.durable.settings.live
+        models = facts.occasion.models if isinstance(facts.occasion, Stepped) else {}
+        is_known, steps = len(live) > 1 and live.keys() <= models.keys(), int(memory.last("steps"))
+        gain = _gain(facts, memory, models) if is_known else None
+        gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
+        figures = [
+            m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
+            m.PolicyFigure("windows in a row that showed it", _last_above(gains, table.gain), table.windows, acts="at"),
+            m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
+        ]
+        is_due = gain is not None and steps >= LEAST_STEPS and quiet <= 0
+        wanted = _wanted(facts, memory, gain, steps) if gain is not None and is_due else None
+        otherwise = f"moves samples if steps get {percent(table.gain)} faster in {table.windows} windows of {NEWEST}"
+        return assess(figures, wanted, f"{otherwise} steps, or {percent(table.at_once)} at once")
+
+
+def _last_above(gains: Sequence[float], least: float) -> int:
+    return next((number for number, gain in enumerate(reversed(gains)) if gain < least), len(gains))
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
@@ -105,13 +140,9 @@ def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
     return max([models[rank].seconds(of.share, of.micro_batch) for rank, of in settings.live.items()])
 
 
-def _is_lasting(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> bool:
-    """Whether a small gain has shown in enough windows in a row."""
-    table = facts.config.policy.rebalance
-    if steps % NEWEST == 0:
-        memory.observe("gains", gain.part, table.windows)
-    gains = memory.evidence.get("gains", ())
-    return len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
+def _is_large(facts: RunFacts, gain: _Gain, steps: int) -> bool:
+    """The middle of a few steps scatters more than that of a window."""
+    return gain.part >= facts.config.policy.rebalance.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
 
 
 def _may_correct(settings: Settings, memory: Memory) -> bool:
@@ -120,12 +151,14 @@ def _may_correct(settings: Settings, memory: Memory) -> bool:
     return is_in_effect and memory.kept.get("corrections", 0.0) < MOST_CORRECTIONS
 
 
-def _is_large(facts: RunFacts, gain: _Gain, steps: int) -> bool:
-    """The middle of a few steps scatters more than that of a window."""
-    return gain.part >= facts.config.policy.rebalance.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
+def _wanted(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> Proposal | None:
+    """The best split, if its gain is large, or has lasted for some windows."""
+    table, gains = facts.config.policy.rebalance, memory.evidence.get("gains", ())
+    is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
+    return _best(facts, memory, gain, steps) if is_lasting or _is_large(facts, gain, steps) else None
 
 
-def _proposal(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections: int) -> Proposal:
+def _best(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections: int = 0) -> Proposal:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
     remember = {
@@ -133,11 +166,11 @@ def _proposal(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, correcti
         "quiet until": facts.step + quiet, "quiet": quiet, "corrections": float(corrections),
     }  # fmt: skip
     before = {f"{SHARE}{rank}": float(setting.share) for rank, setting in settings.live.items()}
-    memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
     reason = f"a step takes {gain.seconds:.3g} s by the medians of {min(steps, NEWEST)} steps; with this split"
     return Proposal(
-        "rebalance", verbs.Rebalance(auto=True), f"{reason} {gain.best:.3g} s", remember={**remember, **before}
-    )
+        "rebalance", verbs.Rebalance(auto=True), f"{reason} {gain.best:.3g} s", remember={**remember, **before},
+        is_urgent=corrections > 0,
+    )  # fmt: skip
 
 
 def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:

@@ -2,8 +2,18 @@
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, Replayed, RunFacts, resize
+from trainctl.node_agent.autopilot.policy import (
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    Replayed,
+    RunFacts,
+    Stepped,
+    resize,
+)
 from trainctl.node_agent.planning.share_edits import Edit
+from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 
@@ -25,6 +35,12 @@ class Replays(Policy):
         edit = Edit(settings.edited(ranks={**settings.ranks, report.rank: smaller}), change)
         reason = "the rank ran out of memory and repeated a micro-batch in smaller pieces"
         return resize(fitted, setting.node, reason, "warning", edit)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        reports = facts.occasion.reports.values() if isinstance(facts.occasion, Stepped) else None
+        repeated = sum(report.replays for report in reports) if reports is not None else None
+        figure = m.PolicyFigure("micro-batches repeated in the last step", repeated, 0)
+        return Assessment((figure,), "keeps the size that fitted, if a rank repeats a micro-batch in smaller pieces")
 
 
 POLICY = Replays()

@@ -1,11 +1,20 @@
-"""Goes back before a spike of loss and gradient norm that doesn't come back, and skips the data that led to it.
+"""Goes back before a spike of loss and gradient norm that doesn't come back, and skips the samples that led to it.
 
 Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spike and skipped 200 to 500 batches.
 """
 
 from collections.abc import Sequence
 
-from trainctl.node_agent.autopilot.policy import Advice, Memory, Policy, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import (
+    Advice,
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    RunFacts,
+    Stepped,
+    assess,
+)
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.spikes import Spike as Found
 from trainctl.protocol.analysis.spikes import SpikeDetector
@@ -31,6 +40,22 @@ class Spike(Policy):
         if memory.kept.get("times", 0.0) >= table.most_times:
             return None
         return _back(facts, memory, found)
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table, detector = facts.config.policy.spike, _detector(facts.config.policy.spike, memory)
+        found, last = detector.spike, facts.occasion if isinstance(facts.occasion, Stepped) else None
+        loss, norm = detector.above(last.loss, last.report.grad_norm) if last is not None else (None, None)
+        times = memory.kept.get("times", 0.0)
+        figures = [
+            m.PolicyFigure("loss above its trend", loss, table.mads, "scatters"),
+            m.PolicyFigure("gradient norm above its trend", norm, table.mads, "scatters"),
+            m.PolicyFigure("steps of the present spike", found.steps if found else 0, table.recover_steps),
+            m.PolicyFigure(f"rollbacks in this run, at most {table.most_times}", times),
+        ]
+        if times >= table.most_times:
+            return Assessment(tuple(figures), f"does nothing more: it has gone back {table.most_times} times")
+        wanted = _back(facts, Memory(), found) if found is not None and found.is_stuck else None
+        return assess(figures, wanted, f"goes back before a spike that lasts more than {table.recover_steps} steps")
 
     def replay(self, config: RunFile, memory: Memory, steps: Sequence[m.StepCommitted]) -> None:
         _detector(config.policy.spike, memory).replay(steps)

@@ -1,4 +1,4 @@
-"""`rollback`: the run goes back to an earlier checkpoint, and may skip the data that followed."""
+"""`rollback`: the run goes back to an earlier checkpoint, and may skip the samples that followed."""
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.command import Order
@@ -17,7 +17,7 @@ def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> 
     step, steps, skips = order.args.get("step"), order.args.get("steps", 1), order.args.get("skip_batches")
     latest = max(0, run.step - steps)
     where = f"to step {step:,}" if step is not None else f"to the newest checkpoint up to step {latest:,}"
-    skipped = f"; skips the data of {skips:,} steps" if skips else ""
+    skipped = f"; doesn't train on the samples of the {skips:,} global batches after it" if skips else ""
     return f"goes back from step {run.step:,} {where}{skipped}: changes the curve"
 
 

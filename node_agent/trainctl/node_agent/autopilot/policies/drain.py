@@ -1,0 +1,117 @@
+"""Drains the node whose rank makes each step longer than it would be without it; the loss doesn't change.
+
+Such a rank takes longer for a single sample than the others take for the whole batch. What the group's sum takes is
+expected to be the same without it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from trainctl.node_agent.autopilot.policy import (
+    Assessment,
+    Memory,
+    Policy,
+    Proposal,
+    RunFacts,
+    Stepped,
+    assess,
+    percent,
+)
+from trainctl.node_agent.planning import share_edits
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.split import lower_bound, slowest, split
+from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.messages import verbs
+
+LOOK_STEPS = 20
+"""Steps between two looks, each of which makes the models of all ranks."""
+_COSTLY = "costly"
+"""Name of the observation: the node, and the step since which every look has found it."""
+
+
+class Costly(NamedTuple):
+    """A node without which steps would be shorter."""
+
+    node: str
+    seconds: float  # of a step, with the best split that has it
+    without: float  # the same, with the best split without it
+
+    @property
+    def part(self) -> float:
+        """By what part steps are longer with it."""
+        return self.seconds / self.without - 1
+
+
+class Drain(Policy):
+    """It judges what ranks cost now, by the models of their last steps, not whether they have become slower."""
+
+    name = "drain"
+
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        if not isinstance(facts.occasion, Stepped) or facts.step % LOOK_STEPS:
+            return None
+        found = _costly(facts, facts.occasion.models)
+        if found is None or not _is_worth_it(facts, found):
+            memory.forget(_COSTLY)
+            return None
+        node, since = memory.evidence.get(_COSTLY, ("", 0))
+        if node != found.node or since > facts.step:
+            since = facts.step
+        memory.evidence[_COSTLY] = found.node, since
+        return _wanted(facts, found) if facts.step - since >= facts.config.policy.drain.steps else None
+
+    def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
+        table = facts.config.policy.drain
+        found = _costly(facts, facts.occasion.models) if isinstance(facts.occasion, Stepped) else None
+        _, since = memory.evidence.get(_COSTLY, ("", facts.step))
+        figures = [
+            m.PolicyFigure(
+                "part by which a node makes steps longer", found.part if found else None, table.gain, "part"
+            ),
+            m.PolicyFigure(
+                "time lost to it until the end", _lost(facts, found) if found else None, table.move_seconds, "s"
+            ),
+            m.PolicyFigure("steps that have shown it", facts.step - since, table.steps, acts="at"),
+        ]
+        is_due = found is not None and _is_worth_it(facts, found) and facts.step - since >= table.steps
+        otherwise = "drains a node without which the best split would be shorter; no node is one now"
+        if found is not None:
+            otherwise = (
+                f"drains {found.node} once {table.steps} steps in a row have shown that it costs more than it gives"
+            )
+        return assess(figures, _wanted(facts, found) if found is not None and is_due else None, otherwise)
+
+
+def _costly(facts: RunFacts, models: Mapping[int, StepModel]) -> Costly | None:
+    """The node with the rank that is slowest with one sample, if the others would do all in less."""
+    settings = facts.durable.settings
+    live, total = settings.live, settings.global_batch
+    if not models.keys() >= live.keys():
+        return None
+    costs = share_edits.costs(settings, models)
+    slow = max(costs, key=lambda rank: costs[rank].seconds(1))
+    node = live[slow].node
+    others = {rank: cost for rank, cost in costs.items() if live[rank].node != node}
+    if not others or lower_bound(total, others) >= costs[slow].seconds(1):
+        return None
+    found = Costly(node, slowest(split(total, costs), costs), slowest(split(total, others), others))
+    return found if found.seconds > found.without else None
+
+
+def _lost(facts: RunFacts, found: Costly) -> float:
+    """Seconds until the end of the run."""
+    return (found.seconds - found.without) * (facts.config.run.steps - facts.step)
+
+
+def _is_worth_it(facts: RunFacts, found: Costly) -> bool:
+    table = facts.config.policy.drain
+    return found.part > table.gain and _lost(facts, found) > table.move_seconds
+
+
+def _wanted(facts: RunFacts, found: Costly) -> Proposal:
+    times = f"with the best split steps take {found.seconds:.3g} s with {found.node}, {found.without:.3g} s without it"
+    lost = f"it costs {_lost(facts, found):,.0f} s until the end, {percent(found.part)} of each step"
+    return Proposal("drain", verbs.Drain(), f"{times}; {lost}", found.node, severity="warning")
+
+
+POLICY = Drain()

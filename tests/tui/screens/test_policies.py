@@ -1,0 +1,127 @@
+"""The Policies screen: each policy's values and next command, its mode by keys, its last command undone."""
+
+import msgspec
+import pytest
+from tests.tui.screens.test_pictures import Compare, still
+from tests.tui.support.driving import body, dialog_text, driven, until
+from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, run_view, source_of, under_way
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import POLICIES
+from trainctl.protocol.messages.events import SharesChanged
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.screens import policies_view
+from trainctl.tui.state.effects import Effect
+from trainctl.tui.state.policy_report import PolicyReport
+from trainctl.tui.text.glyphs import ASCII
+
+SIZES = [(80, 24), (120, 40)]
+MODES = tuple(m.PolicyView(name, entry.default) for name, entry in POLICIES.items())
+RUN = run_view(4, step=18_240, steps=60_000, policies=MODES)
+SPLIT = m.Event(
+    id=7, at=NOW - 300, severity="info", by="auto:rebalance", run=RUN.run, step=18_140, verb="rebalance",
+    command="00000000-0000-0000-0000-000000000007", outcome="applied", boot=BOOT, seq=7,
+    data=SharesChanged(
+        before={"studio": 20, "mbp": 15, "forge": 29}, after={"studio": 16, "mbp": 9, "forge": 39},
+        cause="a step takes 4.1 s by the medians of 8 steps; with this split 3.06 s",
+    ),
+)  # fmt: skip
+SEEN = {
+    "rebalance": m.PolicyStatus(
+        "rebalance", "on",
+        (m.PolicyFigure("gain of the best split", 0.031, 0.05, "part"),
+         m.PolicyFigure("windows in a row that showed it", 0, 3, acts="at")),
+        why="moves samples if steps get 5 % faster in 3 windows of 8 steps, or 10 % at once", actions=(SPLIT,),
+    ),
+    "micro-batch": m.PolicyStatus(
+        "micro-batch", "on", (m.PolicyFigure("highest peak memory, mean of 10 steps", 0.934, 0.9, "part"),),
+        "resize-batch micro=10 --node forge", "mean peak memory over 10 steps: 93 % of the cap; target 90 %",
+        "12 more steps that measure the effect of the last change",
+    ),
+    "spike": m.PolicyStatus(
+        "spike", "advise",
+        (m.PolicyFigure("loss above its trend", 1.24, 6, "scatters"),
+         m.PolicyFigure("gradient norm above its trend", None, 6, "scatters")),
+        why="goes back before a spike that lasts more than 50 steps",
+    ),
+}  # fmt: skip
+TOLD = m.Policies(
+    rid="r", run=RUN.run, step=18_240,
+    policies=tuple(SEEN.get(name, m.PolicyStatus(name, "off")) for name in POLICIES),
+)  # fmt: skip
+
+
+def telling() -> Recorded:
+    source = Recorded(under_way(RUN))
+    source.known_policies = TOLD
+    return source
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_panel(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(telling()), terminal_size=size, run_before=still(("P", *["down"] * 5)))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_panel_on_a_policy_that_has_acted(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(telling()), terminal_size=size, run_before=still(("P", *["down"] * 3)))
+
+
+def test_the_panel_in_ascii(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(telling(), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("P",)))
+
+
+async def test_keys_change_the_mode_turn_it_off_and_undo_its_last_command() -> None:
+    source = telling()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("P")
+        await until(pilot, lambda: "resize-batch micro=10" in body(app))
+        await pilot.press(*["down"] * 3)
+        assert "gain of the best split: 3.1 %, acts above 5 %" in body(app)
+        await pilot.press("o")
+        await until(pilot, lambda: len(source.commands) == 1)
+        await pilot.press("enter")
+        await until(pilot, lambda: type(app.screen).__name__ != "PoliciesScreen")
+        assert "rebalance" in dialog_text(app)
+        await pilot.press("escape", "u")
+        await until(pilot, lambda: bool(app.screen.query("#dialog-text")) and "undo" in dialog_text(app))
+        await pilot.press("escape")
+
+    await driven(source, play, (120, 40))
+    assert [(verb, args) for verb, args, _ in source.commands] == [("autopilot", {"name": "rebalance", "mode": "off"})]
+
+
+async def test_a_run_that_is_not_active_says_so() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("P")
+        await until(pilot, lambda: "isn't active" in body(app))
+
+    await driven(source_of(4), play)
+
+
+def test_figures_say_on_which_side_a_policy_acts() -> None:
+    words = policies_view.figure_words
+    assert words(m.PolicyFigure("median clip scale", 0.5, 0.01, acts="below")) == (
+        "median clip scale: 0.5, acts below 0.01"
+    )
+    assert words(m.PolicyFigure("best held-out loss", None)) == "best held-out loss: not known yet"
+    assert words(m.PolicyFigure("gain", float("nan"), 0.05, "part")) == "gain: nan, acts above 5 %"
+    assert policies_view.is_beyond(m.PolicyFigure("x", 2, 1)) and not policies_view.is_beyond(m.PolicyFigure("x", 1, 1))
+    assert policies_view.is_beyond(m.PolicyFigure("x", 1, 1, acts="at"))
+
+
+def test_the_command_line_says_the_same_in_words_and_as_objects() -> None:
+    report = PolicyReport(TOLD, (), {7: Effect(100.0, 130.0, 20, 20)})
+    text = policies_view.text(report)
+    assert "  next  sends resize-batch micro=10 --node forge\n" in text
+    assert "  waits for 12 more steps that measure the effect of the last change\n" in text
+    assert "effect: 100 → 130 tokens/s, +30.0 % (medians of 20 and 20 steps)" in text
+    assert "caches         off" in text
+    (row,) = [row for row in policies_view.objects(report) if row["name"] == "rebalance"]
+    assert row["figures"][0] == {
+        "what": "gain of the best split", "value": 0.031, "threshold": 0.05, "unit": "part", "acts": "above",
+    }  # fmt: skip
+    assert row["actions"][0]["effect"] == {"rate_before": 100.0, "rate_after": 130.0}
+    assert msgspec.json.encode(row)
