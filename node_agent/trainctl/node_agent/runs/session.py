@@ -19,6 +19,7 @@ from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.run_costs import RunCosts
+from trainctl.node_agent.runs.run_eta import RunEta
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -56,6 +57,7 @@ class Session:
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
         self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
+        self._eta = RunEta(recorder, conductor.config)
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -193,6 +195,7 @@ class Session:
             case d.Issue(plan, durable, held):
                 self._keep_durable(durable)
                 self.doing = plan.kind
+                self._eta.issued(plan)
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
                 await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
@@ -247,13 +250,19 @@ class Session:
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        step, first = self._statistics.joined(self._costs.with_cost(step)), self._joined(first)
+        step = self._eta.with_time_left(self._costs.with_cost(step), self._held_out, time.monotonic())
+        step, first = self._statistics.joined(step), self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
         self.last_commit_monotonic = time.monotonic()
         self._publisher.publish(step)
         self._publisher.publish(first)
+
+    @property
+    def _held_out(self) -> int:
+        """Samples of an evaluation; 0 until a rank has loaded."""
+        return next((at.ready.held_out for at in self.conductor.ranks.values() if at.ready is not None), 0)
 
     def _retract(self, step: int) -> None:
         self.recorder.retract_after(step - 1)
@@ -296,6 +305,7 @@ class Session:
             )
             for rank in sorted(self.conductor.ranks)
         )
+        self._eta.look(self.conductor.state, self.conductor.reason, time.monotonic())
         cost = self._costs.look(self.conductor.durable.settings, self.conductor.state, time.time())
         return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead, cost)
 
@@ -322,6 +332,7 @@ class Session:
         if not self.is_closed:
             self.is_closed = True
             self._keep_view()
+            self._eta.close()
             self.recorder.close()
 
 

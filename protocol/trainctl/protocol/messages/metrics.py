@@ -137,6 +137,20 @@ _RUN = (
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
+        "time_left_seconds", "s", "run", "time left",
+        "Expected time until the run's last step, with the evaluations, checkpoints and faults still to come.",
+        "seconds", short="left",
+    ),
+    Metric(
+        "time_left_best_seconds", "s", "run", "time left at best",
+        "Time left in the best case: about 92 of 100 runs take between the best and the worst case.", "seconds",
+        short="best",
+    ),
+    Metric(
+        "time_left_worst_seconds", "s", "run", "time left at worst", "Time left in the worst case.", "seconds",
+        short="worst",
+    ),
+    Metric(
         "loss_not_finite", "1, or absent", "run", "", "Steps whose loss is NaN or infinite.", drawn=False,
         sql=_NOT_FINITE.format("loss"),
     ),
