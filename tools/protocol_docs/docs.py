@@ -23,6 +23,7 @@ from tools.protocol_docs import examples, generated, meanings, prose
 from tools.protocol_docs.conversations import UNIONS, types_of
 from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration import profile
 from trainctl.protocol.config import prompts
 from trainctl.protocol.messages import base, events, guests, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
@@ -30,7 +31,7 @@ from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, prompts, trainer, telemetry, events, guests, requests, peers, kept, replies)
+SOURCES = (base, prompts, profile, trainer, telemetry, events, guests, requests, peers, kept, replies)
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""
@@ -147,7 +148,9 @@ def part_types() -> list[type[msgspec.Struct]]:
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
     ]
-    return [kind for kind in structs if not issubclass(kind, m.Message) and not kind.__subclasses__()]
+    _, named = msgspec.json.schema_components([*UNIONS.values()])
+    parts = [kind for kind in structs if not issubclass(kind, m.Message) and not kind.__subclasses__()]
+    return [kind for kind in parts if kind.__name__ in named]
 
 
 # ---------------------------------------------------------------- types in words

@@ -85,5 +85,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-24",
         "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices, and RunSummary.cursor.",
     ),
+    (2, "2026-11-25", "Added Ready.profile, the calibration that fits a rank."),
 )
 """(version, date, what it added), oldest first."""

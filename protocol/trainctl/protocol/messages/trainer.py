@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prompts import Prompt
 from trainctl.protocol.messages.base import (
     Count,
@@ -201,6 +202,7 @@ class Ready(Message, tag="ready", frozen=True):
     model_files: tuple[FileDigest, ...] = ()  # digests of the model's files, at most 64
     data_files: tuple[FileDigest, ...] = ()  # digests of the data files, at most 64
     compute: Compute | None = None
+    profile: ProfileSummary | None = None  # stored profile that fits this rank, added by the agent of its node
 
 
 class Alive(Message, tag="alive", frozen=True):

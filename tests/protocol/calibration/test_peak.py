@@ -1,0 +1,111 @@
+"""The sweep's end and the chosen micro-batch: known curves, and any curve against a search over all of it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.protocol.support.profiles import profile_of
+
+from trainctl.protocol.calibration.peak import FALL, NEAR, between, has_fallen, next_micro, peak, slower
+from trainctl.protocol.calibration.profile import DataRate, DiskRate, LinkRate, MatmulRate, Pass
+
+
+def passes_of(rates: dict[int, float]) -> list[Pass]:
+    return [Pass(micro, micro / rate, micro * 1000) for micro, rate in rates.items()]
+
+
+def swept(rates: dict[int, float], most: int = 64, out_of_memory: int | None = None) -> list[Pass]:
+    """What a sweep measures of a curve."""
+    found: list[Pass] = []
+    while (micro := next_micro(found, most, out_of_memory)) is not None:
+        found += passes_of({micro: rates[micro]})
+    return found
+
+
+EARLY = {1: 180.0, 2: 250.0, 4: 278.0, 8: 265.0, 16: 240.0, 32: 210.0, 64: 200.0}
+LATE = {1: 200.0, 2: 320.0, 4: 450.0, 8: 530.0, 16: 620.0, 32: 776.0, 64: 750.0}
+
+
+def test_published_curves_peak_where_their_guides_say():
+    assert peak(swept(EARLY)).micro == 4
+    assert peak(swept(LATE)).micro == 32
+
+
+def test_a_sweep_ends_after_two_falls_and_not_after_one():
+    assert [one.micro for one in swept(EARLY)] == [1, 2, 4, 8, 16]
+    assert not has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90}))
+    assert has_fallen(passes_of({1: 100, 2: 90, 4: 110, 8: 90, 16: 91}))
+    assert not has_fallen(passes_of({1: 100, 2: 99, 4: 99}))
+
+
+def test_no_size_is_tried_at_or_above_one_that_ran_out_of_memory():
+    assert [one.micro for one in swept(LATE, out_of_memory=16)] == [1, 2, 4, 8]
+    assert next_micro([], 8, out_of_memory=1) is None
+
+
+def test_the_last_size_is_the_largest_of_interest():
+    rates = {micro: 100.0 + micro for micro in range(1, 65)}
+    assert [one.micro for one in swept(rates, most=12)] == [1, 2, 4, 8, 12]
+
+
+@given(st.integers(1, 64), st.floats(0.3, 0.95), st.floats(0.05, 0.9))
+def test_doubling_and_half_way_finds_the_peak_of_any_curve_with_one(top, rise, fall):
+    rates = {micro: 100 * (1 - rise * (1 - micro / top) ** 2) for micro in range(1, top + 1)}
+    rates |= {micro: 100 * (1 - fall * (1 - top / micro)) for micro in range(top + 1, 129)}
+    found = swept(rates, most=128)
+    for _ in range(2):
+        found += passes_of({micro: rates[micro] for micro in between(found)})
+    assert peak(found).rate >= (1 - NEAR) * 0.95 * max(rates.values())
+
+
+@given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 1e6), min_size=1, max_size=12), st.integers(1, 200))
+def test_the_peak_is_the_smallest_that_is_near_the_best_of_those_allowed(rates, most):
+    passes = passes_of(rates)
+    chosen = peak(passes, most)
+    allowed = [one for one in passes if one.micro <= most]
+    if not allowed:
+        assert chosen.micro == min(rates)
+        return
+    near = [one.micro for one in allowed if one.rate >= (1 - NEAR) * max(two.rate for two in allowed)]
+    assert chosen.micro == min(near)
+
+
+def test_memory_bounds_the_peak():
+    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16
+
+
+@given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 1e6), min_size=1, max_size=12))
+def test_half_way_sizes_are_new_and_beside_the_best(rates):
+    passes = passes_of(rates)
+    best = max(sorted(rates), key=lambda micro: micro / (micro / rates[micro]))
+    for micro in between(passes):
+        assert micro not in rates
+        neighbours = [size for size in rates if min(best, micro) < size < max(best, micro)]
+        assert not neighbours
+
+
+def test_what_got_slower_is_named_with_its_size():
+    before = profile_of(
+        matmul=(MatmulRate("float32", 100.0), MatmulRate("bfloat16", 300.0)), memory_bytes_per_second=1e10,
+        disk=DiskRate(1e9, 2e9), data=DataRate(1e4), links=(LinkRate("studio", 1e8, 1e8),),
+    )  # fmt: skip
+    after = msgspec.structs.replace(
+        before, passes=tuple(Pass(one.micro, one.seconds * 1.25, one.peak_bytes) for one in before.passes),
+        matmul=(MatmulRate("float32", 95.0), MatmulRate("bfloat16", 150.0)), links=(LinkRate("studio", 1e8, 5e7),),
+    )  # fmt: skip
+    found = {one.what: round(one.fraction, 6) for one in slower(before, after)}
+    assert found == {"training, samples/s": 0.2, "bfloat16 matmul, GFLOPS": 0.5, "from studio, bytes/s": 0.5}
+    assert not slower(before, before)
+    assert not slower(after, before)
+
+
+@pytest.mark.parametrize("field", ["model_digest", "dtype", "settings"])
+def test_training_rates_of_another_model_are_not_compared(field):
+    before = profile_of()
+    key = msgspec.structs.replace(before.key, **{field: "other"})
+    slow = tuple(Pass(one.micro, one.seconds * 9, one.peak_bytes) for one in before.passes)
+    assert not slower(before, msgspec.structs.replace(before, key=key, passes=slow))
+
+
+def test_a_fall_of_exactly_the_limit_does_not_count():
+    assert not has_fallen(passes_of({1: 100, 2: 100 * (1 - FALL) + 1e-9, 4: 90}))

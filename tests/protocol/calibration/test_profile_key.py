@@ -1,0 +1,58 @@
+"""A profile fits the run that it was measured for, and no run that trains another way."""
+
+import pytest
+
+from trainctl.protocol.calibration.profile_key import UNKNOWN, key_of
+from trainctl.protocol.config import run_file
+
+RAW = {
+    "run": {"name": "demo", "steps": 10},
+    "model": {"path": "/models/small"},
+    "data": {"path": "/data/a.txt", "sequence_length": 64},
+    "batch": {"global": 16},
+    "optimizer": {"learning_rate": 0.001},
+    "nodes": {"a": {}, "b": {"threads": 1}},
+}
+
+
+def key(overrides=(), node="a", backend="torch"):
+    raw = {name: dict(table) for name, table in RAW.items()}
+    for table, field, value in overrides:
+        raw.setdefault(table, {})[field] = value
+    return key_of(run_file.parse(raw), node, backend=backend, device="cpu", model_digest="d1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("model", "dtype", "bfloat16"), ("model", "gradient_checkpointing", "all"), ("adapter", "kind", "lora"),
+        ("data", "sequence_length", 128), ("batch", "micro_tokens", 4096), ("optimizer", "kind", "adamw-8bit"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_changes_a_pass_changes_the_key(change):
+    assert key([change]) != key()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("run", "steps", 99), ("batch", "global", 32), ("batch", "micro", 2), ("optimizer", "learning_rate", 0.1),
+        ("data", "path", "/elsewhere/a.txt"), ("checkpoint", "every_steps", 5),
+    ],
+)  # fmt: skip
+def test_a_setting_that_changes_no_pass_leaves_the_key(change):
+    assert key([change]) == key()
+
+
+def test_rows_of_another_file_have_another_key():
+    rows = [("data", "kind", "rows"), ("data", "path", "/data/a.jsonl")]
+    assert key(rows) != key([*rows, ("data", "path", "/data/b.jsonl")])
+
+
+def test_a_node_s_own_settings_count():
+    assert key(node="b") != key(node="a")
+
+
+def test_versions_are_those_installed_here():
+    assert key().trainctl_version != UNKNOWN
+    assert key(backend="no-such-library").backend_version == UNKNOWN
