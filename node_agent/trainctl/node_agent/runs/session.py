@@ -24,6 +24,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.batch.flops import peak_parts
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
@@ -246,7 +247,11 @@ class Session:
             self._readings.take(reading, self.conductor.progress.step + 1)
 
     def _joined(self, part: m.RankStep) -> m.RankStep:
-        """With its machine's metrics."""
+        """With its machine's metrics, and what it reaches of its device's peak."""
+        ready = self.conductor.ranks[part.rank].ready
+        if ready is not None and ready.compute is not None and (rate := part.values.get("tflops")) is not None:
+            reached = peak_parts(1e12 * rate, ready.device, ready.compute.dtype, ready.profile)
+            part = msgspec.structs.replace(part, values=part.values | reached)
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:

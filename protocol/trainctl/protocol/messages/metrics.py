@@ -137,6 +137,12 @@ _RUN = (
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     ),
     Metric(
+        "run_tflops", "TFLOP/s", "run", "TFLOP/s",
+        "Floating-point operations that the model needs for the step's tokens, divided by the step's duration, in "
+        "10^12 per second.",
+        "number", short="TFLOP/s",
+    ),
+    Metric(
         "time_left_seconds", "s", "run", "time left",
         "Expected time until the run's last step, with the evaluations, checkpoints and faults still to come.",
         "seconds", short="left",
@@ -193,6 +199,22 @@ _RANK = (
             "seconds", f"phases.{name}", f"r.{name}_seconds", "max", name,
         )
         for name in PHASES
+    ),
+    Metric(
+        "tflops", "TFLOP/s", "rank", "rank TFLOP/s",
+        "Floating-point operations that the model needs for the rank's tokens, divided by the duration of the rank's "
+        "step, in 10^12 per second.",
+        "number", fold="sum", short="TFLOP/s",
+    ),
+    Metric(
+        "matmul_use", "of the peak", "rank", "matmul use",
+        "`tflops` divided by the device's own best rate of matrix products, as calibration measured it.", "ratio",
+        short="matmul",
+    ),
+    Metric(
+        "mfu", "of the peak", "rank", "MFU",
+        "Model FLOPs utilisation: `tflops` divided by the datasheet's dense peak, for NVIDIA devices and bfloat16.",
+        "ratio", short="MFU",
     ),
     Metric(
         "memory_bytes", "B", "rank", "memory held GB", "Trainer memory in use after the step.", "bytes",
