@@ -26,6 +26,24 @@ def _has_namespaces() -> bool:
     return made.returncode == 0
 
 
+def memory_groups() -> Path:
+    """The folder of control groups that limit memory: of version 1 where it has its own, else of version 2."""
+    root = Path("/sys/fs/cgroup")
+    return root / "memory" if (root / "memory").is_dir() else root
+
+
+def _has_cgroups() -> bool:
+    """Whether a control group can be made whose memory is limited: it takes root."""
+    group = memory_groups() / f"tc{os.getpid()}-try"
+    try:
+        group.mkdir()
+        found = any((group / name).exists() for name in ("memory.max", "memory.limit_in_bytes"))
+        group.rmdir()
+    except OSError:
+        return False
+    return found
+
+
 def _has_nodejs() -> bool:
     """Node.js, and what its example needs: `make test` fetches it where there is npm."""
     return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
@@ -42,6 +60,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "rsync": lambda: shutil.which("rsync"),
     "namespaces": _has_namespaces,
     "nodejs": _has_nodejs,
+    "cgroups": _has_cgroups,
 }
 
 

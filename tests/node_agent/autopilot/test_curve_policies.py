@@ -33,7 +33,7 @@ def proposals(
             run="sim", rank=0, generation=plan.generation, seq=1, kind="train", step=step, loss_sum=3 * loss,
             weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
         )  # fmt: skip
-        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report}, {})), memory)
+        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, {0: report})), memory)
         if said is not None:
             found.append((step, said))
             memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ class Run:
             return
         args, made = self._due[1].args, self._due[1].edit
         assert isinstance(args, verbs.Rebalance)
-        facts = share_edits.Facts(speeds=self.rates.of(self.shares))
+        facts = share_edits.Facts(models=self.rates.of(self.shares))
         made = made or share_edits.rebalance(self.durable.settings, args, facts)
         self.durable, self._due = msgspec.structs.replace(self.durable, settings=made.settings), None
 
@@ -70,7 +71,7 @@ class Run:
         reports = {rank: self._report(rank, share) for rank, share in self.shares.items()}
         self.rates.reported(reports.values())
         plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
-        occasion = Stepped(plan, reports, self.rates.of(reports))
+        occasion = Stepped(plan, reports, partial(self.rates.of, reports))
         made = POLICY.propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
         if made is not None and self._due is None:
             self.memory.kept |= made.remember
@@ -81,7 +82,9 @@ class Run:
         busy = share / self.rate(rank, self.step) * self.chance.lognormvariate(0, self.noise)
         return m.Report(
             run="sim", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=self.step, loss_sum=1.0,
-            weight=1.0, own_weight=1.0, own_samples=share, phases=m.Phases(forward=busy, optimizer=FLOOR),
+            weight=1.0, own_weight=1.0, own_samples=share,
+            micro_batch=self.durable.settings.ranks[rank].micro_in_force,
+            phases=m.Phases(forward=busy, optimizer=FLOOR),
         )  # fmt: skip
 
 

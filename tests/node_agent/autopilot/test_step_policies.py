@@ -48,7 +48,7 @@ class Asked:
         """A step that both ranks report alike."""
         self.step += 1
         reports = {rank: report(self.step, rank, **fields) for rank in (0, 1)}
-        return self.policy.propose(self.facts(Stepped(self.plan, reports, {})), self.memory)
+        return self.policy.propose(self.facts(Stepped(self.plan, reports)), self.memory)
 
     def used(self, *parts: float) -> Iterator[Proposal | Advice | None]:
         """A step for each part of the cap that peaks took."""
@@ -190,7 +190,7 @@ def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_sm
     for asked.step in range(1, 11):
         uses = {rank: {"memory_peak_bytes": use, "memory_cap_bytes": 1.0} for rank, use in enumerate((0.2, 0.95))}
         reports = {rank: report(asked.step, rank, values=values) for rank, values in uses.items()}
-        found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports, {})), asked.memory)
+        found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports)), asked.memory)
     assert not isinstance(found, Advice)
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
 

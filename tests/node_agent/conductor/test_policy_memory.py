@@ -38,7 +38,7 @@ class Asked:
             weight=3.0, own_weight=3.0, own_samples=6, grad_norm=loss,
         )  # fmt: skip
         self.rows.append(state.progress.commit(plan, report))
-        self.proposals.ask(Stepped(plan, {0: report}, {}))
+        self.proposals.ask(Stepped(plan, {0: report}))
         return state.take()
 
     def kept(self, name: PolicyName) -> PolicyState:

@@ -8,7 +8,7 @@ from tests.node_agent.support.simulation import config
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Edit, Facts
-from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import event_prose, verbs
 
@@ -22,8 +22,8 @@ def group(**counts: int) -> Settings:
     return Settings(1, sum(counts.values()), ranks)
 
 
-def rates(by_rank: dict[int, float]) -> dict[int, Speed]:
-    return {rank: Speed(rate) for rank, rate in by_rank.items()}
+def rates(by_rank: dict[int, float]) -> dict[int, StepModel]:
+    return {rank: StepModel.linear(rate) for rank, rate in by_rank.items()}
 
 
 def apply(settings: Settings, verb: str, node: str | None = None, facts: Facts | None = None, **args) -> Edit:

@@ -1,4 +1,4 @@
-"""Whole samples by weights and by speed: exact sums, and no better split than the one that is found."""
+"""Whole samples by weights: exact sums, and none left out."""
 
 import itertools
 
@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol.batch.apportion import Speed, Timing, apportion, quickest, speeds, spread
+from trainctl.protocol.batch.apportion import apportion, spread
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Phases
 
 WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)
 
@@ -65,61 +64,3 @@ def test_more_ranks_than_samples_are_refused_by_the_field() -> None:
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=16))
 def test_what_is_a_split_already_stays_one(counts: list[int]) -> None:
     assert [*apportion(sum(counts), dict(enumerate(map(float, counts)))).values()] == counts
-
-
-# ---------------------------------------------------------------- by speed
-
-SPEEDS = st.dictionaries(
-    st.integers(0, 3), st.builds(Speed, st.floats(0.1, 100), st.floats(0, 5)), min_size=1, max_size=4
-)
-
-
-def slowest(counts: dict[int, int], by_rank: dict[int, Speed]) -> float:
-    return max(by_rank[rank].seconds(count) for rank, count in counts.items())
-
-
-@given(SPEEDS, st.integers(0, 8))
-def test_no_other_split_is_quicker(by_rank: dict[int, Speed], spare: int) -> None:
-    total = len(by_rank) + spare
-    counts = quickest(total, by_rank)
-    assert counts.keys() == by_rank.keys()
-    assert sum(counts.values()) == total
-    assert min(counts.values()) >= 1
-    every = itertools.product(range(1, total + 1), repeat=len(by_rank))
-    best = min(slowest(dict(zip(counts, each, strict=True)), by_rank) for each in every if sum(each) == total)
-    assert slowest(counts, by_rank) <= best * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("total", "by_rank", "counts"),
-    [
-        (24, {0: (3, 0), 1: (1, 0)}, {0: 18, 1: 6}),  # no floors: by rates
-        (24, {0: (3, 1), 1: (1, 1)}, {0: 18, 1: 6}),  # the same floor for all changes nothing
-        (48, {0: (60, 0.02), 1: (12, 0.2)}, {0: 42, 1: 6}),  # a floor is time that its rank has less
-        (8, {0: (1, 0), 1: (1, 100)}, {0: 7, 1: 1}),  # no rank is left without
-    ],
-)
-def test_a_floor_is_paid_for_with_samples(
-    total: int, by_rank: dict[int, tuple[float, float]], counts: dict[int, int]
-) -> None:
-    assert quickest(total, {rank: Speed(*speed) for rank, speed in by_rank.items()}) == counts
-
-
-def test_shares_by_speed_need_ranks_that_have_one() -> None:
-    with pytest.raises(InvalidInputError, match="auto: every rank needs a measured rate above 0"):
-        quickest(8, {0: Speed(1.0), 1: Speed(0.0)}, "auto")
-    with pytest.raises(InvalidInputError, match="auto: 1 samples are too few for 2 ranks"):
-        quickest(1, {0: Speed(1.0), 1: Speed(1.0)}, "auto")
-
-
-def test_a_speed_is_the_median_of_steps_and_its_floor_has_no_wait_for_others() -> None:
-    """The quick rank spends 0.5 s in sync, all but the transfer's 0.1 s waiting for the slow one."""
-    quick = Phases(data=0.1, forward=0.1, backward=0.2, sync=0.5, optimizer=0.02, wait=0.01)
-    slow = Phases(data=0.1, forward=0.3, backward=0.4, sync=0.1, optimizer=0.2, wait=0.03)
-    odd = Phases(data=9.0, sync=9.0, optimizer=9.0, wait=9.0)
-    found = speeds({0: [Timing(8, quick), Timing(8, quick), Timing(8, odd)], 1: [Timing(4, slow)] * 3, 2: []})
-    assert found.keys() == {0, 1}
-    assert found[0] == pytest.approx((8 / 0.4, 0.1 + 0.01 + 0.02))
-    assert found[1] == pytest.approx((4 / 0.8, 0.1 + 0.01 + 0.2))
-    assert speeds({}) == {}
-    assert speeds({0: [Timing(0, Phases(sync=1.0))]}) == {}, "nothing computed, no speed"

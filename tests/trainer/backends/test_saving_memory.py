@@ -13,8 +13,9 @@ import pytest
 from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends import activation_checkpointing, chunked_loss, host_memory
+from trainctl.trainer.backends import activation_checkpointing, chunked_loss
 from trainctl.trainer.backends.base import Backend, Memory
+from trainctl.trainer.backends.host_memory import KernelPeak
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 
@@ -110,10 +111,10 @@ def peak_bytes(backend: Backend, given: batches.Batch) -> int:
         loss_and_gradient(backend, given)
         return mx.get_peak_memory() - held
     ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps of an earlier model
-    host_memory._reset_peak()
-    held = host_memory._kept_by_kernel(0).used_bytes or 0
+    kept = KernelPeak()
+    held = kept.read().used_bytes or 0
     loss_and_gradient(backend, given)
-    return (host_memory._kept_by_kernel(0).peak_bytes or 0) - held
+    return (kept.read().peak_bytes or 0) - held
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.trainer.backends.host_memory import _kept_by_kernel, _reset_peak
+from trainctl.trainer.backends.host_memory import KernelPeak
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data import batch as batches
 
@@ -38,8 +38,8 @@ def main() -> None:
     """Of a rank's model, optimizer and micro-batches."""
     config, node = run_file.read(Path(sys.argv[1])), sys.argv[2]
     import_all(config.nodes[node].backend)
-    held = _kept_by_kernel(0).used_bytes or 0
-    _reset_peak()
+    kept = KernelPeak()
+    held = kept.read().used_bytes or 0
     config = run_file.on_node(config, node)
     backend = load(config, config.nodes[node], "run.toml")
     encodes = objective_of(config.objective, config.data.kind).encodes_prompts
@@ -56,7 +56,7 @@ def main() -> None:
         backend.gradient_norm()
         backend.update(1e-3, 1.0)
         backend.clear()
-    print((_kept_by_kernel(0).peak_bytes or 0) - held)
+    print((kept.read().peak_bytes or 0) - held)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from tests.memory_values import memory
 from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import command_line, predictions
 from trainctl.tui.commands.preview import preview
@@ -32,7 +32,9 @@ EXAMPLES = {
 
 def seat(peak: float | None, held: float | None, cap: float | None = 24 * GB, micro: int = 8) -> Seat:
     sizes = [None if size is None else int(size) for size in (held, cap, peak)]
-    return Seat("forge", 16, micro, Speed(10.0, 0.1), *sizes, peaks={} if peak is None else {micro: int(peak)})
+    return Seat(
+        "forge", 16, micro, StepModel.linear(10.0, 0.1), *sizes, peaks={} if peak is None else {micro: int(peak)}
+    )
 
 
 def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:

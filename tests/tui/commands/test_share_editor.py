@@ -10,7 +10,7 @@ from tests.prose_events import event as prose_event
 from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
@@ -35,7 +35,7 @@ OPENED = sp.opened(MIXED)
 
 def seats(*rates: tuple[int, float | None]) -> tuple[shares.Seat, ...]:
     return tuple(
-        shares.Seat(f"n{index}", share, 8, None if rate is None else Speed(rate, 0.1))
+        shares.Seat(f"n{index}", share, 8, None if rate is None else StepModel.linear(rate, 0.1))
         for index, (share, rate) in enumerate(rates)
     )
 
@@ -75,14 +75,14 @@ def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowes
     now = shares.group_seconds(OPENED.seats, OPENED.shares)
     assert now == pytest.approx(0.4, rel=0.01)
     torch_a, _, mlx = OPENED.seats
-    assert torch_a.speed is not None
-    assert mlx.speed is not None
-    assert torch_a.speed.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
+    assert torch_a.model is not None
+    assert mlx.model is not None
+    assert torch_a.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
     step = rank_step(run_view(3), 118, 2)
-    assert mlx.speed.floor_seconds == pytest.approx(
+    assert mlx.model.floor_seconds == pytest.approx(
         step.phases.sync + step.phases.optimizer + step.phases.wait, rel=0.2
     )
-    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + mlx.speed.floor_seconds, rel=0.01)
+    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + mlx.model.floor_seconds, rel=0.01)
     assert shares.group_seconds(OPENED.seats, (1, 1, 22)) == mlx.seconds(22)
 
 

@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
@@ -21,7 +22,12 @@ class Stepped:
 
     plan: m.StepPlan
     reports: Mapping[int, m.Report]  # by rank
-    speeds: Mapping[int, Speed]  # by rank, of those that have been measured
+    modelled: Callable[[], Mapping[int, StepModel]] = dict  # by rank, of those that have been measured
+
+    @cached_property
+    def models(self) -> Mapping[int, StepModel]:
+        """By rank, of those that have been measured; worked out when a policy asks for them first."""
+        return self.modelled()
 
     @property
     def report(self) -> m.Report:

@@ -6,6 +6,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from math import inf
 
 from trainctl.node_agent.autopilot.policy import Stepped
@@ -249,6 +250,8 @@ class Conductor:
 
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
         known = self.ranks[rank].ready if rank in self.ranks else None
+        if ready.profile is not None:
+            self._pipeline.rates.calibrated(rank, ready.profile)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._rendezvous.returning and known is None:
@@ -269,7 +272,7 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                self._proposals.ask(Stepped(done.plan, done.reports, self._pipeline.rates.of(done.ranks)))
+                self._proposals.ask(Stepped(done.plan, done.reports, partial(self._pipeline.rates.of, done.ranks)))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)

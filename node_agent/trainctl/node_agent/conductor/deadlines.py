@@ -11,6 +11,7 @@ from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import events as e
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
@@ -28,6 +29,11 @@ PARTS = {
     "measure": "the measurement of initial shares", "probe": "the probe", "sample": "the samples at step {step}",
     "defragment": "the clearing of caches at step {step}",
 }  # fmt: skip
+
+
+def _seconds(work: m.RankWork, model: StepModel) -> float:
+    """Of a rank's passes."""
+    return model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch)
 
 
 def _figures(seconds: float) -> str:
@@ -68,9 +74,8 @@ class Deadlines:
     def _expected_of(self, plan: m.StepPlan) -> float:
         if plan.kind == "checkpoint":
             return estimates.write_seconds(self._rendezvous.any_ready().parameters)
-        counts = {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
-        speeds = self._rates.of(counts)
-        alone = max((counts[rank] / speed.samples_per_second for rank, speed in speeds.items()), default=0.0)
+        models = self._rates.timed(work.rank for work in plan.work)
+        alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self, now: float) -> str:

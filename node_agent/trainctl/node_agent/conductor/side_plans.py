@@ -55,7 +55,7 @@ def measurement(state: ConductorState, rates: Rates, proposals: Proposals, repor
         state.happen(e.SharesUnmeasured(tuple(unknown)), "warning", by=by)
         return
     for rank, rate in seen.items():
-        rates.measured(rank, rate)
+        rates.measured(rank, rate, reports[rank].micro_batch)
     proposals.ask(Measured(seen))
     state.persist()  # also of a policy that has proposed nothing
 

@@ -12,7 +12,9 @@ import msgspec
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol.batch import share_changes
-from trainctl.protocol.batch.apportion import Speed, apportion, quickest
+from trainctl.protocol.batch.apportion import apportion
+from trainctl.protocol.batch.split import ShareCost, split
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
@@ -30,7 +32,7 @@ class Edit(NamedTuple):
 class Facts(NamedTuple):
     """What an edit may have to know of the ranks beside their settings."""
 
-    speeds: Mapping[int, Speed] = {}  # of those that have been measured
+    models: Mapping[int, StepModel] = {}  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
     silent_seconds: Mapping[int, float] = {}  # since anything was heard from them
@@ -71,10 +73,10 @@ def _by_node(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> dict[s
 
 
 def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
-    """Shares as wanted, or those of the shortest step by the ranks' own speeds. Raises InvalidInputError naming the
+    """Shares as wanted, or those of the shortest step by the ranks' own models. Raises InvalidInputError naming the
     argument."""
     if args.auto:
-        return edit(settings, _by_speed(settings, facts))
+        return edit(settings, _fastest(settings, facts))
     nodes = {setting.node for setting in settings.live.values()}
     for node in args.shares:
         if node not in nodes:
@@ -83,11 +85,16 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
     return edit(settings, share_changes.as_wanted(_live_shares(settings), node_of, args.shares))
 
 
-def _by_speed(settings: Settings, facts: Facts) -> dict[int, int]:
+def _fastest(settings: Settings, facts: Facts) -> dict[int, int]:
     for rank in settings.live:
-        if rank not in facts.speeds:
+        if rank not in facts.models:
             raise InvalidInputError("auto", f"{settings.label(rank)} has no measured rate yet: wait for its next step")
-    return quickest(settings.global_batch, {rank: facts.speeds[rank] for rank in settings.live}, "auto")
+    return split(settings.global_batch, costs(settings, facts.models), "auto")
+
+
+def costs(settings: Settings, models: Mapping[int, StepModel]) -> dict[int, ShareCost]:
+    """What shares cost the live ranks with the micro-batches that are set; there must be a model of each."""
+    return {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
 
 
 def _live_shares(settings: Settings) -> dict[int, int]:
@@ -140,7 +147,9 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     if all(settings.ranks[rank].out == "lost" for rank in back):
         raise InvalidInputError("node", f"{node} is lost; it rejoins automatically when it is back")
     _check_can_join(settings, back, facts, config)
-    rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
+    rates = {
+        rank: model.samples_per_second(last_micro_batch(settings.ranks[rank])) for rank, model in facts.models.items()
+    }
     return edit(settings, share_changes.with_back(_live_shares(settings), back, rates), node or "")
 
 

@@ -1,37 +1,91 @@
-"""Throughput of each rank: its own samples per second, and a step's fixed cost whatever its share."""
+"""What a step takes each rank, by its reports: seconds a sample, or a curve, and a cost whatever its share."""
 
 from collections import deque
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import Speed, Timing, speeds
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.step_model import StepModel, Timing, fit, models
+from trainctl.protocol.calibration.profile import ProfileSummary
 
 NEWEST = 8
-"""Newest steps whose median is a rank's rate."""
+"""Newest steps whose middle is a rank's pace."""
+FEW = 4
+"""Steps of one share and micro-batch that are kept when a rank has been given others: the newest, or the first."""
+MOST_SEEN = 4
+"""Pairs of share and micro-batch whose steps are kept."""
+
+PASS_NOISE = 0.02
+"""Relative standard error of a calibrated pass; what is within it is smoothed."""
 
 
 class Rates:
-    """Kept by the conductor in memory; a rank has none before its first step or measurement."""
+    """Kept by the conductor in memory; a rank has none before its first step, measurement or calibration."""
 
     def __init__(self) -> None:
         self._timings: dict[int, deque[Timing]] = {}
-        self._measured: dict[int, float] = {}
+        self._measured: dict[int, tuple[float, int]] = {}  # samples per second, and of a pass
+        self._profiles: dict[int, ProfileSummary] = {}
+        self._seen: dict[int, dict[tuple[int, int], list[Timing]]] = {}
+        self._fitted: dict[int, PassCurve] = {}
+        self._calibrated: dict[int, PassCurve] = {}
 
-    def measured(self, rank: int, samples_per_second: float) -> None:
-        """A rate that was timed by itself replaces what was known."""
+    def calibrated(self, rank: int, profile: ProfileSummary) -> None:
+        """The seconds of its passes by micro-batch, as they once were; its steps say how much slower it is now."""
+        if self._profiles.get(rank) != profile:
+            points = [(one.micro, one.seconds) for one in profile.passes]
+            self._profiles[rank], self._calibrated[rank] = profile, PassCurve.smoothed(points, PASS_NOISE)
+
+    def measured(self, rank: int, samples_per_second: float, micro: int) -> None:
+        """A rate that was timed by itself, in passes of `micro` samples, replaces what was known."""
         self._timings.pop(rank, None)
-        self._measured[rank] = samples_per_second
+        self._measured[rank] = samples_per_second, micro
 
     def reported(self, reports: Iterable[m.Report]) -> None:
         """Every rank's report of one whole step."""
         for report in reports:
             rows = self._timings.setdefault(report.rank, deque(maxlen=NEWEST))
-            rows.append(Timing(report.own_samples, report.phases))
+            timing = Timing(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
+            if rows and rows[-1].work != timing.work:
+                self._note(report.rank, [row for row in rows if row.work == rows[-1].work])
+            rows.append(timing)
+            if report.rank in self._seen and [row.work for row in rows].count(timing.work) == FEW:
+                self._note(report.rank, [row for row in rows if row.work == timing.work])
 
-    def of(self, ranks: Iterable[int]) -> dict[int, Speed]:
-        """Of the ranks that have a rate; one timed by itself counts with the least floor of the others."""
+    def _note(self, rank: int, rows: list[Timing]) -> None:
+        """Steps of one share and micro-batch, just before or after others: the rank was as fast in both."""
+        seen = self._seen.setdefault(rank, {})
+        seen.pop(rows[-1].work, None)
+        seen[rows[-1].work] = rows[-FEW:]
+        if len(seen) > MOST_SEEN:
+            del seen[next(iter(seen))]
+        curve = fit([row for kept in seen.values() for row in kept])
+        if curve is not None:
+            self._fitted[rank] = curve
+        else:
+            self._fitted.pop(rank, None)
+
+    def of(self, ranks: Iterable[int]) -> dict[int, StepModel]:
+        """Of the ranks of which anything is known, if only their calibration."""
         wanted = {*ranks}
-        found = speeds({rank: rows for rank, rows in self._timings.items() if rank in wanted})
-        least = min((speed.floor_seconds for speed in found.values()), default=0.0)
-        timed = {rank: Speed(rate, least) for rank, rate in self._measured.items() if rank in wanted}
-        return timed | found
+        timed = self.timed(wanted)
+        untimed = sorted(self._calibrated.keys() & wanted - timed.keys())
+        least = min((model.floor_seconds for model in timed.values()), default=0.0)
+        floors = {rank: max(least, self._profiles[rank].optimizer_seconds or 0.0) for rank in untimed}
+        return timed | {rank: StepModel(self._calibrated[rank], floors[rank]) for rank in untimed}
+
+    def timed(self, ranks: Iterable[int]) -> dict[int, StepModel]:
+        """Of the ranks that this run has timed; one timed by itself counts with the least floor of the others."""
+        wanted = {*ranks}
+        timings = {rank: rows for rank, rows in self._timings.items() if rank in wanted}
+        found = models(timings, self._fitted | self._calibrated)
+        least = min((model.floor_seconds for model in found.values()), default=0.0)
+        alone = self._measured.keys() & wanted - found.keys()
+        return found | {rank: self._alone(rank, least) for rank in sorted(alone)}
+
+    def _alone(self, rank: int, floor_seconds: float) -> StepModel:
+        rate, micro = self._measured[rank]
+        curve = self._calibrated.get(rank)
+        if curve is None:
+            return StepModel.linear(rate, floor_seconds)
+        return StepModel(curve, floor_seconds, curve.samples_per_second(max(micro, 1)) / rate)

@@ -5,15 +5,21 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from trainctl.protocol.machine.facts import memory_limit
 from trainctl.trainer.backends.base import Memory
 
-_STALE_SECONDS = 0.1
-_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_SIZES = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB")
+_STATUS, _STATM, _CLEAR_REFS = (Path("/proc/self") / name for name in ("status", "statm", "clear_refs"))
+_STALE_SECONDS = 0.002
+"""Seconds for which a reading holds; each costs some 20 microseconds."""
+_PAGE_BYTES = resource.getpagesize()
+_PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
+_CAP_SECONDS = 1.0
+"""Seconds for which a cap is not read again: a control group's may be changed at any time."""
 
 
 class SampledMemory:
@@ -39,42 +45,76 @@ class SampledMemory:
 
 
 class HostMemory:
-    """Resident size and its peak. Both are read at most ten times a second, since asking the kernel costs more than a
-    report may; the peak is that of all steps since the reading before, so a shorter step's is not lost.
+    """Resident size, its peak, and the cap: the least of what the machine has, what `limit_bytes` says, and what the
+    process's control groups may take.
 
-    Linux keeps the peak, and begins a new one when "5" is written to clear_refs (proc_pid_clear_refs(5)). Where that
-    can't be done the peak is the most that `sample` found.
+    A step of 2 ms or more has its own peak. Shorter ones have that of all steps since the reading before, because
+    asking the kernel costs some 20 microseconds. On Linux the kernel keeps the peak. Elsewhere, or where no new peak
+    can be begun, it is the most that `sample` found.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
-        self._cap = limit_bytes or psutil.virtual_memory().total
+        total = psutil.virtual_memory().total
+        self._most = min(total, limit_bytes or total)
+        self._cap, self._cap_at = self._most, float("-inf")
         process = psutil.Process()
-        self._sampled = None if _reset_peak() else SampledMemory(lambda: process.memory_info().rss, self._cap)
+        self._source = KernelPeak.begin() or SampledMemory(lambda: process.memory_info().rss, None)
         self._read_at = float("-inf")
         self._last = Memory()
         self._was_read = False  # since the peak was begun
 
     def reset(self) -> None:
         """Begin a new peak, unless no one has seen the one that is being kept."""
-        if not self._was_read:
-            return
-        self._was_read = False
-        if self._sampled is not None:
-            self._sampled.reset()
-        else:
-            _reset_peak()
+        if self._was_read:
+            self._was_read = False
+            self._source.reset()
 
     def sample(self) -> None:
         """Take what is held now into the peak, where the kernel doesn't."""
-        if self._sampled is not None:
-            self._sampled.sample()
+        self._source.sample()
 
     def read(self) -> Memory:
         now = time.monotonic()
+        if now - self._cap_at >= _CAP_SECONDS:
+            self._cap_at, self._cap = now, min(self._most, memory_limit() or self._most)
         if now - self._read_at >= _STALE_SECONDS:
             self._read_at, self._was_read = now, True
-            self._last = self._sampled.read() if self._sampled is not None else _kept_by_kernel(self._cap)
+            self._last = replace(self._source.read(), cap_bytes=self._cap)
         return self._last
+
+
+class KernelPeak:
+    """The peak of the resident size that Linux keeps; a new one begins when "5" is written to clear_refs
+    (proc_pid_clear_refs(5)). getrusage(2) tells it fastest, but never less than before the process's program was
+    executed; up to that it is read from status. Raises OSError where no new peak can be begun."""
+
+    def __init__(self) -> None:
+        self._clear_refs = _CLEAR_REFS.open("wb", buffering=0)
+        self.reset()
+        self._statm = _STATM.open("rb", buffering=0)
+        most = _most_ever()
+        self._before = most if most > _kept_peak() else 0
+
+    @classmethod
+    def begin(cls) -> "KernelPeak | None":
+        """With a new peak; None where the kernel doesn't begin one."""
+        try:
+            return cls()
+        except OSError:
+            return None
+
+    def reset(self) -> None:
+        """Begin a new peak."""
+        self._clear_refs.write(b"5")
+
+    def sample(self) -> None:
+        """The kernel misses nothing."""
+
+    def read(self) -> Memory:
+        self._statm.seek(0)
+        held = int(self._statm.read(256).split()[1]) * _PAGE_BYTES
+        most = _most_ever()
+        return Memory(held, max(held, most if most > self._before else _kept_peak()))
 
 
 def limit_process(limit_bytes: int) -> None:
@@ -86,16 +126,10 @@ def limit_process(limit_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _reset_peak() -> bool:
-    """Whether the kernel began a new peak."""
-    try:
-        _CLEAR_REFS.write_bytes(b"5")
-    except OSError:
-        return False
-    return True
+def _most_ever() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _kept_by_kernel(cap_bytes: int) -> Memory:
-    found = _SIZES.search(_STATUS.read_bytes())
-    peak, now = (int(size) * 1024 for size in found.groups()) if found else (None, None)
-    return Memory(now, peak, cap_bytes)
+def _kept_peak() -> int:
+    found = _PEAK.search(_STATUS.read_bytes())
+    return int(found[1]) * 1024 if found else 0

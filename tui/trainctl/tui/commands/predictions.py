@@ -1,6 +1,6 @@
 """What a change would make of the step's length and of each node's memory, from what was measured: pure.
 
-Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory at a micro-batch that was
+Seconds of a pass lie on a line between two micro-batches that were measured. Memory at a micro-batch that was
 in use is the peak of its steps. Beyond the largest it grows with the samples of a pass by what that peak has over what
 is held after the step; where those don't differ, no more is known than that it grows at most in proportion. Everything
 here is a prediction and is called one.
@@ -9,6 +9,8 @@ here is a prediction and is called one.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.tui.commands.shares import Seat
 from trainctl.tui.state.view_state import Tried
 from trainctl.tui.text import formatting as f
@@ -20,15 +22,10 @@ _LEAST_GROWTH = 0.02
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
     """Samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
-    known = {size: 1 / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
-    if micro in known:
-        return 1 / known[micro]
-    if len(known) < 2:
+    known = {size: size / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
+    if micro not in known and len(known) < 2:
         return None
-    one, two = sorted(known, key=lambda size: abs(size - micro))[:2]
-    a_pass = max((known[one] - known[two]) / (1 / one - 1 / two), 0.0)
-    a_sample = known[one] + a_pass * (1 / micro - 1 / one)
-    return 1 / a_sample if a_sample > 0 else None
+    return PassCurve(tuple(known.items())).samples_per_second(micro)
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,9 @@ def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat
     rate = rate_at(tried, seat.rank, micro)
-    speed = seat.speed._replace(samples_per_second=rate) if seat.speed is not None and rate is not None else None
-    return replace(seat, speed=speed)
+    if seat.model is None or rate is None:
+        return replace(seat, model=None)
+    return replace(seat, model=StepModel.linear(rate, seat.model.floor_seconds))
 
 
 def seconds_change(now: float | None, then: float | None, arrow: str) -> str:

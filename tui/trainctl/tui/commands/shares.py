@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainctl.protocol.batch import share_changes
-from trainctl.protocol.batch.apportion import Speed, quickest
+from trainctl.protocol.batch.split import ShareCost, split
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.state.plan_changes import took_effect
@@ -26,7 +27,7 @@ class Seat:
     node: str
     share: int
     micro_batch: int
-    speed: Speed | None = None
+    model: StepModel | None = None
     memory_bytes: float | None = None  # held after its last step
     memory_cap_bytes: float | None = None
     peak_bytes: float | None = None  # of its last step
@@ -35,7 +36,12 @@ class Seat:
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""
-        return self.speed.seconds(share) if self.speed is not None else None
+        return self.model.seconds(share, self.micro_batch) if self.model is not None else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """What it would do alone, with its micro-batch."""
+        return self.model.samples_per_second(min(self.micro_batch, self.share)) if self.model is not None else None
 
     def frees_memory(self, share: int) -> bool:
         """Whether the share is so small that the micro-batch falls with it."""
@@ -70,19 +76,21 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
 
 
 def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
-    """The predicted step: its slowest node's. None unless every node's speed is known."""
+    """The predicted step: its slowest node's. None unless every node has been measured."""
     found = [seat.seconds(share) for seat, share in zip(seats, shares, strict=True)]
     known = [seconds for seconds in found if seconds is not None]
     return max(known) if known and len(known) == len(found) else None
 
 
 def fastest(seats: Sequence[Seat]) -> tuple[int, ...] | None:
-    """The shares of the shortest step, as `rebalance auto=true` makes them; None unless every node's speed is known.
+    """The shares of the shortest step, as `rebalance auto=true` makes them; None unless every node has been measured.
     Raises ValueError where there are none."""
-    known = {index: seat.speed for index, seat in enumerate(seats) if seat.speed is not None}
-    if len(known) < len(seats):
+    costs = {
+        index: ShareCost.at(seat.model, seat.micro_batch) for index, seat in enumerate(seats) if seat.model is not None
+    }
+    if len(costs) < len(seats):
         return None
-    return _in_words(lambda: quickest(sum(seat.share for seat in seats), known, "auto"))
+    return _in_words(lambda: split(sum(seat.share for seat in seats), costs, "auto"))
 
 
 def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
@@ -110,7 +118,7 @@ def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     """The shares once `node`, which is out, is admitted."""
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
-    rates = {index: seat.speed.samples_per_second for index, seat in enumerate(seats) if seat.speed is not None}
+    rates = {index: rate for index, seat in enumerate(seats) if (rate := seat.samples_per_second) is not None}
     return tuple(share_changes.with_back(shares, back, rates).values())
 
 

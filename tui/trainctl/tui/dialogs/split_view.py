@@ -57,7 +57,7 @@ def _row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
 
 
 def _rate(seat: Seat) -> str:
-    rate = seat.speed.samples_per_second if seat.speed is not None else None
+    rate = seat.samples_per_second
     return f.NA if rate is None else f"{rate:.2f}" if rate < 9.95 else f"{rate:.1f}" if rate < 99.5 else f"{rate:.0f}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.apportion import Speed, Timing, speeds
+from trainctl.protocol.batch.step_model import StepModel, Timing, models
 from trainctl.tui.state.rank_speed import FEW_STEPS, SILENT_STATES, Straggler, reporting, straggler_of, typical
 from trainctl.tui.state.view_state import ViewState
 
@@ -42,10 +42,15 @@ def _common(state: ViewState, first_step: int) -> dict[int, list[m.RankStep]]:
     return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
 
 
-def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, Speed]:
-    """Each rank's speed by its last steps."""
+def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, StepModel]:
+    """What a step takes each rank, by its last ones."""
     parts = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
-    return speeds({rank: [Timing(part.samples, part.phases) for part in steps] for rank, steps in parts.items()})
+    return models(
+        {
+            rank: [Timing(part.samples, part.phases, part.micro_batch or 0) for part in steps]
+            for rank, steps in parts.items()
+        }
+    )
 
 
 def named_straggler(state: ViewState) -> Straggler | None:

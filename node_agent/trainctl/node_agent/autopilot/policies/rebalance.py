@@ -12,7 +12,8 @@ from trainctl.node_agent.autopilot.policy import Memory, Policy, Proposal, RunFa
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
-from trainctl.protocol.batch.apportion import Speed, fluid_seconds, quickest
+from trainctl.protocol.batch.split import lower_bound, slowest, split
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 
 LEAST_STEPS = 3
@@ -46,15 +47,15 @@ class Rebalance(Policy):
         _go_back(facts, memory)
         if len(settings.live) < 2:
             return None
-        speeds = {rank: speed for rank, speed in facts.occasion.speeds.items() if rank in settings.live}
-        if len(speeds) < len(settings.live):
-            return None
         steps = _steps_with(settings, memory)
         if steps < LEAST_STEPS or facts.step < memory.kept.get("quiet until", 0.0):
             return None
-        if "promised" in memory.kept and (undone := _judged(facts, memory, speeds)) is not None:
+        models = facts.occasion.models
+        if not models.keys() >= settings.live.keys():
+            return None
+        if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
             return undone
-        return _better(facts, memory, speeds, steps)
+        return _better(facts, memory, models, steps)
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
@@ -76,13 +77,13 @@ def _steps_with(settings: Settings, memory: Memory) -> int:
     return steps
 
 
-def _slowest(settings: Settings, speeds: Mapping[int, Speed]) -> float:
-    return max(speed.seconds(settings.ranks[rank].share) for rank, speed in speeds.items())
+def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
+    return max([models[rank].seconds(of.share, of.micro_batch) for rank, of in settings.live.items()])
 
 
-def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps: int) -> Proposal | None:
+def _better(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel], steps: int) -> Proposal | None:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    gain = _gain(facts, memory, speeds)
+    gain = _gain(facts, memory, models)
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
     if steps % NEWEST == 0:
@@ -104,19 +105,20 @@ def _better(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed], steps:
     )
 
 
-def _gain(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> _Gain:
-    """Of the best split. It is searched only if one of divisible samples would be so much better, and more so than
-    when whole samples last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
+def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:
+    """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
+    samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    seconds, fluid = _slowest(settings, speeds), fluid_seconds(settings.global_batch, speeds)
-    if seconds < fluid * max(1 + table.gain, memory.last("settled")):
+    costs, seconds = share_edits.costs(settings, models), _slowest(settings, models)
+    bound = lower_bound(settings.global_batch, costs)
+    if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
-    counts = quickest(settings.global_batch, speeds)
+    counts = split(settings.global_batch, costs)
     if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
         return _Gain(seconds, seconds)
-    gain = _Gain(seconds, max(speed.seconds(counts[rank]) for rank, speed in speeds.items()))
+    gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
-        memory.observe("settled", 1.01 * seconds / fluid, 1)
+        memory.observe("settled", 1.01 * seconds / bound, 1)
     return gain
 
 
@@ -127,7 +129,7 @@ def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
     return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
-def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Proposal | None:
+def _judged(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> Proposal | None:
     """The split before, if the last command gained less than half of what it promised, and that split would now be
     faster by the least gain. Otherwise the ranks have changed, or noise has."""
     kept, settings, table = memory.kept, facts.durable.settings, facts.config.policy.rebalance
@@ -135,9 +137,9 @@ def _judged(facts: RunFacts, memory: Memory, speeds: Mapping[int, Speed]) -> Pro
     before = {rank: int(kept.get(f"{SHARE}{rank}", 0)) for rank in settings.live}
     if settings.plan_version != kept["version"] + 1 or not all(before.values()):
         return None  # somebody has changed more than this split
-    now, promised = _slowest(settings, speeds), kept["promised"]
+    now, promised = _slowest(settings, models), kept["promised"]
     gained = kept["seconds"] / now - 1
-    old = max(speeds[rank].seconds(share) for rank, share in before.items())
+    old = max(models[rank].seconds(share, settings.ranks[rank].micro_batch) for rank, share in before.items())
     if gained >= KEPT_PROMISE * promised or now < old * (1 + table.gain):
         memory.kept["quiet"] = float(table.quiet_steps)
         return None

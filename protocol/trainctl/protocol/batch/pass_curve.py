@@ -1,0 +1,152 @@
+"""Seconds of one forward and backward pass by micro-batch size: a table of what was measured, and what lies between.
+
+It is a table and no formula, because some devices are fastest at a small micro-batch and slower at every larger one.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from trainctl.protocol.batch.straight_pieces import straightened
+from trainctl.protocol.errors import InvalidInputError
+
+ROUNDING = 1e-9
+"""Relative error of sums of seconds, within which two are the same."""
+
+MOST_KEPT = 4096
+"""Pairs of share and micro-batch whose seconds a curve remembers; asked at each step, they rarely change."""
+
+Point = tuple[int, float]
+"""A micro-batch in samples, and the seconds of its pass."""
+
+
+@dataclass(frozen=True)
+class PassCurve:
+    """Seconds by micro-batch size, never less for a larger one; linear between points, and beyond the last one by
+    the last samples' cost. Below the first point it is the line of the first two points, with no negative part.
+    Raises InvalidInputError if there is no point, or one isn't positive."""
+
+    points: tuple[Point, ...]
+
+    def __post_init__(self) -> None:
+        if not self.points or not all(size >= 1 and seconds > 0 for size, seconds in self.points):
+            raise InvalidInputError("curve", "a curve needs at least one micro-batch with positive seconds")
+        object.__setattr__(self, "points", _rising(sorted(self.points)))
+
+    @classmethod
+    def line(cls, a_pass: float, a_sample: float) -> "PassCurve":
+        """Of a device that needs so many seconds for a pass whatever its size, and so many for a sample."""
+        return cls(((1, a_pass + a_sample), (2, a_pass + 2 * a_sample)))
+
+    @classmethod
+    def smoothed(cls, points: Iterable[Point], noise: float) -> "PassCurve":
+        """Of points with a relative standard error of `noise`, as straight as they allow."""
+        return _smoothed(tuple(sorted(points)), noise)
+
+    def seconds(self, size: int) -> float:
+        """Of a pass with so many samples; 0 without any."""
+        if size < 1:
+            return 0.0
+        index = bisect_right(self._sizes, size) - 1
+        return self._seconds[index] + self._slopes[index] * (size - self._sizes[index])
+
+    def most(self, seconds: float) -> int:
+        """The largest micro-batch whose pass takes no longer."""
+        seconds *= 1 + ROUNDING
+        index = bisect_right(self._seconds, seconds) - 1
+        if index < 0:
+            return 0
+        return self._sizes[index] + int((seconds - self._seconds[index]) / self._slopes[index])
+
+    def samples_per_second(self, size: int) -> float:
+        """While passes of this size are run."""
+        return size / self.seconds(size)
+
+    def peak(self, most: int | None = None) -> int:
+        """The fastest micro-batch by samples per second, of equals the smallest; at most `most`, else the largest
+        that was measured."""
+        limit = most or self.points[-1][0]
+        sizes = [*(size for size in self._sizes if size < limit), limit]
+        return max(sizes, key=lambda size: (self.samples_per_second(size), -size))
+
+    def share_seconds(self, share: int, micro: int) -> float:
+        """Of a share in passes of `micro`, and one of the rest."""
+        found = self._shares.get((share, micro))
+        if found is None:
+            passes, rest = divmod(share, max(micro, 1))
+            found = (passes * self.seconds(micro) if passes else 0.0) + self.seconds(rest)
+            if len(self._shares) > MOST_KEPT:
+                self._shares.clear()
+            self._shares[share, micro] = found
+        return found
+
+    def least_per_sample(self, most: int) -> float:
+        """Seconds that no sample goes below, in the fastest pass of at most `most` samples."""
+        found = self._least.get(most)
+        if found is None:
+            found = self._least[most] = 1 / self.samples_per_second(self.peak(most))
+        return found
+
+    def passes(self, sizes: tuple[int, ...]) -> Sequence[Point]:
+        """Micro-batches with their seconds, those of the highest rate first."""
+        found = self._passes.get(sizes)
+        if found is None:
+            of_size = [(size, self.seconds(size)) for size in sizes]
+            found = self._passes[sizes] = sorted(of_size, key=lambda one: one[1] / one[0])
+        return found
+
+    @cached_property
+    def _shares(self) -> dict[tuple[int, int], float]:
+        return {}
+
+    @cached_property
+    def _least(self) -> dict[int, float]:
+        return {}
+
+    @cached_property
+    def _passes(self) -> dict[tuple[int, ...], Sequence[Point]]:
+        return {}
+
+    @cached_property
+    def _table(self) -> tuple[list[int], list[float], list[float]]:
+        """Sizes, seconds, and seconds of each further sample up to the next size."""
+        slopes = [(late - early) / (large - small) for (small, early), (large, late) in pairwise(self.points)]
+        (first, seconds), (last, longest) = self.points[0], self.points[-1]
+        mean = longest / last
+        slopes.append(slopes[-1] if slopes and slopes[-1] > ROUNDING * mean else mean)
+        points = list(self.points)
+        if first > 1:
+            slope = min(slopes[0], seconds / first)
+            points, slopes = [(1, seconds - slope * (first - 1)), *points], [slope, *slopes]
+        return [size for size, _ in points], [seconds for _, seconds in points], slopes
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return self._table[0]
+
+    @cached_property
+    def _seconds(self) -> list[float]:
+        return self._table[1]
+
+    @cached_property
+    def _slopes(self) -> list[float]:
+        return self._table[2]
+
+
+@lru_cache(maxsize=1024)
+def _smoothed(points: tuple[Point, ...], noise: float) -> PassCurve:
+    return PassCurve(straightened(points, noise))
+
+
+def _rising(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Isotonic regression by pooling adjacent violators: neighbours that fall get their mean."""
+    pools: list[tuple[float, int]] = []  # sum of seconds, points
+    for _, seconds in points:
+        pools.append((seconds, 1))
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
+            (total, count), (more, others) = pools[-2:]
+            pools[-2:] = [(total + more, count + others)]
+    level = [total / count for total, count in pools for _ in range(count)]
+    return tuple((size, seconds) for (size, _), seconds in zip(points, level, strict=True))

@@ -1,0 +1,77 @@
+"""What the conductor knows of its ranks' speed: by calibration, by a measurement, and by the steps they report."""
+
+import msgspec
+import pytest
+from tests.protocol.support.profiles import profile_of
+
+from trainctl.node_agent.planning.throughput import NEWEST, Rates
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.calibration.profile import ProfileSummary, summary
+
+PROFILE = msgspec.structs.replace(summary(profile_of()), optimizer_seconds=0.004)
+"""A pass takes 10 ms and 2 ms a sample."""
+
+
+def report(share: int, micro: int, busy: float, rank: int = 0, replays: int = 0) -> m.Report:
+    return m.Report(
+        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
+        own_weight=1.0, own_samples=share, micro_batch=micro, replays=replays,
+        phases=m.Phases(forward=busy, sync=0.003, optimizer=0.001),
+    )  # fmt: skip
+
+
+def busy(share: int, micro: int) -> float:
+    """As calibrated."""
+    return StepModel(PassCurve.line(0.010, 0.002)).busy_seconds(share, micro)
+
+
+def calibrated(profile: ProfileSummary = PROFILE) -> Rates:
+    rates = Rates()
+    rates.calibrated(0, profile)
+    return rates
+
+
+def test_a_calibrated_rank_is_known_before_its_first_step_but_has_not_been_timed() -> None:
+    rates = calibrated()
+    model = rates.of([0, 1])[0]
+    assert rates.of([0, 1]).keys() == {0}
+    assert model.seconds(8, 4) == pytest.approx(0.004 + busy(8, 4))
+    assert rates.timed([0, 1]) == {}
+
+
+def test_its_steps_say_how_much_slower_it_is_at_every_micro_batch() -> None:
+    rates = calibrated()
+    rates.reported([report(12, 4, 1.5 * busy(12, 4))] * NEWEST)
+    model = rates.of([0])[0]
+    assert model.slowdown == pytest.approx(1.5)
+    assert model.busy_seconds(12, 8) == pytest.approx(1.5 * busy(12, 8))
+    assert model.floor_seconds == pytest.approx(0.004)
+    assert rates.timed([0]) == rates.of([0])
+
+
+def test_a_measurement_alone_counts_at_its_micro_batch() -> None:
+    rates = calibrated()
+    for rank in (0, 1):
+        rates.measured(rank, 100.0, 4)
+    calibrated_one, plain = rates.of([0, 1]).values()
+    assert calibrated_one.busy_seconds(4, 4) == pytest.approx(0.04)
+    assert calibrated_one.busy_seconds(8, 8) < plain.busy_seconds(8, 8) == pytest.approx(0.08)
+
+
+def test_without_a_calibration_steps_of_several_micro_batches_make_the_curve() -> None:
+    rates = Rates()
+    rates.reported([report(16, 2, busy(16, 2))] * NEWEST)
+    assert rates.of([0])[0].is_linear
+    rates.reported([report(16, 8, busy(16, 8) * (1 + 0.001 * (step % 2))) for step in range(NEWEST)])
+    model = rates.of([0])[0]
+    assert not model.is_linear
+    assert model.busy_seconds(16, 4) == pytest.approx(busy(16, 4), rel=0.01)
+
+
+def test_steps_that_repeated_passes_say_nothing_of_a_micro_batch() -> None:
+    rates = Rates()
+    rates.reported([report(16, 2, busy(16, 2), replays=1)] * NEWEST)
+    rates.reported([report(16, 8, busy(16, 8))] * NEWEST)
+    assert rates.of([0])[0].is_linear
