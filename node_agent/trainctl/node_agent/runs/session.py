@@ -18,13 +18,14 @@ from trainctl.node_agent.readings.step_readings import StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs.compared_parts import Links, compared, links
 from trainctl.node_agent.runs.run_costs import RunCosts
 from trainctl.node_agent.runs.run_eta import RunEta
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
-from trainctl.protocol.batch.flops import peak_parts
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
@@ -67,6 +68,7 @@ class Session:
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
         self._readings = StepReadings()
+        self._links: tuple[m.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
         conductor.replay(newest)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
@@ -247,11 +249,8 @@ class Session:
             self._readings.take(reading, self.conductor.progress.step + 1)
 
     def _joined(self, part: m.RankStep) -> m.RankStep:
-        """With its machine's metrics, and what it reaches of its device's peak."""
-        ready = self.conductor.ranks[part.rank].ready
-        if ready is not None and ready.compute is not None and (rate := part.values.get("tflops")) is not None:
-            reached = peak_parts(1e12 * rate, ready.device, ready.compute.dtype, ready.profile)
-            part = msgspec.structs.replace(part, values=part.values | reached)
+        """With its machine's metrics, and what they are of its device's peak and of its calibration."""
+        part = compared(part, self.conductor.ranks[part.rank].ready, self._links_of(part.generation))
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
@@ -263,6 +262,19 @@ class Session:
         self.last_commit_monotonic = time.monotonic()
         self._publisher.publish(step)
         self._publisher.publish(first)
+
+    def _links_of(self, generation: m.Generation) -> Links:
+        """The calibrated links of a group."""
+        if self._links is None or self._links[0] != generation:
+            nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
+            self._links = generation, links(nodes, self.profiles, self._lead)
+        return self._links[1]
+
+    @property
+    def profiles(self) -> dict[int, ProfileSummary]:
+        """The ranks' calibrations, of those that have one."""
+        found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
+        return {rank: profile for rank, profile in found.items() if profile is not None}
 
     @property
     def _held_out(self) -> int:

@@ -217,6 +217,17 @@ _RANK = (
         "ratio", short="MFU",
     ),
     Metric(
+        "calibrated_speed", "of the calibration", "rank", "speed of calibration",
+        "What the rank's passes took when it was calibrated, divided by what they take; below 1: it is slower now.",
+        "ratio", short="speed",
+    ),
+    Metric(
+        "link_use", "of the calibration", "rank", "link use",
+        "What the sum of gradients takes by the calibrated links, divided by the rank's time in it. The rank with the "
+        "highest value waits least for others.",
+        "ratio", fold="max", short="link",
+    ),
+    Metric(
         "memory_bytes", "B", "rank", "memory held GB", "Trainer memory in use after the step.", "bytes",
         sql="r.memory_bytes", fold="sum", short="held",
     ),
