@@ -100,9 +100,10 @@ class World:
         mhz: float = 1620.0,
         celsius: float = 71.0,
         percent: float = 98.0,
+        limits: tuple[m.ClockLimit, ...] = (),
     ) -> None:
         self.now += 1
-        gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius)
+        gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius, clock_limits=limits)
         reading = m.HostReading(
             node="mbp", read_at=0, cpu_percent=20.0, memory_used_bytes=1, memory_total_bytes=2,
             disk_free_bytes=int(free), disk_total_bytes=int(total) if total else None, load_1min=1.0, gpus=(gpu,),

@@ -157,11 +157,18 @@ def _machine(row: Row, columns: int) -> Line:
         made += [
             of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
             of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
+            line(Piece(_limits(gpu), "warning")),
             of("power", f.figure(gpu.power_watts, "{:.0f} W")),
             of("energy", energy.text([host] if host else [])),
         ]
     made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)
+
+
+def _limits(gpu: m.GpuReading) -> str:
+    """What lowers its clock."""
+    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
+    return f"limited by {' and '.join(words)}" if words else ""
 
 
 def _disk_free(host: m.HostReading | None) -> str:
