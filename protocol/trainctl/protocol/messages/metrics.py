@@ -97,6 +97,10 @@ _RUN = (
         short="trend",
     ),
     Metric(
+        "recent_skipped_steps", "steps", "run", "skipped steps",
+        "Steps of the last 100 whose update was skipped, because a gradient wasn't finite.", "number", short="skipped",
+    ),
+    Metric(
         "clip_scale", "", "run", "clip scale", "Factor by which clipping scaled the gradient; 1: no clipping.", "loss",
     ),
     Metric(
