@@ -20,7 +20,8 @@ test: $(VENV)/.ready-dev nodejs
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
-# plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters.
+# plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
+# left of 200 simulated runs.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -33,6 +34,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
+	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
 	  tests/node_agent/alerts/test_slow_ranks.py tests/protocol/analysis/test_slowdown.py \
 	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)

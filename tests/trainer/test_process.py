@@ -155,6 +155,7 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     assert min(first.phases.forward, first.phases.backward, first.phases.optimizer) > 0
     assert share_in_phases(first) <= 1
     assert first.values["memory_bytes"]
+    assert 0 < first.values["tflops"] == pytest.approx(first.values["run_tflops"])
     page = read_status(agent.paths.status_page(0))
     assert page is not None
     assert (page.pid, page.step, page.term, page.n) == (process.pid, 1, 1, 1)

@@ -15,6 +15,7 @@ from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Rai
 from trainctl.node_agent.alerts.hooks import BURST, PER_SECONDS, Budget
 from trainctl.node_agent.alerts.hysteresis import Hysteresis, Rule
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 RUN, GENERATION = "run-1", m.Generation(1, 1)
@@ -29,6 +30,7 @@ class World:
         self.now, self.step_number, self.state, self.doing = 100.0, 0, "running", "train"
         self.reason = ""
         self.kl: float | None = None
+        self.profiles: dict[int, ProfileSummary] = {}
         self.rank_states, self.whys, self.silent = ["run", "run"], ["", ""], dict[str, str]()
         self.evaluator = Evaluator(table, self.now, **before)
         self.changes: list[tuple[float, Change]] = []
@@ -49,7 +51,8 @@ class World:
             learning_rate=1e-3, started_at=0, ranks=ranks, directory="", reason=self.reason,
             eval_values=() if self.kl is None else (("eval/kl", self.kl),),
         )  # fmt: skip
-        found = self.evaluator.look(RunSnapshot(view, self.silent, self.doing), self.now, 1000 + self.now)
+        snapshot = RunSnapshot(view, self.silent, self.doing, self.profiles)
+        found = self.evaluator.look(snapshot, self.now, 1000 + self.now)
         self.changes += [(self.now, change) for change in found]
 
     def step(
@@ -97,9 +100,10 @@ class World:
         mhz: float = 1620.0,
         celsius: float = 71.0,
         percent: float = 98.0,
+        limits: tuple[m.ClockLimit, ...] = (),
     ) -> None:
         self.now += 1
-        gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius)
+        gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius, clock_limits=limits)
         reading = m.HostReading(
             node="mbp", read_at=0, cpu_percent=20.0, memory_used_bytes=1, memory_total_bytes=2,
             disk_free_bytes=int(free), disk_total_bytes=int(total) if total else None, load_1min=1.0, gpus=(gpu,),

@@ -150,6 +150,26 @@ def test_an_idle_device_is_told_with_its_reason_where_it_is_watched() -> None:
     assert world.told[-1] == "cleared device-idle:mbp:1"
 
 
+@pytest.mark.parametrize(
+    "limits, words",
+    [(("thermal",), "limited by heat"), (("power",), "limited by its power cap"), ((), "waits for data")],
+)
+def test_an_idle_device_says_first_what_lowers_its_clock(limits: tuple[m.ClockLimit, ...], words: str) -> None:
+    world = HealthWorld(AlertsTable(clear_seconds=5.0, off=("stall", "data-wait")))
+    for _ in range(120):
+        world.rank_part(data=0.2)
+    for _ in range(130):
+        world.reading(percent=60.0, limits=limits)
+    assert words in world.text("device-idle:mbp:1")
+
+
+def test_a_lower_clock_says_what_lowers_it() -> None:
+    world = HealthWorld(CALM)
+    for mhz in [1620.0] * 130 + [1200.0] * 40:
+        world.reading(mhz=mhz, limits=("thermal",) if mhz < 1600 else ())
+    assert world.text("clock:mbp:1").endswith("GHz, limited by heat")
+
+
 def test_values_that_are_missing_raise_nothing() -> None:
     world = HealthWorld(CALM)
     for _ in range(250):

@@ -50,6 +50,17 @@ def test_what_macmon_does_not_say_is_none_and_an_absent_sensor_is_not_zero() -> 
     assert parse_macmon(odd) == ((GpuReading(name="Apple GPU"),), None)
 
 
+@pytest.mark.parametrize(
+    ("reasons", "limits"),
+    [
+        (0x0, ()), (0x1, ()), (0x2, ()), (0x4, ("power",)), (0x20, ("thermal",)), (0x48, ("thermal", "hardware")),
+        (0x80, ("power",)), (0x24, ("thermal", "power")),
+    ],
+)  # fmt: skip
+def test_what_lowers_an_nvidia_clock_is_told_from_an_idle_device(reasons: int, limits: tuple[str, ...]) -> None:
+    assert devices.clock_limits(reasons) == limits
+
+
 @pytest.fixture
 def macmon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program of that name on PATH that prints two recorded lines and stays."""

@@ -19,6 +19,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
@@ -289,3 +290,16 @@ def test_a_session_continues_the_statistics_of_the_record(tmp_path):
         last = recorder.last_state().step
     assert last is not None
     assert {"clip_scale", "loss_std", "loss_trend", "grad_norm_trend"} <= last.values.keys()
+
+
+def test_a_rank_s_part_says_how_much_of_its_device_s_peak_it_reached(told):
+    asyncio.run(told.load())
+    rank = told.conductor.ranks[0]
+    profile = ProfileSummary(created_at=0.0, passes=(Pass(1, 1.0),), gflops={"float32": 500.0})
+    measured = msgspec.structs.replace(part(1), values={"tflops": 0.1})
+    rank.ready = msgspec.structs.replace(rank.ready, compute=m.Compute("float32"), profile=profile)
+    assert told.session._joined(measured).values == {"tflops": 0.1, "matmul_use": pytest.approx(0.2)}
+    rank.ready = msgspec.structs.replace(rank.ready, device="cuda:0 NVIDIA H200", compute=m.Compute("bfloat16"))
+    assert told.session._joined(measured).values == {"tflops": 0.1, "mfu": pytest.approx(0.1 / 989)}
+    rank.ready = None
+    assert told.session._joined(measured) is measured

@@ -17,7 +17,7 @@ STEPS = [
     msgspec.structs.replace(EXAMPLE, step=number, loss=loss, grad_norm=norm, values={"clip_scale": 0.5})
     for number, (loss, norm) in enumerate(CURVE, 1)
 ]
-NAMES = {"loss_std", "loss_trend", "loss_z", "grad_norm_trend"}
+NAMES = {"loss_std", "loss_trend", "loss_z", "grad_norm_trend", "recent_skipped_steps"}
 
 
 def test_the_metrics_are_those_of_the_newest_steps() -> None:
@@ -36,6 +36,13 @@ def test_the_metrics_are_those_of_the_newest_steps() -> None:
     middle = statistics.median(before)
     mad = statistics.median(abs(loss - middle) for loss in before)
     assert found[-1]["loss_z"] == pytest.approx((CURVE[-1][0] - middle) / (1.4826 * mad))
+
+
+def test_skipped_steps_are_counted() -> None:
+    rolling = StepStatistics()
+    rows = [msgspec.structs.replace(step, skipped="nan" if step.step % 40 == 0 else None) for step in STEPS]
+    found = [rolling.joined(row).values.get("recent_skipped_steps") for row in rows]
+    assert found[STATISTICS_STEPS - 1 : STATISTICS_STEPS + 21] == [2.0] * 20 + [3.0] * 2
 
 
 def _slope(values: list[float]) -> float:

@@ -39,6 +39,14 @@ def test_what_a_step_takes_lately_counts_and_the_last_step_is_where_the_run_is()
     assert (found.steps_per_second, found.seconds_left, found.average_per_second) == (0.5, 120.0, 4000.0)
 
 
+def test_the_lead_s_own_estimate_counts_while_the_run_is_under_way() -> None:
+    values = {"time_left_seconds": 40.0, "time_left_best_seconds": 35.0, "time_left_worst_seconds": 50.0}
+    found = rates(last={"values": values})
+    assert (found.seconds_left_best, found.seconds_left, found.seconds_left_worst) == (35.0, 40.0, 50.0)
+    ended = rates({"state": "stopped"}, {"values": values})
+    assert (ended.seconds_left_best, ended.seconds_left, ended.seconds_left_worst) == (None, None, None)
+
+
 def test_pairs_are_averaged_where_the_loss_is_divided_by_pairs() -> None:
     found = rates({"weight_unit": "pairs", "loss_unit": "nats per pair"})
     assert (found.unit, found.average_per_second) == ("pairs/s", 2500.0)

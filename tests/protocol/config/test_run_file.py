@@ -186,6 +186,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.throughput_drop_percent", 101, " of at most 100"),
         ("alerts.throughput_clear_percent", 8, "must be at most alerts.throughput_drop_percent = 7"),
         ("alerts.data_wait_percent", 101, " of at most 100"),
+        ("alerts.calibrated_slower_percent", -1, " of at least 0"),
+        ("alerts.link_percent", -1, " of at least 0"),
         ("alerts.device_busy_percent", -1, " of at least 0"),
         ("alerts.clock_drop_percent", -1, " of at least 0"),
         ("alerts.clock_clear_percent", 11, "must be at most alerts.clock_drop_percent = 10"),

@@ -94,6 +94,15 @@ def test_the_status_says_how_fast_the_run_is_in_its_own_unit() -> None:
     )
 
 
+def test_the_status_says_when_the_run_will_be_done_at_best_and_at_worst() -> None:
+    assert SNAPSHOT.last_step is not None
+    values = {"time_left_seconds": 3600.0, "time_left_best_seconds": 3300.0, "time_left_worst_seconds": 4500.0}
+    last = msgspec.structs.replace(SNAPSHOT.last_step, values=values)
+    text = tables.status_text(msgspec.structs.replace(SNAPSHOT, last_step=last))
+    (line,) = [line for line in text.splitlines() if line.startswith("time left")]
+    assert line.startswith("time left  1h 00m, ") and line.endswith(" (55m 00s to 1h 15m)")
+
+
 def test_the_status_of_a_group() -> None:
     view = hung(run_view(3), 1)
     peers = (

@@ -74,6 +74,16 @@ def test_the_head_says_where_the_run_is() -> None:
         assert word in second
 
 
+def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
+    assert ALONE.last_step is not None
+    left = {"time_left_seconds": 3600.0, "time_left_best_seconds": 3300.0, "time_left_worst_seconds": 4500.0}
+    last = msgspec.structs.replace(ALONE.last_step.value, values=left)
+    state = dataclasses.replace(ALONE, last_step=md.Seen(last, CLOCK.at_monotonic))
+    assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, UNICODE, rows=2))[0]
+    assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0])
+    assert " to " not in narrow
+
+
 def test_the_head_has_the_perplexity_where_it_is_wide_and_the_loss_is_per_token() -> None:
     def learning(columns: int, state: md.ViewState = ALONE) -> str:
         return texts(header.lines(state, CLOCK, columns, UNICODE, rows=2))[1]

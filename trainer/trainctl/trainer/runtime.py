@@ -10,6 +10,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.data_statistics import without_end
+from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.config import families, run_file, run_tables
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import read_facts
@@ -61,6 +62,8 @@ class Trainer:
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings.of(config, who.node)
         self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
+        facts = read_facts(Path(config.model.path), "run file: model.path")
+        self._executor.flops = step_flops(config.adapter, facts, "run file")
         self._model_files = model_files
         self._saver = Saver(
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,

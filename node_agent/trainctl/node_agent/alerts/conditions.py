@@ -7,6 +7,7 @@ from functools import partial
 
 from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, number, seconds
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import AlertsTable
 
 WELL_STATES = frozenset({"ready", "run", "paused", "late", "draining", "drained", "done"})
@@ -25,6 +26,7 @@ class RunSnapshot:
     view: m.RunView
     silent: Mapping[str, str]  # nodes whose agents aren't heard, and why
     doing: str = "train"  # kind of the newest plan
+    profiles: Mapping[int, ProfileSummary] = dataclasses.field(default_factory=dict)  # calibrations, by rank
 
 
 def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:

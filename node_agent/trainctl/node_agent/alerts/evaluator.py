@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from trainctl.node_agent.alerts import conditions
+from trainctl.node_agent.alerts.calibrated_links import LinkWatch
+from trainctl.node_agent.alerts.calibrated_speed import CalibratedSpeedWatch
 from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.findings import Finding
 from trainctl.node_agent.alerts.hysteresis import Hysteresis, rules
@@ -18,10 +20,13 @@ from trainctl.node_agent.alerts.own_losses import OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
-BY_STEP = frozenset({"throughput", "memory", "clock", "own-loss", "data-wait", "memory-rise", "device-idle"})
+BY_STEP = frozenset(
+    {"throughput", "memory", "clock", "own-loss", "data-wait", "memory-rise", "device-idle", "efficiency"}
+)
 """Kinds of alerts that end when their rank leaves the group."""
 
 
@@ -55,6 +60,10 @@ class Evaluator:
         self._table, self._rules = table, rules(table)
         self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
         self._own_losses, self._health = OwnLossWatch(table), RankHealthWatch(table)
+        self._calibrated, self._links = CalibratedSpeedWatch(table), LinkWatch(table)
+        self._profiles: dict[int, ProfileSummary] = {}
+        self._node_profiles: dict[str, ProfileSummary] = {}
+        self._lead, self._generation = "", m.Generation(0, 0)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, m.AlertView] = {}
         self._hosts: dict[str, m.HostReading] = {}
@@ -107,8 +116,16 @@ class Evaluator:
                 found = self._paces.part(message, self._hosts.get(message.node), device)
                 self._judge([*self._instead_of_clock(found), *conditions.memory(message, self._table)], now)
                 self._judge([*self._own_losses.part(message), *self._health.part(message, self._last_step)], now)
+                self._judge(self._against_calibration(message), now)
             case m.HostReading():
                 self._read(message, now)
+
+    def _against_calibration(self, part: m.RankStep) -> list[Finding]:
+        if part.generation != self._generation:
+            self._generation = part.generation
+            self._links.clear()
+        own = self._calibrated.part(part, self._profiles.get(part.rank), self._hosts.get(part.node))
+        return [*own, *self._links.part(part, self._node_profiles, self._lead, self._hosts)]
 
     def _read(self, reading: m.HostReading, now: float) -> None:
         working = {rank: view.device for rank, view in self._ranks.items()
@@ -133,8 +150,12 @@ class Evaluator:
     def look(self, snapshot: RunSnapshot, now: float, at: float) -> list[Change]:
         """The run as it is, `at` in Unix seconds: call it a few times a second."""
         self._ranks, self._last_step = {view.rank: view for view in snapshot.view.ranks}, snapshot.view.steps
+        self._lead, self._profiles = snapshot.view.lead, {**snapshot.profiles}
+        nodes = {rank: view.node for rank, view in self._ranks.items()}
+        self._node_profiles = {nodes[rank]: profile for rank, profile in self._profiles.items() if rank in nodes}
         for rank, view in self._ranks.items():
             if view.state in OUT_STATES:
+                self._calibrated.forget(rank)
                 self._paces.forget(rank)
                 self._own_losses.forget(rank)
                 self._health.forget(rank)

@@ -29,6 +29,8 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "throughput": (BLOCK_STEPS, 20.0, BLOCK_STEPS),  # steps of one rank
     "data-wait": (2, 0.0, 2),  # looks at one rank
     "clock": (10, 10.0, 10),  # readings of one machine
+    "efficiency": (1, 0.0, 2),  # looks at one rank
+    "link": (1, 0.0, 2),  # looks at the group
     "device-idle": (60, 60.0, 20),  # readings of one machine
     "memory": (3, 2.0, 3),  # steps of one rank
     "memory-rise": (3, 0.0, 3),  # looks at one rank

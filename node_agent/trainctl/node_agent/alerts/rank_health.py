@@ -4,8 +4,8 @@ A step only adds a few numbers; every LOOK_EVERY_STEPS steps a rank is judged, s
 """
 
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -40,6 +40,11 @@ class _Step(NamedTuple):
     cap_bytes: float | None
 
 
+class _Use(NamedTuple):
+    percent: float  # of the device's time
+    limits: tuple[m.ClockLimit, ...]
+
+
 class Growth(NamedTuple):
     """A rank's memory that grows."""
 
@@ -55,7 +60,7 @@ class RankHealthWatch:
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
         self._steps: dict[int, deque[_Step]] = {}
-        self._used: dict[int, deque[float]] = {}  # percent of a device's time, by rank
+        self._used: dict[int, deque[_Use]] = {}  # of each rank's device
 
     def part(self, part: m.RankStep, last_step: int | None) -> list[Finding]:
         """A rank's part of a step; `last_step` is the run's, None if it is not known."""
@@ -76,9 +81,9 @@ class RankHealthWatch:
             if gpu is None or gpu.utilization_percent is None:
                 continue
             used = self._used.setdefault(rank, deque(maxlen=BUSY_READINGS))
-            used.append(gpu.utilization_percent)
+            used.append(_Use(gpu.utilization_percent, gpu.clock_limits))
             if len(used) == BUSY_READINGS:
-                found.append(self._busy(reading.node, rank, median(used), gpu))
+                found.append(self._busy(reading.node, rank, [*used], gpu))
         return found
 
     def forget(self, rank: int) -> None:
@@ -110,9 +115,11 @@ class RankHealthWatch:
 
     # ------------------------------------------------------------ device
 
-    def _busy(self, node: str, rank: int, percent: float, gpu: m.GpuReading) -> Finding:
-        least = self._table.device_busy_percent
-        say = partial(_say_idle, percent, gpu, [*self._steps.get(rank, ())][-WINDOW_STEPS // 2 :])
+    def _busy(self, node: str, rank: int, used: list[_Use], gpu: m.GpuReading) -> Finding:
+        least, percent = self._table.device_busy_percent, median(one.percent for one in used)
+        limits = Counter(limit for one in used for limit in one.limits)
+        mostly = [limit for limit, count in limits.most_common() if count > len(used) / 2]
+        say = partial(_say_idle, percent, gpu, [*self._steps.get(rank, ())][-WINDOW_STEPS // 2 :], mostly)
         return Finding("device-idle", percent < least, percent > least + BUSY_CLEAR_PERCENT, say, node, rank)
 
 
@@ -158,12 +165,19 @@ def _say_growth(found: Growth | None, last_step: int) -> Said:
     ))  # fmt: skip
 
 
-def _say_idle(percent: float, gpu: m.GpuReading, recent: list[_Step]) -> Said:
-    reason, advice = _idle_reason(recent)
+def _say_idle(percent: float, gpu: m.GpuReading, recent: list[_Step], limits: Sequence[m.ClockLimit]) -> Said:
+    """A limited clock comes first: it makes everything else slow."""
+    reason, advice = _limited(limits[0]) if limits else _idle_reason(recent)
     text = f"device busy {percent:.0f} % of the time{f': {reason}' if reason else ''}"
     return Said(text, (f"{gpu.name}, median of the last {BUSY_READINGS} s", *([advice] if advice else [])))
 
 
+_LIMITED: Final[dict[m.ClockLimit, str]] = {
+    "thermal": "cool the machine, or give it fewer samples",
+    "power": "raise the device's power limit, or give it fewer samples",
+    "hardware": "check its power supply, cables and cooling",
+}
+"""By what lowers the device's clock: what to do."""
 _REASONS: Final = {
     "data": ("it waits for data", "raise data.prefetch or data.workers"),
     "sync": (
@@ -173,6 +187,10 @@ _REASONS: Final = {
     "wait": ("it waits for the lead's next plan", "look at the lead's load and the round trip to it"),
 }
 """By phase: why a device is idle, and what to do."""
+
+
+def _limited(limit: m.ClockLimit) -> tuple[str, str]:
+    return f"its clock is limited by {m.CLOCK_LIMITED_BY[limit]}", _LIMITED[limit]
 
 
 def _idle_reason(recent: list[_Step]) -> tuple[str, str]:

@@ -87,7 +87,8 @@ class AlertService:
             self._settle(self._evaluator.turned(time.monotonic(), time.time()))
             return
         ours = {view.node for view in session.view.ranks}
-        snapshot = RunSnapshot(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
+        away = {node: why for node, why in silent.items() if node in ours}
+        snapshot = RunSnapshot(session.view, away, session.doing, session.profiles)
         self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:

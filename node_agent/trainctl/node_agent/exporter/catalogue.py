@@ -54,6 +54,12 @@ HOST_SPECS = (
     Spec("trainctl_host_temperature_celsius", "gauge", HOST, "Temperature of the hottest sensor."),
     Spec("trainctl_gpu_utilization_ratio", "gauge", GPU, "Fraction of time that the device was busy."),
     Spec("trainctl_gpu_clock_hertz", "gauge", GPU, "Clock rate of the device."),
+    Spec(
+        "trainctl_gpu_clock_limited",
+        "gauge",
+        (*GPU, "reason"),
+        "1 for each reason that lowers the device's clock now: thermal, power or hardware.",
+    ),
     Spec("trainctl_gpu_power_watts", "gauge", GPU, "Power drawn by the device."),
     Spec("trainctl_gpu_temperature_celsius", "gauge", GPU, "Temperature of the device."),
     Spec("trainctl_gpu_memory_used_bytes", "gauge", GPU, "Device memory in use."),

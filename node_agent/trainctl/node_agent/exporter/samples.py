@@ -98,6 +98,8 @@ def _host(host: m.HostReading) -> Iterator[Reading]:
             ("temperature_celsius", gpu.temperature_celsius), ("memory_used_bytes", gpu.memory_used_bytes),
             ("memory_size_bytes", gpu.memory_total_bytes),
         )  # fmt: skip
+        for limit in gpu.clock_limits:
+            yield Reading("trainctl_gpu_clock_limited", (host.node, str(number), gpu.name, limit), 1)
     yield from _processes(host)
 
 

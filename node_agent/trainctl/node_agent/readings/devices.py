@@ -11,14 +11,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psutil
 
-from trainctl.protocol.messages import GpuReading
+from trainctl.protocol.messages import ClockLimit, GpuReading
 
 STALE_SECONDS = 5.0
 """Seconds after which a reading is stale and ignored."""
+
+
+CLOCK_LIMITS: Final[tuple[tuple[int, ClockLimit], ...]] = ((0x60, "thermal"), (0x84, "power"), (0x08, "hardware"))
+"""Bits of NVML's reasons for a lower clock: thermal slowdown by software or hardware, power cap or brake, hardware."""
 
 
 class Readings(NamedTuple):
@@ -77,7 +81,14 @@ class NvidiaReader(DeviceReader):
             temperature_celsius=_float(self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)),
             memory_used_bytes=int(memory.used) if memory is not None else None,
             memory_total_bytes=int(memory.total) if memory is not None else None,
+            clock_limits=clock_limits(self._clock_reasons(handle)),
         )
+
+    def _clock_reasons(self, handle: Any) -> int:
+        """Bits; 0 if this device doesn't give them. Older libraries know them by another name."""
+        nvml = self._nvml
+        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        return self._ask(ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
 
     def _ask(self, question: Callable[..., Any], *values: Any) -> Any:
         """The answer, None if this device does not give it."""
@@ -85,6 +96,11 @@ class NvidiaReader(DeviceReader):
             return question(*values)
         except self._nvml.NVMLError:
             return None
+
+
+def clock_limits(reasons: int) -> tuple[ClockLimit, ...]:
+    """What lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no limits."""
+    return tuple(limit for bits, limit in CLOCK_LIMITS if reasons & bits)
 
 
 class AppleReader(DeviceReader):

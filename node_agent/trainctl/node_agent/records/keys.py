@@ -8,6 +8,8 @@ ALERTS_KEY = "alerts"
 """Key of the open alerts and mutes, which the run's other nodes keep too."""
 NODE_TIMES_KEY = "node-times"
 """Key of the time that each node took part, which its cost is made from."""
+ETA_KEY = "eta"
+"""Key of what was measured for the time left."""
 VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
 OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, VALUES_FROM})
 """Keys of this node's own state, which is not copied to others."""

@@ -18,11 +18,14 @@ from trainctl.node_agent.readings.step_readings import StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs.compared_parts import Links, compared, links
 from trainctl.node_agent.runs.run_costs import RunCosts
+from trainctl.node_agent.runs.run_eta import RunEta
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import events as e
@@ -56,6 +59,7 @@ class Session:
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
         self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
+        self._eta = RunEta(recorder, conductor.config)
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -64,6 +68,7 @@ class Session:
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
         self._readings = StepReadings()
+        self._links: tuple[m.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
         conductor.replay(newest)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
@@ -193,6 +198,7 @@ class Session:
             case d.Issue(plan, durable, held):
                 self._keep_durable(durable)
                 self.doing = plan.kind
+                self._eta.issued(plan)
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
                 await self.copies.flush()  # so that no one has a plan without the settings it is made from
                 if not held:
@@ -243,17 +249,37 @@ class Session:
             self._readings.take(reading, self.conductor.progress.step + 1)
 
     def _joined(self, part: m.RankStep) -> m.RankStep:
-        """With its machine's metrics."""
+        """With its machine's metrics, and what they are of its device's peak and of its calibration."""
+        part = compared(part, self.conductor.ranks[part.rank].ready, self._links_of(part.generation))
         return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        step, first = self._statistics.joined(self._costs.with_cost(step)), self._joined(first)
+        step = self._eta.with_time_left(self._costs.with_cost(step), self._held_out, time.monotonic())
+        step, first = self._statistics.joined(step), self._joined(first)
         early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
         self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
         self.last_commit_monotonic = time.monotonic()
         self._publisher.publish(step)
         self._publisher.publish(first)
+
+    def _links_of(self, generation: m.Generation) -> Links:
+        """The calibrated links of a group."""
+        if self._links is None or self._links[0] != generation:
+            nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
+            self._links = generation, links(nodes, self.profiles, self._lead)
+        return self._links[1]
+
+    @property
+    def profiles(self) -> dict[int, ProfileSummary]:
+        """The ranks' calibrations, of those that have one."""
+        found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
+        return {rank: profile for rank, profile in found.items() if profile is not None}
+
+    @property
+    def _held_out(self) -> int:
+        """Samples of an evaluation; 0 until a rank has loaded."""
+        return next((at.ready.held_out for at in self.conductor.ranks.values() if at.ready is not None), 0)
 
     def _retract(self, step: int) -> None:
         self.recorder.retract_after(step - 1)
@@ -296,6 +322,7 @@ class Session:
             )
             for rank in sorted(self.conductor.ranks)
         )
+        self._eta.look(self.conductor.state, self.conductor.reason, time.monotonic())
         cost = self._costs.look(self.conductor.durable.settings, self.conductor.state, time.time())
         return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead, cost)
 
@@ -322,6 +349,7 @@ class Session:
         if not self.is_closed:
             self.is_closed = True
             self._keep_view()
+            self._eta.close()
             self.recorder.close()
 
 

@@ -1,4 +1,4 @@
-"""Health metrics of a run's steps: the loss's deviation, trend and robust z, and the gradient norm's trend."""
+"""Health metrics of steps: the loss's deviation, trend and robust z, the gradient norm's trend, and skipped steps."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -18,6 +18,7 @@ class StepStatistics:
     def __init__(self, before: Iterable[m.StepCommitted] = ()) -> None:
         """`before`: the newest STATISTICS_STEPS steps of the record, oldest first."""
         self._loss, self._norm = RollingStatistics(STATISTICS_STEPS), RollingStatistics(STATISTICS_STEPS)
+        self._skipped = RollingStatistics(STATISTICS_STEPS)  # 1 or 0
         for step in before:
             self._add(step)
 
@@ -32,9 +33,12 @@ class StepStatistics:
             found |= {"loss_std": self._loss.std, "loss_trend": self._loss.trend}
         if self._norm.is_full:
             found["grad_norm_trend"] = self._norm.trend
+        if self._skipped.is_full:
+            found["recent_skipped_steps"] = sum(self._skipped.values)
         known = {name: value for name, value in found.items() if value is not None}
         return msgspec.structs.replace(step, values={**known, **step.values}) if known else step
 
     def _add(self, step: m.StepCommitted) -> None:
         self._loss.add(step.step, step.loss)
         self._norm.add(step.step, step.grad_norm)
+        self._skipped.add(step.step, float(step.skipped is not None))

@@ -23,7 +23,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
     "nonfinite", "skipped", "loss-spike", "divergence", "clip", "own-loss", "kl", "stall", "throughput", "data-wait",
-    "clock", "device-idle", "memory", "memory-rise", "disk", "node-silent", "node-lost", "lead-silent",
+    "clock", "efficiency", "link", "device-idle", "memory", "memory-rise", "disk", "node-silent", "node-lost",
+    "lead-silent",
 ]  # fmt: skip
 AlertSeverity = Literal["warning", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -51,6 +52,8 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "throughput": Kind("warning", "a rank is slower than before with the same micro-batch"),
     "data-wait": Kind("warning", "a rank spends much of its steps waiting for data"),
     "clock": Kind("warning", "a device under load runs at a lower clock rate than before"),
+    "efficiency": Kind("warning", "a rank's passes are slower than when it was calibrated"),
+    "link": Kind("warning", "the sum of gradients is slower than the calibrated links"),
     "device-idle": Kind("warning", "a rank's device is often idle (off by default)"),
     "memory": Kind("warning", "a rank's memory is near its cap"),
     "memory-rise": Kind("warning", "a rank's memory grows and will reach its cap during the run"),
@@ -89,6 +92,8 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device_busy_percent: Percent = 85.0  # median over a minute below it; cleared 3 points above
     clock_drop_percent: Percent = 10.0  # of a device's clock under load, under the best minute before
     clock_clear_percent: Percent = 5.0
+    calibrated_slower_percent: Percent = 15.0  # median of 100 steps' passes, over their calibration; cleared below half
+    link_percent: Percent = 50.0  # of the calibrated links, median of 100 sums below it; cleared above 1.2 times it
     memory_percent: Percent = 92.0  # of the cap
     memory_clear_percent: Percent = 88.0
     disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept, or

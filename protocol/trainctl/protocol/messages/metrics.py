@@ -97,6 +97,10 @@ _RUN = (
         short="trend",
     ),
     Metric(
+        "recent_skipped_steps", "steps", "run", "skipped steps",
+        "Steps of the last 100 whose update was skipped, because a gradient wasn't finite.", "number", short="skipped",
+    ),
+    Metric(
         "clip_scale", "", "run", "clip scale", "Factor by which clipping scaled the gradient; 1: no clipping.", "loss",
     ),
     Metric(
@@ -135,6 +139,26 @@ _RUN = (
         "weight_per_second", "weight/s", "run", "weight/s",
         "Loss weight processed per second, in the run's weight unit.", "rate",
         "weight_per_second", "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
+    ),
+    Metric(
+        "run_tflops", "TFLOP/s", "run", "TFLOP/s",
+        "Floating-point operations that the model needs for the step's tokens, divided by the step's duration, in "
+        "10^12 per second.",
+        "number", short="TFLOP/s",
+    ),
+    Metric(
+        "time_left_seconds", "s", "run", "time left",
+        "Expected time until the run's last step, with the evaluations, checkpoints and faults still to come.",
+        "seconds", short="left",
+    ),
+    Metric(
+        "time_left_best_seconds", "s", "run", "time left at best",
+        "Time left in the best case: about 92 of 100 runs take between the best and the worst case.", "seconds",
+        short="best",
+    ),
+    Metric(
+        "time_left_worst_seconds", "s", "run", "time left at worst", "Time left in the worst case.", "seconds",
+        short="worst",
     ),
     Metric(
         "loss_not_finite", "1, or absent", "run", "", "Steps whose loss is NaN or infinite.", drawn=False,
@@ -179,6 +203,33 @@ _RANK = (
             "seconds", f"phases.{name}", f"r.{name}_seconds", "max", name,
         )
         for name in PHASES
+    ),
+    Metric(
+        "tflops", "TFLOP/s", "rank", "rank TFLOP/s",
+        "Floating-point operations that the model needs for the rank's tokens, divided by the duration of the rank's "
+        "step, in 10^12 per second.",
+        "number", fold="sum", short="TFLOP/s",
+    ),
+    Metric(
+        "matmul_use", "of the peak", "rank", "matmul use",
+        "`tflops` divided by the device's own best rate of matrix products, as calibration measured it.", "ratio",
+        short="matmul",
+    ),
+    Metric(
+        "mfu", "of the peak", "rank", "MFU",
+        "Model FLOPs utilisation: `tflops` divided by the datasheet's dense peak, for NVIDIA devices and bfloat16.",
+        "ratio", short="MFU",
+    ),
+    Metric(
+        "calibrated_speed", "of the calibration", "rank", "speed of calibration",
+        "What the rank's passes took when it was calibrated, divided by what they take; below 1: it is slower now.",
+        "ratio", short="speed",
+    ),
+    Metric(
+        "link_use", "of the calibration", "rank", "link use",
+        "What the sum of gradients takes by the calibrated links, divided by the rank's time in it. The rank with the "
+        "highest value waits least for others.",
+        "ratio", fold="max", short="link",
     ),
     Metric(
         "memory_bytes", "B", "rank", "memory held GB", "Trainer memory in use after the step.", "bytes",

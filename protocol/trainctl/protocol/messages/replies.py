@@ -74,7 +74,9 @@ class RunRates(msgspec.Struct, frozen=True):
     seconds_per_sample: float | None = None
     seconds_per_epoch: float | None = None
     epochs_left: float | None = None  # epochs until the run's last step
-    seconds_left: float | None = None  # time until the run's last step; None: unknown, or the run has ended
+    seconds_left: float | None = None  # expected time until the run's end; None: unknown, or the run has ended
+    seconds_left_best: float | None = None  # in the best case; None: unknown
+    seconds_left_worst: float | None = None  # in the worst case; about 92 of 100 runs take between the two
 
 
 class RunSummary(msgspec.Struct, frozen=True):

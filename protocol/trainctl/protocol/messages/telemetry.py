@@ -1,6 +1,7 @@
 """Telemetry: messages that an agent publishes about its run, its machine and its alerts."""
 
 from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 
@@ -246,6 +247,13 @@ class RankStep(Message, tag="rank-step", frozen=True):
         return peak_or_held(self.values)
 
 
+ClockLimit = Literal["thermal", "power", "hardware"]
+CLOCK_LIMITED_BY: Final[dict[ClockLimit, str]] = {
+    "thermal": "heat",
+    "power": "its power cap",
+    "hardware": "its hardware",
+}
+"""What lowers a device's clock, in words."""
 SCRIPTED_DEVICE = "scripted"
 """Name of a device whose readings are invented by a played recording."""
 
@@ -260,6 +268,7 @@ class GpuReading(msgspec.Struct, frozen=True):
     temperature_celsius: float | None = None
     memory_used_bytes: Count | None = None
     memory_total_bytes: Count | None = None
+    clock_limits: tuple[ClockLimit, ...] = ()  # causes that lower its clock now; empty: none, or unknown
 
 
 class ProcessReading(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
+from trainctl.protocol.batch.flops import StepFlops
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import (
@@ -94,6 +95,7 @@ class Executor:
         self._progress, self._status, self._send = progress, status, send
         self._objective = backend.parts.objective
         self.group: Group = Solo()
+        self.flops: StepFlops | None = None  # of the model, if its sizes are known
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches(settings.micro_tokens)
         self._prefetch = Prefetch(self._data, settings.prefetch, settings.workers)
@@ -141,8 +143,20 @@ class Executor:
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, batch.samples
             report = self._report(plan, sums, watch, own.weight, values, grad_norm=norm, skipped=skipped)
             report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
+            report = self._with_flops(report, plan)
             self._progress.remember(report)
         return report
+
+    def _with_flops(self, report: Report, plan: StepPlan) -> Report:
+        """With the rates of operations, the rank's and the run's."""
+        if self.flops is None or report.step_seconds <= 0:
+            return report
+        unit, each = report.step_seconds * 1e12, self._objective.row.sequences
+        rates = {
+            "tflops": self.flops.of(report.own_tokens, report.own_samples * each) / unit,
+            "run_tflops": self.flops.of(report.tokens, plan.global_batch * each) / unit,
+        }
+        return msgspec.structs.replace(report, values=report.values | rates)
 
     def _wait_for_data(self, plan: StepPlan) -> None:
         """A rank that has just been started has less of a growing file than the others."""

@@ -70,6 +70,7 @@ def status_text(
         f"  lead {run.lead}  {_engine(run)}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
         f"rates      {plain(groups(rates_line.pieces(run_rates(run, snapshot.last_step)), 200))}",
+        *_left_lines(snapshot),
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
@@ -83,6 +84,16 @@ def status_text(
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def _left_lines(snapshot: m.Snapshot) -> list[str]:
+    """The time left of a run under way, when it ends, and its best and worst case."""
+    assert snapshot.run is not None
+    rates = run_rates(snapshot.run, snapshot.last_step)
+    if rates.seconds_left is None:
+        return []
+    span = fmt.span(rates.seconds_left_best, rates.seconds_left_worst)
+    return [f"time left  {fmt.eta(rates.seconds_left, snapshot.at)}{f' ({span})' if span else ''}"]
 
 
 def _own_host(snapshot: m.Snapshot) -> list[m.HostReading]:

@@ -16,6 +16,8 @@ from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
+SPAN_COLUMNS = 120
+"""Columns from which the best and the worst case stand beside the ETA."""
 LOSS_STEPS = 16
 """Steps that the loss in the head is the mean of."""
 STATE_ROLES = {
@@ -100,7 +102,7 @@ def _progress(
         line(Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))),
         line(Piece(f"{run.step:,}/{f.count(run.steps)}", "strong")),
         line(Piece(f.percent(done), "text")),
-        _outlook(state, run, clock, brief=brief),
+        _outlook(state, run, clock, columns, brief=brief),
     ]
     if columns >= 100:
         epoch = f"{run.cursor / run.samples:.2f}" if run.samples and run.cursor is not None else f.NA
@@ -138,14 +140,17 @@ def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
     return line(Piece(dot.join(words), "label"))
 
 
-def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> Line:
+def _outlook(state: ViewState, run: m.RunView, clock: Clock, columns: int, *, brief: bool) -> Line:
     """When it will be done, what it waits for, or how it ended."""
     if run.state == "running" and run.reason:
         return line(Piece(clean(run.reason), "warning"))
     if run.state in ("starting", "running"):
-        remaining = _rates(state, run).seconds_left
-        text = f.duration(remaining) if brief else f.eta(remaining, clock.wall(), clock.zone)
-        return line(Piece("ETA ", "label"), text)
+        rates = _rates(state, run)
+        if brief:
+            return line(Piece("ETA ", "label"), f.duration(rates.seconds_left))
+        span = f.span(rates.seconds_left_best, rates.seconds_left_worst) if columns >= SPAN_COLUMNS else ""
+        text = f.eta(rates.seconds_left, clock.wall(), clock.zone)
+        return line(Piece("ETA ", "label"), text, Piece(f" ({span})" if span else "", "dim"))
     if run.state in m.ACTIVE_RUN_STATES:
         return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
     reason = f": {clean(run.reason)}" if run.reason else ""

@@ -1,5 +1,7 @@
 """What is known of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
 
+from collections.abc import Mapping
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.screens import energy
@@ -22,7 +24,7 @@ def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs
     made = [_state(row, clock, columns, glyphs), _part(row, columns, glyphs), agent, _machine(row, columns),
             _processes(row, columns)]  # fmt: skip
     if columns >= 120:
-        made.insert(2, _compute(row.view.compute, columns))
+        made.insert(2, _compute(row.view.compute, row.step, columns))
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -70,16 +72,26 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     return groups(made, columns)
 
 
-def _compute(compute: m.Compute | None, columns: int) -> Line:
-    """The precision, and the kernels that it computes with."""
+def _compute(compute: m.Compute | None, step: m.RankStep | None, columns: int) -> Line:
+    """The precision, the kernels that it computes with, and how much it computes."""
     tf32 = f.NA if compute is None or compute.tf32 is None else "on" if compute.tf32 else "off"
     made = [
         _labelled("computes in", clean(compute.dtype) if compute else f.NA),
         _labelled("tf32", tf32),
         _labelled("compile", clean(compute.compile) if compute else f.NA),
         _labelled("attention", (clean(compute.attention) if compute else "") or f.NA),
+        _flops(step.values if step is not None else {}),
     ]
     return groups(made, columns)
+
+
+def _flops(values: Mapping[str, float]) -> Line:
+    """`6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known."""
+    if (rate := values.get("tflops")) is None:
+        return ()
+    use, mfu = values.get("matmul_use"), values.get("mfu")
+    stated = f", MFU {f.percent(mfu)}" if mfu is not None else ""
+    return line(Piece(f"{rate:.3g} TFLOP/s", "strong"), f", {f.percent(use)} of its matmul peak{stated}")
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
@@ -145,11 +157,18 @@ def _machine(row: Row, columns: int) -> Line:
         made += [
             of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
             of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
+            line(Piece(_limits(gpu), "warning")),
             of("power", f.figure(gpu.power_watts, "{:.0f} W")),
             of("energy", energy.text([host] if host else [])),
         ]
     made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)
+
+
+def _limits(gpu: m.GpuReading) -> str:
+    """What lowers its clock."""
+    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits]
+    return f"limited by {' and '.join(words)}" if words else ""
 
 
 def _disk_free(host: m.HostReading | None) -> str:

@@ -20,6 +20,14 @@ def pieces(rates: m.RunRates) -> list[Line]:
     ]
 
 
+def left(rates: m.RunRates) -> Line:
+    """`left 1h 42m (1h 36m to 1h 55m)`; nothing of a run that has ended, or whose end isn't known."""
+    if rates.seconds_left is None:
+        return ()
+    span = f.span(rates.seconds_left_best, rates.seconds_left_worst)
+    return line(Piece("left ", "label"), f.duration(rates.seconds_left), Piece(f" ({span})" if span else "", "dim"))
+
+
 def samples_of(unit: str) -> str:
     """What the samples of a run with this unit of its rate are called."""
     return PAIRS if unit == f"{PAIRS}/s" else SAMPLES

@@ -121,8 +121,8 @@ def detail(
     run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs, policies: Sequence[m.PolicyView] = (),
     costs: Sequence[ln.Line] = (),
 ) -> list[ln.Line]:  # fmt: skip
-    """The chosen run's id and directory, on a wide screen how fast it is, `costs`, its policies if they are known, and
-    what can be done with it; `marked` counts it with those marked."""
+    """The chosen run's id and directory, its time left, on a wide screen how fast it is, `costs`, its policies if they
+    are known, and what can be done with it; `marked` counts it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
     keys = [("enter", "opens it", "open"), *([("s", "resumes it", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
@@ -133,12 +133,28 @@ def detail(
     name = f"{glyphs.horizontal} {ln.clean(run.run)} "
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
-        ln.fit((ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim"),), columns),
-        *([ln.fit(ln.groups(rates_line.pieces(run.rates), columns), columns)] if run.rates and columns >= 100 else []),
+        _place(run, columns, glyphs),
+        *_rates(run, columns),
         *costs,
         *_policies(policies, columns),
         ln.fit(ln.groups(hints, columns), columns),
     ]
+
+
+def _place(run: m.RunSummary, columns: int, glyphs: Glyphs) -> ln.Line:
+    """Its directory and, on a narrow screen, its time left."""
+    left = rates_line.left(run.rates) if run.rates is not None and columns < 100 else ()
+    room = columns - ln.width(left) - 1 if left else columns
+    directory = ln.line(ln.Piece(ln.shorten(ln.clean(run.directory), room, glyphs.ellipsis), "dim"))
+    return ln.spread(directory, left, columns)
+
+
+def _rates(run: m.RunSummary, columns: int) -> list[ln.Line]:
+    """On a wide screen the time left and how fast it is."""
+    if run.rates is None or columns < 100:
+        return []
+    told = [rates_line.left(run.rates), *rates_line.pieces(run.rates)]
+    return [ln.fit(ln.groups([pieces for pieces in told if pieces], columns), columns)]
 
 
 def _policies(policies: Sequence[m.PolicyView], columns: int) -> list[ln.Line]:

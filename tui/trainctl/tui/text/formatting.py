@@ -160,3 +160,9 @@ def eta(remaining_seconds: float | None, now: float, zone: datetime.tzinfo | Non
     if remaining_seconds is None or not math.isfinite(remaining_seconds):
         return NA
     return f"{duration(remaining_seconds)}, {clock(now + remaining_seconds, now, zone)}"
+
+
+def span(best_seconds: float | None, worst_seconds: float | None) -> str:
+    """`1h 36m to 1h 55m`; empty where either isn't known."""
+    known = [value for value in (best_seconds, worst_seconds) if value is not None and math.isfinite(value)]
+    return " to ".join(duration(value) for value in known) if len(known) == 2 else ""

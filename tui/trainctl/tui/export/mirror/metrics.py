@@ -82,7 +82,11 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
 def _to_end(step: m.StepCommitted, rates: m.RunRates) -> float | None:
     """What the steps after this one cost, also of a run that has ended since."""
     per_hour = step.values.get("cost_per_hour")
-    if per_hour is None or rates.epochs_left is None or rates.seconds_per_epoch is None:
+    if per_hour is None:
+        return None
+    if (left := step.values.get("time_left_seconds")) is not None:
+        return per_hour * left / HOUR_SECONDS
+    if rates.epochs_left is None or rates.seconds_per_epoch is None:
         return None
     return per_hour * rates.epochs_left * rates.seconds_per_epoch / HOUR_SECONDS
 

@@ -1,0 +1,131 @@
+"""The time left of one run that is led here: measured at each commit, and kept in its record over restarts."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from trainctl.node_agent.records.keys import ETA_KEY
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.eta import RECENT_STEPS, Eta, EtaFacts, Schedule
+from trainctl.protocol.config.run_tables import RunFile
+
+FORWARD_PART: Final = 1 / 3
+"""Part of a training step's time that evaluating as many samples takes: it has no backward pass."""
+LONGEST_RECOVERY_SECONDS: Final = 600.0
+"""Time between two sessions of a run above which the run counts as stopped in between, not as recovering."""
+
+
+class KeptEta(msgspec.Struct, frozen=True):
+    """What the record keeps."""
+
+    facts: EtaFacts = EtaFacts()
+    step: int = 0  # last committed step then
+    at: float = 0.0  # Unix seconds
+
+
+class RunEta:
+    """Follows one run. A step takes what its report says. Plans beside training and faults take what else passes
+    between two commits, without pauses."""
+
+    def __init__(self, recorder: RunDb, config: RunFile) -> None:
+        """Continues from the record."""
+        self._recorder, self._config = recorder, config
+        kept, newest = _kept(recorder), recorder.newest_steps(RECENT_STEPS)
+        self._eta = Eta(config.run.steps, kept.facts)
+        self._eta.replay((step.step, step.step_seconds) for step in newest)
+        self._note_return(kept, newest[-1].step if newest else 0)
+        self._last: m.StepCommitted | None = None
+        self._committed_at = 0.0  # by a monotonic clock, as all times here
+        self._sides: dict[int, list[str]] = {}  # kinds of plans, by the step that they follow
+        self._paused_seconds, self._paused_since = 0.0, 0.0  # since the last commit; 0: not now
+
+    def _note_return(self, kept: KeptEta, step: int) -> None:
+        """The run has gone back to a checkpoint while nobody led it."""
+        away_seconds = time.time() - kept.at
+        if step < kept.step and 0 <= away_seconds < LONGEST_RECOVERY_SECONDS:
+            self._eta.step_done = kept.step
+            self._eta.fault(step, away_seconds)
+
+    def look(self, state: m.RunState, reason: str, now: float) -> None:
+        """The run's state, and what it waits for: a pause isn't counted, nor is a wait for data or for nodes."""
+        is_paused = state in ("pausing", "paused") or bool(reason)
+        if is_paused and not self._paused_since:
+            self._paused_since = now
+        elif not is_paused and self._paused_since:
+            self._paused_seconds += now - self._paused_since
+            self._paused_since = 0.0
+
+    def issued(self, plan: m.StepPlan) -> None:
+        """A plan was sent to the ranks."""
+        if plan.kind != "train":
+            self._sides.setdefault(plan.step, []).append(plan.kind)
+
+    def with_time_left(self, step: m.StepCommitted, held_out: int, now: float) -> m.StepCommitted:
+        """A step that was committed `now`, with the time left after it; `held_out`: samples of an evaluation."""
+        self._measure(step, now)
+        found = self._eta.left(self._schedules(held_out))
+        if found is None:
+            return step
+        left = {
+            "time_left_seconds": found.expected, "time_left_best_seconds": found.best,
+            "time_left_worst_seconds": found.worst,
+        }  # fmt: skip
+        return msgspec.structs.replace(step, values=step.values | left)
+
+    def close(self) -> None:
+        """Keep what was measured."""
+        kept = KeptEta(self._eta.facts, self._eta.step_done, time.time())
+        self._recorder.set_meta(ETA_KEY, msgspec.json.encode(kept).decode())
+
+    # ------------------------------------------------------------ measuring
+
+    def _measure(self, step: m.StepCommitted, now: float) -> None:
+        last, sides = self._last, self._sides_before(step.step)
+        other = max(now - self._committed_at - self._paused_seconds - step.step_seconds, 0.0)
+        self._last, self._committed_at, self._paused_seconds = step, now, 0.0
+        if last is not None and (step.generation != last.generation or step.step <= last.step):
+            self._eta.fault(step.step - 1, other)
+        elif last is not None and sides:
+            self._share_out(sides, other)
+        if last is not None and step.plan_version != last.plan_version and step.global_batch != last.global_batch:
+            self._eta.change()
+        self._eta.step(step.step, step.step_seconds)
+        if last is not None and (sides or step.generation != last.generation):
+            self.close()
+
+    def _sides_before(self, step: int) -> list[str]:
+        """Kinds of plans that were made between this step and the one before."""
+        known = sorted(at for at in self._sides if at < step)
+        return list(dict.fromkeys(kind for at in known for kind in self._sides.pop(at)))
+
+    def _share_out(self, sides: Sequence[str], seconds: float) -> None:
+        """Several plans have their time by what they took before, or alike."""
+        plans = self._eta.facts.plans
+        usual = {kind: sum(plans[kind]) / len(plans[kind]) for kind in sides if plans.get(kind)}
+        whole = sum(usual.values()) if len(usual) == len(sides) else 0.0
+        for kind in sides:
+            self._eta.plan(kind, seconds * (usual[kind] / whole if whole > 0 else 1 / len(sides)))
+
+    def _schedules(self, held_out: int) -> dict[str, Schedule]:
+        """What the conductor will make of plans."""
+        config, usual = self._config, self._eta.usual_seconds or 0.0
+        batch = self._last.samples if self._last is not None and self._last.samples else 0
+        evaluation = FORWARD_PART * usual * held_out / batch if batch else 0.0
+        samples = config.samples.every_steps if config.samples.prompts else 0
+        return {
+            "evaluate": Schedule(config.evaluate.every_steps if held_out else 0, held_out > 0, evaluation),
+            "checkpoint": Schedule(config.checkpoint.every_steps, config.checkpoint.at_end),
+            "sample": Schedule(samples, samples > 0),
+            "sync": Schedule(config.group.sync_weights_every if len(config.nodes) > 1 else 0),
+        }
+
+
+def _kept(recorder: RunDb) -> KeptEta:
+    """An estimate is no reason not to lead a run: what can't be read is measured again."""
+    try:
+        return msgspec.json.decode(recorder.meta(ETA_KEY) or "{}", type=KeptEta)
+    except msgspec.MsgspecError:
+        return KeptEta()

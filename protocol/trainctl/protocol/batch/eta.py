@@ -1,0 +1,226 @@
+"""When a run will be done: the time until its last step, with its best and worst case. Pure.
+
+The time left is a sum of what has been measured in the run itself:
+
+    steps        the steps left times the mean of the newest ordinary steps
+    long steps   steps that took far longer than usual: how often, times how much longer
+    plans        the evaluations, checkpoints and other plans that are due, times the mean of the newest ones
+    faults       how often by the hour, times what each took: recovery, and steps that had to be made again
+
+Long steps and faults are compound Poisson processes. Their rates have Gamma priors, so that a run without a fault so
+far isn't taken for one that never has any. The speed drifts as a random walk: of D over the whole run, the mean of
+the part p that is left differs by D sqrt(p / 3) (standard deviation). The best and worst case are quantiles of the sum
+by the Cornish-Fisher expansion, for rare and large costs make it skew (Cornish and Fisher, 1938).
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from trainctl.protocol.batch.rare_costs import Costs, Moments, Prior, expected_count, made_again, quantiles, to_come
+from trainctl.protocol.batch.speed_drift import DriftMeter
+
+RECENT_STEPS: Final = 256
+"""Newest ordinary steps whose mean counts: more would follow a drift late, fewer would vary by chance."""
+WARM_UP_STEPS: Final = 10
+"""First steps after a start or a change of the plan that don't count, once there are more: devices compile."""
+FARTHEST: Final = 0.5
+"""Part of the median by which an ordinary step differs from it at most, if its scatter is small."""
+FARTHEST_DEVIATIONS: Final = 4.0
+"""The same in standard deviations, if its scatter is large: texts of different lengths take different times."""
+LEVEL_STEPS: Final = 8
+"""Exceptional steps in a row from which they are the new level."""
+NEWEST_PLANS: Final = 8
+"""Newest plans of a kind whose mean counts."""
+QUANTILE: Final = 1.7
+"""Distance of the best and the worst case from the mean, in standard deviations: 92 of 100 runs end between them."""
+_RETURNS: Final = Prior(1.0, 20.0, 0.0)
+"""Exposure in faults: one in 20 takes the run back to a checkpoint."""
+_HOUR_SECONDS: Final = 3600.0
+_PLAN_SPREAD: Final = 0.5
+"""Assumed relative error of the time of a plan that hasn't been made yet."""
+_STEP_SPREAD: Final = 0.3
+"""Assumed scatter of steps, relative, while there are fewer than LEVEL_STEPS."""
+_QUARTILES: Final = 1.349
+"""Distance of the quartiles of a normal distribution in standard deviations."""
+_LONG_STEPS: Final = Prior(0.5, 50.0, 3.0)
+"""Exposure in steps, cost in ordinary steps."""
+_FAULTS: Final = Prior(0.5, 0.5, 60.0)
+"""Exposure in hours, cost in seconds."""
+
+
+class Schedule(NamedTuple):
+    """When plans of one kind are due."""
+
+    every_steps: int  # 0: never, but perhaps at the end
+    at_end: bool = False  # whether one follows the last step
+    assumed_seconds: float = 0.0  # what one takes, as long as none has been made
+
+    def left(self, step: int, steps: int) -> int:
+        """How many follow after `step` in a run of so many steps."""
+        among = (steps - 1) // self.every_steps - step // self.every_steps if self.every_steps else 0
+        return max(among, 0) + self.at_end
+
+
+class TimeLeft(NamedTuple):
+    """Until a run is done, in seconds."""
+
+    best: float
+    expected: float
+    worst: float
+
+
+class EtaFacts(msgspec.Struct, frozen=True):
+    """What has been measured of a run beside its newest steps: to be kept over restarts of the agent."""
+
+    hours: float = 0.0  # in which it made steps, plans or recovered
+    steps: int = 0  # among which long ones were counted
+    long_steps: Costs = Costs()  # in ordinary steps beyond the first
+    faults: Costs = Costs()  # in seconds, without steps made again
+    returns: int = 0  # faults after which the run went back to a checkpoint
+    plans: dict[str, tuple[float, ...]] = {}  # seconds of the newest plans of each kind
+
+
+class Eta:
+    """Follows one run; `left` says how long it still takes."""
+
+    def __init__(self, steps: int, facts: EtaFacts = EtaFacts()) -> None:  # noqa: B008  frozen
+        """Of a run of so many steps."""
+        self._steps, self.facts, self.step_done = steps, facts, 0
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._exceptions: list[float] = []  # newest steps in a row that weren't ordinary
+        self._drift = DriftMeter()
+        self._before: float | None = None  # what a step took under the plan before
+        self._fresh = 0  # steps since a start or a change of the plan
+
+    # ------------------------------------------------------------ in
+
+    def replay(self, steps: Iterable[tuple[int, float]]) -> None:
+        """Learn again how fast steps are, from the newest ones of the record, oldest first: (step, seconds). They are
+        counted in the facts already."""
+        kept = self.facts
+        for step, seconds in steps:
+            self.step(step, seconds)
+        self.facts = kept
+
+    def step(self, step: int, seconds: float) -> None:
+        """A committed step, and what it took without plans, faults and pauses."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
+        self.step_done = step
+        self._fresh += 1
+        if self._fresh == WARM_UP_STEPS + 1:
+            self._recent.clear()
+        self._note(hours=self.facts.hours + seconds / _HOUR_SECONDS)
+        if self._fresh > WARM_UP_STEPS and not self._is_ordinary(seconds):
+            self._exceptions.append(seconds)
+            if len(self._exceptions) == LEVEL_STEPS:
+                self._take_level()
+            return
+        self._count_exceptions()
+        self._recent.append(seconds)
+        if self._fresh > WARM_UP_STEPS:
+            self._drift.add(seconds)
+            self._note(steps=self.facts.steps + 1)
+
+    def plan(self, kind: str, seconds: float) -> None:
+        """A plan beside training, and what it took."""
+        facts, seconds = self.facts, max(seconds, 0.0)
+        known = (*facts.plans.get(kind, ()), seconds)[-NEWEST_PLANS:]
+        self._note(plans={**facts.plans, kind: known}, hours=facts.hours + seconds / _HOUR_SECONDS)
+
+    def fault(self, step: int, seconds: float) -> None:
+        """The group formed again after a fault, and what that took; the run is now at `step`."""
+        facts, seconds = self.facts, max(seconds, 0.0)
+        returns, self.step_done = facts.returns + (step < self.step_done), step
+        self._note(faults=facts.faults.after(seconds), returns=returns, hours=facts.hours + seconds / _HOUR_SECONDS)
+
+    def change(self) -> None:
+        """The plan has changed, so steps may take another time."""
+        self._before, self._fresh = self.usual_seconds, 0
+        self._recent.clear()
+        self._exceptions.clear()
+        self._drift = DriftMeter()
+
+    def _is_ordinary(self, seconds: float) -> bool:
+        if not self._recent:
+            return True
+        ordered = sorted(self._recent)
+        usual, quarter = ordered[len(ordered) // 2], len(ordered) // 4
+        deviation = (ordered[-1 - quarter] - ordered[quarter]) / _QUARTILES
+        return abs(seconds - usual) <= max(FARTHEST * usual, FARTHEST_DEVIATIONS * deviation)
+
+    def _count_exceptions(self) -> None:
+        """Those that came before an ordinary step were exceptions indeed."""
+        if not self._exceptions:
+            return
+        long, usual = self.facts.long_steps, self.usual_seconds
+        for seconds in self._exceptions:
+            long = long.after(seconds / usual - 1) if usual and seconds > usual else long
+        self._note(long_steps=long, steps=self.facts.steps + len(self._exceptions))
+        self._exceptions.clear()
+
+    def _take_level(self) -> None:
+        """All steps take another time now."""
+        level = [*self._exceptions]
+        self.change()
+        self._recent.extend(level)
+        self._fresh = WARM_UP_STEPS + 1
+
+    def _note(self, **changes: object) -> None:
+        self.facts = msgspec.structs.replace(self.facts, **changes)
+
+    # ------------------------------------------------------------ out
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """Median of the newest ordinary steps; None before the first one."""
+        return statistics.median(self._recent) if self._recent else self._before
+
+    def left(self, schedules: Mapping[str, Schedule]) -> TimeLeft | None:
+        """Until the last step and the plans after it, without pauses to come; None before the first step."""
+        if not self._recent:
+            return None
+        ordinary, facts = statistics.fmean(self._recent), self.facts
+        left = max(self._steps - self.step_done, 0)
+        whole = self._ordinary_left(left, ordinary)
+        whole = whole.plus(to_come(facts.long_steps, facts.steps, left, _LONG_STEPS).times(ordinary))
+        for kind, schedule in schedules.items():
+            whole = whole.plus(self._plans_left(kind, schedule))
+        hours = whole.mean / _HOUR_SECONDS
+        whole = whole.plus(to_come(facts.faults, facts.hours, hours, _FAULTS))
+        whole = whole.plus(self._returns_left(hours, ordinary, schedules.get("checkpoint", Schedule(0))))
+        best, worst = quantiles(whole, QUANTILE)
+        return TimeLeft(best, whole.mean, worst)
+
+    def _ordinary_left(self, left: int, ordinary: float) -> Moments:
+        count, part = len(self._recent), left / max(self._steps, 1)
+        scatter = math.sqrt(_variance(self._recent, ordinary)) / ordinary if count >= LEVEL_STEPS else _STEP_SPREAD
+        drift = self._drift.of_run(self._steps, scatter)
+        lag = min(count / max(self._steps, 1), 1.0)
+        variance = scatter**2 / count + (drift**2 * (part + lag) / 3)
+        mean = left * ordinary
+        return Moments(mean, mean**2 * variance)
+
+    def _returns_left(self, hours: float, ordinary: float, checkpoints: Schedule) -> Moments:
+        """Steps to be made again."""
+        facts = self.facts
+        faults = expected_count(facts.faults, facts.hours, hours, _FAULTS)
+        count = expected_count(Costs(facts.returns), facts.faults.events, faults, _RETURNS)
+        return made_again(count, (checkpoints.every_steps or self.step_done) * ordinary)
+
+    def _plans_left(self, kind: str, schedule: Schedule) -> Moments:
+        count, known = schedule.left(self.step_done, self._steps), self.facts.plans.get(kind, ())
+        each = statistics.fmean(known) if known else schedule.assumed_seconds
+        if len(known) > 1:
+            variance = _variance(known, each) * len(known) / (len(known) - 1)
+            return Moments(count * each, count * variance + count**2 * variance / len(known))
+        return Moments(count * each, (count * each * _PLAN_SPREAD / (2 if known else 1)) ** 2)
+
+
+def _variance(values: Collection[float], mean: float) -> float:
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)

@@ -1,0 +1,183 @@
+"""When a run will be done: simulated runs that are known to their end. `TRAINCTL_ETA`: how many."""
+
+import os
+import random
+import statistics
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.protocol.support.simulated_runs import SimulatedRun, simulated
+
+from trainctl.protocol.batch.eta import LEVEL_STEPS, WARM_UP_STEPS, Eta, EtaFacts, Schedule, TimeLeft
+
+SEEDS = int(os.environ.get("TRAINCTL_ETA", "20"))
+EVALUATIONS = {"evaluate": Schedule(100, True, 8.0)}
+
+
+def fed(eta: Eta, run: SimulatedRun, first: int, last: int) -> Eta:
+    for one in run.happenings[first:last]:
+        if one.kind == "train":
+            eta.step(one.step, one.seconds)
+        elif one.kind == "fault":
+            eta.fault(one.step, one.seconds)
+        else:
+            eta.plan(one.kind, one.seconds)
+    return eta
+
+
+def left(eta: Eta, schedules: dict[str, Schedule] | None = None) -> TimeLeft:
+    found = eta.left(schedules or {})
+    assert found is not None
+    return found
+
+
+def steps(eta: Eta, first: int, last: int, seconds: float = 1.0) -> Eta:
+    for step in range(first, last + 1):
+        eta.step(step, seconds)
+    return eta
+
+
+def test_simulated_runs_end_between_best_and_worst() -> None:
+    told, took = [], []
+    for seed in range(SEEDS):
+        run = simulated(seed)
+        tenth = run.at(0.1)
+        told.append(left(fed(Eta(run.steps), run, 0, tenth), run.schedules))
+        took.append(sum(one.seconds for one in run.happenings[tenth:]))
+    errors = [abs(one.expected / seconds - 1) for one, seconds in zip(told, took, strict=True)]
+    covered = statistics.fmean(one.best <= seconds <= one.worst for one, seconds in zip(told, took, strict=True))
+    widths = [(one.worst - one.best) / one.expected for one in told]
+    print(
+        f"\n{SEEDS} runs at 10 %: median error {statistics.median(errors):.3f},"
+        f" {statistics.fmean(error <= 0.05 for error in errors):.3f} of them within 5 %,"
+        f" covered {covered:.3f}, median width {statistics.median(widths):.3f}"
+    )
+    assert statistics.median(errors) <= 0.05
+    # Of few runs chance alone misses more.
+    assert covered >= (0.9 if SEEDS >= 200 else 0.75)
+    assert statistics.median(widths) <= (0.15 if SEEDS >= 200 else 0.2)
+
+
+def test_a_steady_run_ends_when_it_seems_to() -> None:
+    found = left(steps(Eta(1000), 1, 500))
+    assert found.best < found.expected < found.worst
+    assert found.expected == pytest.approx(500, rel=0.05)
+
+
+def test_a_long_step_in_a_hundred_counts_as_often_as_it_comes() -> None:
+    eta, chance = Eta(10_000), random.Random(1)
+    for step in range(1, 2001):
+        eta.step(step, 60.0 if step % 100 == 0 else chance.gauss(1, 0.05))
+    assert left(eta).expected == pytest.approx(8000 * (1 + 0.59), rel=0.05)
+    before = left(eta).expected
+    eta.step(2001, 60.0)
+    eta.step(2002, 1.0)
+    assert left(eta).expected == pytest.approx(before, rel=0.1)
+
+
+def test_steps_of_texts_of_all_lengths_are_no_exceptions() -> None:
+    eta, chance = Eta(10_000), random.Random(2)
+    for step in range(1, 1001):
+        eta.step(step, chance.uniform(0.2, 1.8))
+    assert left(eta).expected == pytest.approx(9000, rel=0.1)
+    assert eta.facts.long_steps.events == 0
+
+
+def test_the_first_steps_do_not_count_for_long() -> None:
+    eta = Eta(1000)
+    eta.step(1, 30.0)
+    assert left(eta).worst > left(eta).expected
+    steps(eta, 2, WARM_UP_STEPS, 3.0)
+    steps(eta, WARM_UP_STEPS + 1, 100)
+    assert left(eta).expected == pytest.approx(900, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.25, 4.0])
+def test_a_new_level_is_soon_believed(seconds: float) -> None:
+    eta = steps(Eta(1000), 1, 300)
+    steps(eta, 301, 300 + LEVEL_STEPS, seconds)
+    assert eta.usual_seconds == seconds
+    assert left(eta).expected == pytest.approx(seconds * (700 - LEVEL_STEPS), rel=0.15)
+
+
+def test_another_plan_is_measured_anew() -> None:
+    eta = steps(Eta(1000), 1, 300)
+    eta.change()
+    assert eta.usual_seconds == 1.0
+    eta.step(301, 1.3)
+    steps(eta, 302, 330, 1.3)
+    assert left(eta).expected == pytest.approx(1.3 * 670, rel=0.05)
+
+
+def test_evaluations_are_assumed_until_they_are_measured() -> None:
+    eta = steps(Eta(1000), 1, 99)
+    alone, assumed = left(eta).expected, left(eta, EVALUATIONS).expected
+    assert assumed - alone == pytest.approx(10 * 8.0, rel=0.05)
+    eta.plan("evaluate", 20.0)
+    eta.plan("evaluate", 22.0)
+    assert left(eta, EVALUATIONS).expected - alone == pytest.approx(10 * 21.0, rel=0.05)
+
+
+def test_faults_to_come_cost_what_those_so_far_did() -> None:
+    eta = steps(Eta(7200), 1, 3600)
+    alone = left(eta)
+    for _ in range(3):
+        eta.fault(3600, 200.0)
+    assert 3 * 100 < left(eta).expected - alone.expected < 5 * 200
+    assert left(eta).worst - left(eta).expected > alone.worst - alone.expected
+
+
+def test_steps_to_be_made_again_are_left_again() -> None:
+    eta = steps(Eta(1000), 1, 500)
+    eta.fault(400, 30.0)
+    assert left(eta).expected > 600
+    assert eta.facts.returns == 1
+
+
+def test_at_the_end_nothing_is_left_but_the_last_plans() -> None:
+    eta = steps(Eta(100), 1, 100)
+    assert left(eta) == (0.0, 0.0, 0.0)
+    assert left(eta, EVALUATIONS).expected == pytest.approx(8.0, rel=0.05)
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    assert Eta(100).left(EVALUATIONS) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_left_out(seconds: float) -> None:
+    eta = Eta(100)
+    eta.step(1, seconds)
+    assert eta.left({}) is None
+
+
+def test_what_was_measured_is_kept_over_a_restart() -> None:
+    run = simulated(1)
+    half = run.at(0.5)
+    eta = fed(Eta(run.steps), run, 0, half)
+    again = Eta(run.steps, msgspec.json.decode(msgspec.json.encode(eta.facts), type=EtaFacts))
+    assert again.facts == eta.facts
+    newest = [one for one in run.happenings[:half] if one.kind == "train"][-500:]
+    again.replay((one.step, one.seconds) for one in newest)
+    assert again.facts == eta.facts
+    assert left(again, run.schedules).expected == pytest.approx(left(eta, run.schedules).expected, rel=0.02)
+
+
+@given(st.integers(0, 50), st.booleans(), st.integers(1, 300), st.data())
+def test_a_schedule_counts_what_the_conductor_would_make(every: int, at_end: bool, steps: int, data: Any) -> None:
+    step = data.draw(st.integers(0, steps))
+    due = [at for at in range(step + 1, steps) if every and at % every == 0]
+    assert Schedule(every, at_end).left(step, steps) == len(due) + at_end
+
+
+@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=60), st.integers(0, 100))
+def test_best_is_never_after_worst(seconds: list[float], more: int) -> None:
+    eta = Eta(len(seconds) + more)
+    for step, each in enumerate(seconds, 1):
+        eta.step(step, each)
+    found = eta.left(EVALUATIONS)
+    if found is not None:
+        assert 0 <= found.best <= found.expected <= found.worst < float("inf")

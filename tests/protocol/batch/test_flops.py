@@ -1,0 +1,59 @@
+"""Operations of a step by hand, and which part of a device's peak they are."""
+
+import pytest
+
+from trainctl.protocol.batch.flops import datasheet_tflops, peak_parts, step_flops
+from trainctl.protocol.calibration.profile import Pass, ProfileSummary
+from trainctl.protocol.config.model_facts import ModelFacts
+from trainctl.protocol.config.run_tables import AdapterTable
+
+PROFILE = ProfileSummary(created_at=0.0, passes=(Pass(1, 1.0),), gflops={"float32": 500.0, "bfloat16": 800_000.0})
+H100 = "cuda:0 NVIDIA H100 80GB HBM3"
+SHAPES = {
+    "model.embed_tokens.weight": (100, 8), "lm_head.weight": (100, 8), "model.norm.weight": (8,),
+    "model.layers.0.self_attn.q_proj.weight": (16, 8), "model.layers.0.self_attn.o_proj.weight": (8, 16),
+}  # fmt: skip
+
+
+def facts(shapes: dict[str, tuple[int, ...]], **other: int) -> ModelFacts:
+    return ModelFacts("llama", shapes, 8, 32, 1, 2, 100, **other)
+
+
+def test_a_model_by_hand() -> None:
+    found = step_flops(AdapterTable(), facts(SHAPES), "run file")
+    assert found == (6 * (800 + 128 + 128), 6 * 1 * 16)
+    assert found.of(30, 3) == 30 * (6336 + 96 * 10)
+
+
+def test_a_tied_head_counts_once_and_an_embedding_not_at_all() -> None:
+    tied = {name: shape for name, shape in SHAPES.items() if name != "lm_head.weight"}
+    assert step_flops(AdapterTable(), facts(tied), "run file") == step_flops(AdapterTable(), facts(SHAPES), "run file")
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [None, facts(SHAPES, crossing=1), facts({**SHAPES, "model.layers.0.mlp.experts.0.up_proj.weight": (8, 8)})],
+)
+def test_of_other_models_nothing_is_said(unknown: ModelFacts | None) -> None:
+    assert step_flops(AdapterTable(), unknown, "run file") is None
+
+
+def test_the_part_of_a_peak_is_of_the_data_type_that_is_computed_in() -> None:
+    assert peak_parts(100e9, "cpu", "float32", PROFILE) == {"matmul_use": pytest.approx(0.2)}
+    both = peak_parts(400e12, H100, "bfloat16", PROFILE)
+    assert both == {"matmul_use": pytest.approx(0.5), "mfu": pytest.approx(400 / 989)}
+    assert peak_parts(1e12, "cpu", "float16", PROFILE) == {}
+    assert peak_parts(1e12, "cpu", "float32", None) == {}
+
+
+@pytest.mark.parametrize(
+    "device, peak",
+    [
+        ("cuda:0 NVIDIA A100-SXM4-80GB", 312.0), ("cuda:1 NVIDIA A100-PCIE-40GB", 312.0), (H100, 989.0),
+        ("cuda:0 NVIDIA H200", 989.0), ("cuda:0 NVIDIA B200", 2250.0), ("cuda:0 NVIDIA H100 PCIe", None),
+        ("cuda:0 NVIDIA H100 NVL", None), ("cuda:0 NVIDIA GeForce RTX 4090", None), ("gpu Apple M2 Ultra", None),
+    ],
+)  # fmt: skip
+def test_datasheets_are_known_for_few_devices_and_one_data_type(device: str, peak: float | None) -> None:
+    assert datasheet_tflops(device, "bfloat16") == peak
+    assert datasheet_tflops(device, "float32") is None
