@@ -1,0 +1,83 @@
+"""A control group's memory limit put on a trainer in the middle of a run, and lifted again."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
+from tests.lacking import memory_groups
+
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.trainer import demo_assets
+
+BATCH, MICRO = 16, 8
+CAP_PARTS = 1.04
+"""The limit put on the trainer, by its peak memory: above 90 % of it are used, but none is refused."""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group without a limit."""
+    folder = memory_groups() / f"tc{os.getpid()}-run"
+    folder.mkdir()
+    yield folder
+    for pid in (folder / "cgroup.procs").read_text().split():
+        (memory_groups() / "cgroup.procs").write_text(pid)
+    folder.rmdir()
+
+
+def limit(group: Path, size: int) -> None:
+    """In bytes; of version 1 or 2."""
+    version_1 = group / "memory.limit_in_bytes"
+    (version_1 if version_1.exists() else group / "memory.max").write_text(str(size))
+
+
+def micro(client: BlockingClient) -> int:
+    view = client.snapshot(0).run
+    assert view is not None
+    return view.ranks[0].micro_batch
+
+
+def values(client: BlockingClient, run: str, name: str) -> list[float]:
+    """The newest values of a metric."""
+    last = client.snapshot(0).run.step  # type: ignore[union-attr]
+    (series,) = client.history(run, (name,), max(1, last - 4), last, 100).series
+    return [*series.mean]
+
+
+@pytest.mark.needs("cgroups")
+def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
+    agent: AgentProcess, tmp_path: Path, run_config: Any, group: Path
+) -> None:
+    shape = demo_assets.llama_config(hidden=128, layers=3, heads=2, intermediate=256)
+    demo_assets.make_model(tmp_path / "model", shape, seed=1)
+    demo_assets.make_text(tmp_path / "text")
+    config = run_config(
+        run__steps=100_000, model__path=str(tmp_path / "model"), data__path=str(tmp_path / "text"),
+        data__sequence_length=512, batch={"global": BATCH, "micro": MICRO},
+        policy={"micro-batch": {"up": "on", "window": 3, "barred_steps": 5}},
+    )  # fmt: skip
+    with agent.client() as client:
+        run = client.send("start-run", {"config": config}).run
+        assert run is not None
+        wait_for_step(client, 5)
+        (trainer,) = agent.trainer_pids()
+        for process in (psutil.Process(trainer), *psutil.Process(trainer).children(recursive=True)):
+            (group / "cgroup.procs").write_text(str(process.pid))
+        limit(group, int(CAP_PARTS * max(values(client, run, "memory_peak_bytes"))))
+        until(lambda: micro(client) < MICRO, what="a smaller micro-batch under the cap")
+        limit(group, psutil.virtual_memory().total)
+        until(lambda: micro(client) >= MICRO, what="the micro-batch before once the cap is lifted")
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        wait_for_end(client)
+        told = client.events(run, limit=500).events
+        steps = client.steps(run=run, after_step=0, limit=100_000).steps
+    assert not [event for event in told if event.severity == "error"]
+    cursor = 0
+    for number, step in enumerate(steps, 1):
+        assert (step.step, step.cursor, step.samples) == (number, cursor + BATCH, BATCH)
+        cursor = step.cursor
+    assert {event.by for event in told if event.verb == "resize-batch"} == {"auto:micro-batch"}
