@@ -86,5 +86,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices, and RunSummary.cursor.",
     ),
     (2, "2026-11-25", "Added Ready.profile, the calibration that fits a rank."),
+    (2, "2026-11-25", "Added RankView.passes, the curve of a rank's passes."),
 )
 """(version, date, what it added), oldest first."""

@@ -27,6 +27,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -125,6 +126,10 @@ class Conductor:
     def engine(self) -> str:
         """What the newest generation sums by; "none" for one rank alone."""
         return self._rendezvous.engine
+
+    def curve(self, rank: int) -> PassCurve | None:
+        """Seconds of a rank's passes, if it is known at several micro-batches."""
+        return self._pipeline.rates.curve(rank)
 
     @property
     def is_mixed(self) -> bool:
