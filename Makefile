@@ -35,7 +35,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
 	  tests/node_agent/alerts/test_slow_ranks.py tests/protocol/analysis/test_slowdown.py \
-	  tests/protocol/batch/test_split.py $(PYTEST_ARGS)
+	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)
 
 # Comparisons with other libraries' trainers that `make test` leaves out.
 oracles: $(VENV)/.ready-dev

@@ -12,6 +12,9 @@ from trainctl.node_agent.autopilot.registry import REGISTRY
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
 
@@ -164,6 +167,43 @@ def test_bounds_hold() -> None:
     assert Asked("micro-batch", 64, up="on").last(*[0.3] * 10) is None, "a micro-batch isn't larger than the share"
     found = Asked("micro-batch", 32, least=30).last(*[0.95] * 10)
     assert found is not None and found.args == verbs.ResizeBatch(micro=30)
+
+
+CURVE = PassCurve(tuple((micro, micro / rate) for micro, rate in ((1, 50), (4, 80), (16, 100), (32, 101), (64, 90))))
+"""It rises by a quarter from 4 to 16 samples, and by one in a hundred after that."""
+
+
+def by_curve(micro: int, use: float, memory: MemoryModel | None = None, **settings: Any) -> Proposal | None:
+    """What is proposed after a step that took this part of the cap at its peak."""
+    asked = Asked("micro-batch", micro, window=1, **settings)
+    asked.step = 1
+    values = {"memory_peak_bytes": use * 1e9, "memory_cap_bytes": 1e9}
+    reports = {rank: report(asked.step, rank, values=values) for rank in (0, 1)}
+    models, peaks = (dict.fromkeys(reports, found) for found in (StepModel(CURVE), memory))
+    stepped = Stepped(asked.plan, reports, lambda: models, lambda: peaks if memory else {})
+    found = asked.policy.propose(asked.facts(stepped), asked.memory)
+    assert not isinstance(found, Advice)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("micro", "use", "memory", "after"),
+    [
+        (4, 0.1, None, 32),  # of a share of 64: two passes
+        (16, 0.1, None, None),  # 1 % faster is too little
+        (4, 0.4, None, 8),  # no more than the peak in proportion allows
+        (4, 0.4, MemoryModel(3.6e8, 1e7), 32),  # the model knows that most of it is there anyway
+        (4, 0.4, MemoryModel(2e8, 5e7), 13),
+        (64, 0.1, None, None),  # never smaller, though that is faster
+    ],
+)
+def test_where_the_curve_is_known_it_goes_to_what_is_faster_and_fits(
+    micro: int, use: float, memory: MemoryModel | None, after: int | None
+) -> None:
+    found = by_curve(micro, use, memory)
+    assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
+    assert found is None or found.advise_only
+    assert by_curve(micro, use, memory, up="off") is None
 
 
 @pytest.mark.parametrize("death", [False, True])

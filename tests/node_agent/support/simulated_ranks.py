@@ -13,6 +13,7 @@ import msgspec
 
 from trainctl.node_agent.planning import ranges
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import ProfileSummary
 
 RUN = "sim"
 TORN = "torn"
@@ -104,6 +105,7 @@ class SimRank:
     chunks: int = 0  # of the growing file that it has sealed
     data_ended: bool = False  # it has found the end of the file
     other_from: int = 1 << 30  # the chunk from which on it has other data than the others
+    profile: ProfileSummary | None = None  # of a calibration
     detail: str = ""  # how far it has come while it loads
     says: dict = dataclasses.field(default_factory=dict)  # more fields of its reports of steps
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
@@ -117,6 +119,7 @@ class SimRank:
             run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=self.parameters, samples=100,
             held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
             last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
+            profile=self.profile,
         )  # fmt: skip
 
     def load(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.memory_model import MemoryModel
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
 from trainctl.protocol.config.run_tables import RunFile
@@ -23,11 +24,17 @@ class Stepped:
     plan: m.StepPlan
     reports: Mapping[int, m.Report]  # by rank
     modelled: Callable[[], Mapping[int, StepModel]] = dict  # by rank, of those that have been measured
+    peaks: Callable[[], Mapping[int, MemoryModel]] = dict  # by rank, of those known at several micro-batches
 
     @cached_property
     def models(self) -> Mapping[int, StepModel]:
         """By rank, of those that have been measured; worked out when a policy asks for them first."""
         return self.modelled()
+
+    @cached_property
+    def memory_models(self) -> Mapping[int, MemoryModel]:
+        """By rank, of those whose peak is known at several micro-batches."""
+        return self.peaks()
 
     @property
     def report(self) -> m.Report:

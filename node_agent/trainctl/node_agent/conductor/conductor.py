@@ -27,6 +27,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -125,6 +126,10 @@ class Conductor:
     def engine(self) -> str:
         """What the newest generation sums by; "none" for one rank alone."""
         return self._rendezvous.engine
+
+    def curve(self, rank: int) -> PassCurve | None:
+        """Seconds of a rank's passes, if it is known at several micro-batches."""
+        return self._pipeline.rates.curve(rank)
 
     @property
     def is_mixed(self) -> bool:
@@ -261,6 +266,7 @@ class Conductor:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
+            self._pipeline.peaks.calibrated(rank, ready.profile)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._rendezvous.returning and known is None:
@@ -281,7 +287,9 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                self._proposals.ask(Stepped(done.plan, done.reports, partial(self._pipeline.rates.of, done.ranks)))
+                rates, peaks = self._pipeline.rates, self._pipeline.peaks
+                found = Stepped(done.plan, done.reports, partial(rates.of, done.ranks), partial(peaks.of, done.ranks))
+                self._proposals.ask(found)
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)

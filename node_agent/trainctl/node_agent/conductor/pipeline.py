@@ -22,6 +22,7 @@ from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
+from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
@@ -45,6 +46,7 @@ class Pipeline:
         self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
         self.data = DataSupply(state, rendezvous)
+        self.peaks = MemoryPeaks()
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
         self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
         self._half: Half | None = None
@@ -247,6 +249,7 @@ class Pipeline:
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
             self.rates.reported(in_flight.reports.values())
+            self.peaks.reported(in_flight.reports.values())
         self.periodic.note_done(in_flight.plan)
         return in_flight
 

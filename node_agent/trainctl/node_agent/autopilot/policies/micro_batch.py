@@ -28,8 +28,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import MicroBatchTable
 
 PREDICTED = 0.85
-"""Part of the cap that a larger micro-batch may be predicted to take. Peaks are predicted in proportion to the size:
-too high, since weights and optimizer state don't grow with it."""
+"""Part of the cap that a larger micro-batch may be predicted to take. Where no memory model is known, peaks are
+predicted in proportion to the size: too high, since weights and optimizer state don't grow with it."""
+
+FASTER = 1.02
+"""Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
 
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
@@ -53,10 +56,10 @@ class MicroBatch(Policy):
                 _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
             case MemoryDeath(rank, _, size):
                 _bar(facts, memory, rank, size)
-            case Stepped(plan, reports):
+            case Stepped(plan, reports) as stepped:
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
                 if _observe(facts, memory, plan, reports.values()) or facts.step % _table(facts).window == 0:
-                    return next(_changes(facts, memory), None)
+                    return next(_changes(facts, memory, stepped), None)
         return None
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
@@ -70,7 +73,8 @@ class MicroBatch(Policy):
             m.PolicyFigure("ranks with a size that ran out of memory", barred),
         ]
         otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
-        return assess(figures, next(_changes(facts, memory), None), otherwise)
+        wanted = _changes(facts, memory, facts.occasion) if isinstance(facts.occasion, Stepped) else iter(())
+        return assess(figures, next(wanted, None), otherwise)
 
 
 def _sizes(plan: m.StepPlan) -> dict[int, int]:
@@ -108,7 +112,7 @@ def _observe(facts: RunFacts, memory: Memory, plan: m.StepPlan, reports: Iterabl
     return is_high
 
 
-def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
+def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
     """What each node should change: first what takes less memory."""
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
@@ -122,7 +126,7 @@ def _changes(facts: RunFacts, memory: Memory) -> Iterator[Proposal]:
             yield from _smaller(facts, memory, node, nodes[node], size, use)
         elif use < _table(facts).low:
             least = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
-            yield from _larger(facts, memory, node, nodes[node], least, use)
+            yield from _larger(facts, memory, stepped, node, nodes[node], least, use)
 
 
 def _use(facts: RunFacts, memory: Memory, rank: int) -> float | None:
@@ -144,20 +148,56 @@ def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size:
         yield dataclasses.replace(made, remember={f"shrunk {node}": float(wanted), f"use {node}": use})
 
 
-def _larger(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:
-    """Advised only where it had been larger: that a size which never was tried is faster isn't known."""
-    table, settings, kept = _table(facts), facts.durable.settings, memory.kept
-    was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
-    if table.up == "off" or (table.up == "advise" and not was_larger):
+def _larger(
+    facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int], size: int, use: float
+) -> Iterator[Proposal]:
+    """To where its ranks are fastest, if their curves are known. Else a step up, advised only where it had been
+    larger: that a size which never was tried is faster isn't known."""
+    table, kept = _table(facts), memory.kept
+    if table.up == "off":
         return
-    wanted = max(size + 1, int(size * table.grow))
-    bounds = [settings.ranks[rank].share for rank in ranks]
+    bound = _most(facts, memory, stepped, ranks, size, use)
+    models = [stepped.models.get(rank) for rank in ranks]
+    if all(model is not None and not model.is_linear for model in models):
+        wanted, faster = _fastest(facts, stepped, ranks, size, bound)
+        why = f"passes of {wanted} are {percent(faster)} faster by its curve"
+    else:
+        was_larger = f"shrunk {node}" in kept or any(bars.was_barred(kept, rank) for rank in ranks)
+        wanted = min(max(size + 1, int(size * table.grow)), bound) if was_larger or table.up == "on" else size
+        why = f"it may grow below {percent(table.low)}"
+    if wanted > size:
+        made = _resized(facts, node, wanted, why, use, "info")
+        yield dataclasses.replace(made, advise_only=table.up == "advise")
+
+
+def _most(facts: RunFacts, memory: Memory, stepped: Stepped, ranks: list[int], size: int, use: float) -> int:
+    """The largest micro-batch of a node by shares, settings, bars and predicted peaks."""
+    table, kept = _table(facts), memory.kept
+    bounds = [facts.durable.settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
     bounds += [bar - 1 for rank in ranks if (bar := bars.size(kept, rank, facts.step))]
-    wanted = min(wanted, *bounds)
-    if wanted > size and use * wanted / size <= PREDICTED:
-        made = _resized(facts, node, wanted, f"it may grow below {percent(table.low)}", use, "info")
-        yield dataclasses.replace(made, advise_only=table.up == "advise")
+    return min(*bounds, *(_within_cap(stepped, rank, size, use, min(bounds)) for rank in ranks))
+
+
+def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int) -> int:
+    """The largest micro-batch whose predicted peak is below the cap by enough."""
+    model, cap = stepped.memory_models.get(rank), stepped.reports[rank].values.get("memory_cap_bytes")
+    if model is not None and cap:
+        return model.most(PREDICTED * cap, largest)
+    return int(size * PREDICTED / use)
+
+
+def _fastest(facts: RunFacts, stepped: Stepped, ranks: list[int], size: int, bound: int) -> tuple[int, float]:
+    """The smallest micro-batch up to `bound` that is the fastest for the shares of a node's ranks, and by which part
+    they are faster; the same size if that is too little."""
+    shares = {rank: facts.durable.settings.ranks[rank].share for rank in ranks}
+
+    def seconds(micro: int) -> float:
+        return max(stepped.models[rank].busy_seconds(share, micro) for rank, share in shares.items())
+
+    best = min(range(size, bound + 1), key=seconds, default=size)
+    faster = seconds(size) / seconds(best)
+    return (best, faster - 1) if faster >= FASTER else (size, 0.0)
 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: m.Severity) -> Proposal:

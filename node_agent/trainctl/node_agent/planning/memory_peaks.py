@@ -1,0 +1,54 @@
+"""Peak memory of each rank by micro-batch, from its calibration and its reported steps."""
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.memory_model import MemoryModel, fit
+from trainctl.protocol.calibration.profile import ProfileSummary
+
+NEWEST = 4
+"""Newest steps of one micro-batch whose median peak counts."""
+MOST_SIZES = 8
+"""Micro-batches of a rank whose peaks are kept, the newest ones."""
+
+
+class MemoryPeaks:
+    """Kept by the conductor in memory; a rank has no model before its peaks at two micro-batches are known."""
+
+    def __init__(self) -> None:
+        self._reported: dict[int, dict[int, deque[float]]] = {}
+        self._calibrated: dict[int, MemoryModel | None] = {}
+
+    def calibrated(self, rank: int, profile: ProfileSummary) -> None:
+        """Peaks of single passes, of a process that trained alone."""
+        peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
+        self._calibrated[rank] = fit(peaks)
+
+    def reported(self, reports: Iterable[m.Report]) -> None:
+        """Every rank's report of one whole step. One that repeated passes had several micro-batches."""
+        for report in reports:
+            peak, micro = report.values.get("memory_peak_bytes"), report.micro_batch
+            if peak is None or not micro or report.replays:
+                continue
+            sizes = self._reported.setdefault(report.rank, {})
+            if micro not in sizes:
+                sizes[micro] = deque(maxlen=NEWEST)
+                if len(sizes) > MOST_SIZES:
+                    del sizes[next(iter(sizes))]
+            sizes[micro].append(peak)
+
+    def of(self, ranks: Iterable[int]) -> dict[int, MemoryModel]:
+        """Of the ranks that are known: by their steps if those had different micro-batches, else as calibrated, through
+        the peak of their steps."""
+        found = {rank: self._model(rank) for rank in ranks}
+        return {rank: model for rank, model in found.items() if model is not None}
+
+    def _model(self, rank: int) -> MemoryModel | None:
+        peaks = [(micro, statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]
+        calibrated = self._calibrated.get(rank)
+        model = fit(peaks)
+        if model is None and calibrated is not None and peaks:
+            return calibrated.through(*max(peaks))
+        return model or calibrated

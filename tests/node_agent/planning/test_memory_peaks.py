@@ -1,0 +1,35 @@
+"""Peak memory by micro-batch, from a calibration, from steps, and from both."""
+
+import pytest
+from tests.protocol.support.profiles import profile_of
+
+from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
+from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import summary
+
+PROFILE = summary(profile_of())
+"""A pass holds 10 MB, and 0.5 MB for each sample."""
+
+
+def report(micro: int, peak: float, rank: int = 0, replays: int = 0) -> m.Report:
+    return m.Report(
+        run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
+        own_weight=1.0, own_samples=micro, micro_batch=micro, replays=replays, values={"memory_peak_bytes": peak},
+    )  # fmt: skip
+
+
+def test_a_calibration_counts_until_a_step_tells_what_else_the_trainer_holds() -> None:
+    peaks = MemoryPeaks()
+    peaks.calibrated(0, PROFILE)
+    assert peaks.of([0, 1])[0].peak(16) == pytest.approx(18e6)
+    peaks.reported([report(4, 32e6)])
+    assert peaks.of([0])[0].peak(16) == pytest.approx(38e6)
+
+
+def test_steps_of_several_micro_batches_need_no_calibration() -> None:
+    peaks = MemoryPeaks()
+    peaks.reported([report(4, 30e6), report(4, 90e6, rank=1)])
+    assert peaks.of([0, 1]) == {}
+    peaks.reported([report(8, 34e6), report(12, 99e6, replays=1)])
+    assert peaks.of([0, 1]).keys() == {0}
+    assert peaks.of([0])[0].peak(16) == pytest.approx(42e6)
