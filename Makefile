@@ -33,7 +33,9 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
+	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
+	  tests/node_agent/conductor/test_all_policies.py \
 	  tests/node_agent/alerts/test_slow_ranks.py tests/protocol/analysis/test_slowdown.py \
 	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)
 
