@@ -50,12 +50,12 @@ class Rebalance(Policy):
         steps = _steps_with(settings, memory)
         if steps < LEAST_STEPS or facts.step < memory.kept.get("quiet until", 0.0):
             return None
-        models = facts.occasion.models
-        if not models.keys() >= settings.live.keys():
+        stepped = facts.occasion
+        if not stepped.models.keys() >= settings.live.keys():
             return None
-        if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
+        if "promised" in memory.kept and (undone := _judged(facts, memory, stepped.models)) is not None:
             return undone
-        return _better(facts, memory, models, steps)
+        return _better(facts, memory, stepped, steps)
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
@@ -81,9 +81,9 @@ def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
     return max([models[rank].seconds(of.share, of.micro_batch) for rank, of in settings.live.items()])
 
 
-def _better(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel], steps: int) -> Proposal | None:
+def _better(facts: RunFacts, memory: Memory, stepped: Stepped, steps: int) -> Proposal | None:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    gain = _gain(facts, memory, models)
+    gain = _gain(facts, memory, stepped)
     # The median of a few steps scatters more than that of a window.
     is_large = gain.part >= table.at_once * math.sqrt(NEWEST / min(steps, NEWEST))
     if steps % NEWEST == 0:
@@ -105,16 +105,18 @@ def _better(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel], st
     )
 
 
-def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:
+def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
     samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    costs, seconds = share_edits.costs(settings, models), _slowest(settings, models)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
+    seconds = _slowest(settings, stepped.models)
     bound = lower_bound(settings.global_batch, costs)
     if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
     counts = split(settings.global_batch, costs)
-    if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
+    fixed = counts.keys() - share_edits.free_ranks(settings, stepped.models, stepped.most_micro)
+    if any(_is_barred(facts, rank, counts[rank]) for rank in fixed):
         return _Gain(seconds, seconds)
     gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
