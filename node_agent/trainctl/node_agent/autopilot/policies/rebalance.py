@@ -60,18 +60,18 @@ class Rebalance(Policy):
         steps = _steps_with(settings, memory)
         if steps < LEAST_STEPS or facts.step < memory.kept.get("quiet until", 0.0):
             return None
-        models = facts.occasion.models
-        if not models.keys() >= settings.live.keys():
+        stepped = facts.occasion
+        if not stepped.models.keys() >= settings.live.keys():
             return None
-        if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
+        if "promised" in memory.kept and (undone := _judged(facts, memory, stepped.models)) is not None:
             return undone
-        return _better(facts, memory, models, steps)
+        return _better(facts, memory, stepped, steps)
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, live = facts.config.policy.rebalance, facts.durable.settings.live
-        models = facts.occasion.models if isinstance(facts.occasion, Stepped) else {}
-        is_known, steps = len(live) > 1 and live.keys() <= models.keys(), int(memory.last("steps"))
-        gain = _gain(facts, memory, models) if is_known else None
+        stepped, steps = facts.occasion, int(memory.last("steps"))
+        is_known = isinstance(stepped, Stepped) and len(live) > 1 and live.keys() <= stepped.models.keys()
+        gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
         gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
             m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
@@ -111,8 +111,8 @@ def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
     return max([models[rank].seconds(of.share, of.micro_batch) for rank, of in settings.live.items()])
 
 
-def _better(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel], steps: int) -> Proposal | None:
-    gain = _gain(facts, memory, models)
+def _better(facts: RunFacts, memory: Memory, stepped: Stepped, steps: int) -> Proposal | None:
+    gain = _gain(facts, memory, stepped)
     if steps % NEWEST == 0:
         memory.observe("gains", gain.part, facts.config.policy.rebalance.windows)
     wanted = _wanted(facts, memory, gain, steps)
@@ -142,16 +142,18 @@ def _wanted(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> Proposa
     )
 
 
-def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:
+def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
     samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    costs, seconds = share_edits.costs(settings, models), _slowest(settings, models)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
+    seconds = _slowest(settings, stepped.models)
     bound = lower_bound(settings.global_batch, costs)
     if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
     counts = split(settings.global_batch, costs)
-    if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
+    fixed = counts.keys() - share_edits.free_ranks(settings, stepped.models, stepped.most_micro)
+    if any(_is_barred(facts, rank, counts[rank]) for rank in fixed):
         return _Gain(seconds, seconds)
     gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
