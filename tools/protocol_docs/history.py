@@ -85,7 +85,12 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-24",
         "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices, and RunSummary.cursor.",
     ),
-    (2, "2026-11-25", "Added Ready.profile, the calibration that fits a rank."),
+    (
+        2,
+        "2026-11-25",
+        "Added Ready.profile, the calibration that fits a rank, and calibrate-request and profiles-request.",
+    ),
+    (2, "2026-11-25", "Added RankView.passes, the curve of a rank's passes."),
     (2, "2026-11-25", "Added policies-request and policies: what the policies of an active run see and would do."),
 )
 """(version, date, what it added), oldest first."""

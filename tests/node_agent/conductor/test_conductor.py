@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 from trainctl.protocol.config.prompts import ChatMessage
 
 
@@ -401,3 +403,17 @@ def test_any_script_of_commands_and_crashes_keeps_the_ledger_exact_and_ends_ever
     assert set(simulation.ends) >= set(simulation.sent)
     generations = [plan.generation for plan in simulation.plans]
     assert generations == sorted(generations)
+
+
+def test_a_calibrated_rank_s_curve_is_shown_and_rebalances_before_the_first_step() -> None:
+    """Rank b takes three times as long for each pass."""
+    simulation = Simulation(config(), durable(("a", "b")))
+    for rank, times in ((0, 1.0), (1, 3.0)):
+        passes = tuple(Pass(micro, times * (0.001 + 0.01 * micro)) for micro in (1, 2, 4, 8))
+        simulation.ranks[rank].profile = ProfileSummary(created_at=1.0, passes=passes)
+    id = simulation.begin().until(lambda: simulation.conductor.stage == "formed").command("rebalance", auto=True)
+    simulation.until_step(2)
+    assert simulation.ends[id].state == "applied"
+    assert [setting.share for setting in simulation.conductor.durable.settings.live.values()] == [6, 2]
+    view = views.rank_view(simulation.conductor, 1, None, "", None, 0.0)
+    assert dict(view.passes)[8] == pytest.approx(0.243)

@@ -8,6 +8,7 @@ from tests.node_agent.support.simulation import config
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Edit, Facts
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import event_prose, verbs
@@ -85,7 +86,7 @@ def test_impossible_shares_are_refused_by_field(wanted, words):
 
 def test_a_share_caps_the_micro_batch():
     made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
-    assert [setting.micro_in_force for setting in made.ranks.values()] == [4, 2]
+    assert [setting.micro_in_force for setting in made.ranks.values()] == [5, 2], "five passes of 5, four of 2 or less"
     assert [setting.micro_batch for setting in made.ranks.values()] == [4, 4]
 
 
@@ -106,6 +107,41 @@ def test_auto_goes_by_the_ranks_own_rates():
 def test_auto_without_a_rate_is_refused():
     with pytest.raises(InvalidInputError, match="auto: b has no measured rate yet"):
         apply(group(a=8, b=8), "rebalance", facts=Facts(rates({0: 3.0})), auto=True)
+
+
+PEAKS = PassCurve(tuple((size, size / rate) for size, rate in ((1, 180), (4, 278), (8, 265), (16, 240), (32, 210))))
+"""Of a device that is fastest at 4 samples."""
+
+
+def chosen(settings: Settings, **most: int) -> Edit:
+    """After `rebalance auto=true`, where the ranks are calibrated and may have at most so many samples in a pass."""
+    models = {0: StepModel(PEAKS), 1: StepModel(PEAKS, slowdown=3.0)}
+    facts = Facts(models, most_micro={rank: most[settings.ranks[rank].node] for rank in models})
+    return apply(settings, "rebalance", facts=facts, auto=True)
+
+
+def automatic(settings: Settings) -> Settings:
+    ranks = {rank: msgspec.structs.replace(of, micro_batch=16, auto_micro=True) for rank, of in settings.ranks.items()}
+    return msgspec.structs.replace(settings, ranks=ranks)
+
+
+def test_a_micro_batch_that_the_run_file_leaves_open_is_chosen_with_the_share():
+    made = chosen(automatic(group(a=16, b=16)), a=32, b=2)
+    assert [setting.micro_batch for setting in made.settings.ranks.values()] == [5, 2], (
+        "five passes of 5, four of 2 or less"
+    )
+    assert said(made) == ("a=16 b=16", "a=25 b=7")
+    assert event_prose.brief(made.change) == "a 16→25, b 16→7; micro-batch a 16→5; b 16→2"
+
+
+def test_a_micro_batch_that_a_person_has_set_stays():
+    settings = automatic(group(a=16, b=16))
+    by_person = apply(settings, "resize-batch", "a", micro=8).settings
+    made = chosen(by_person, a=32, b=32).settings
+    assert [setting.micro_batch for setting in made.ranks.values()] == [8, 4]
+    policy = Facts({}, (), dict.fromkeys(settings.ranks, LINUX), by_person=False)
+    by_policy = apply(settings, "resize-batch", "a", policy, micro=8).settings
+    assert [setting.auto_micro for setting in by_policy.ranks.values()] == [True, True]
 
 
 def test_a_node_of_several_ranks_shares_among_them_as_before():

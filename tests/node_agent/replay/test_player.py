@@ -16,6 +16,7 @@ from tests.waiting import HANG_SECONDS, slowness
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.cluster import attach_cluster
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record import log_format
 
 DEADLINE_SECONDS = HANG_SECONDS
@@ -89,6 +90,12 @@ async def test_it_takes_no_commands(played: str) -> None:
     async with Client(played) as client:
         reply = await client.send("pause", {})
     assert (reply.state, reply.reason) == ("rejected", "a recording accepts no commands")
+
+
+async def test_its_policies_need_a_live_run(played: str) -> None:
+    async with Client(played) as client:
+        with pytest.raises(RefusedError, match="is a played recording: policies see something only in a live run"):
+            await client.policies()
 
 
 def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import dataclasses
 import random
 import struct
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
 from trainctl.node_agent.planning import ranges
 from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import ProfileSummary
 
 RUN = "sim"
 TORN = "torn"
@@ -104,8 +106,10 @@ class SimRank:
     chunks: int = 0  # of the growing file that it has sealed
     data_ended: bool = False  # it has found the end of the file
     other_from: int = 1 << 30  # the chunk from which on it has other data than the others
+    profile: ProfileSummary | None = None  # of a calibration
     detail: str = ""  # how far it has come while it loads
     says: dict = dataclasses.field(default_factory=dict)  # more fields of its reports of steps
+    measures: Callable[[m.RankWork, int], dict] | None = None  # the same, by its part of a plan and the step
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
     up: deque = dataclasses.field(default_factory=deque)
@@ -117,6 +121,7 @@ class SimRank:
             run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=self.parameters, samples=100,
             held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
             last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
+            profile=self.profile,
         )  # fmt: skip
 
     def load(self) -> None:
@@ -348,7 +353,9 @@ class SimRank:
         self.last_step, self.cursor = plan.step, at
         count = sum(piece.count for piece in self.held)
         self.held, self.held_from, self.accumulated = (), None, False
-        report = self._report(plan, mine, count, phases=m.Phases(forward=count / self.speed), **self.says)
+        measured = self.measures(mine, plan.step) if self.measures is not None else {}
+        fields = {"phases": m.Phases(forward=count / self.speed), **self.says, **measured}
+        report = self._report(plan, mine, count, **fields)
         self.reports.append(report)
 
     def _probe(self, plan: m.StepPlan, mine: m.RankWork) -> None:
@@ -379,8 +386,8 @@ class SimRank:
         self.plans.popleft()
         report = m.Report(
             run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
-            loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, tokens=2, own_tokens=count,
-            micro_batch=mine.micro_batch, step_seconds=self.step_seconds, **fields,
+            weight=1.0, own_weight=1.0, own_samples=count, tokens=2, own_tokens=count,
+            micro_batch=mine.micro_batch, step_seconds=self.step_seconds, **{"loss_sum": 2.0, **fields},
         )  # fmt: skip
         if plan.kind == "sample":
             answers = tuple(m.Answer(str(prompt), "yes", 1, True, 0.1) for prompt in plan.sampling.prompts)

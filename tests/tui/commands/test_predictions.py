@@ -10,7 +10,7 @@ from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import command_line, predictions
 from trainctl.tui.commands.preview import preview
-from trainctl.tui.commands.shares import Seat
+from trainctl.tui.commands.shares import Seat, seats_of
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text.glyphs import UNICODE
@@ -73,6 +73,27 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     assert not reducer.apply(state, replaced, CLOCK.at_monotonic).tried
     other = reducer.apply(state, run_view(1, run="another", seq=20_004), CLOCK.at_monotonic)
     assert not other.tried
+
+
+def test_a_curve_predicts_micro_batches_that_were_never_in_use() -> None:
+    """A pass of forge costs 30 ms a sample, and 100 ms whatever its size; its steps are as its curve says."""
+    curve = tuple((micro, 0.1 + 0.03 * micro) for micro in (1, 4, 16))
+    ranks = [msgspec.structs.replace(view, passes=curve) if view.rank == 2 else view for view in VIEW.ranks]
+    known = msgspec.structs.replace(VIEW, ranks=tuple(ranks))
+    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(known), CLOCK.at_monotonic)
+    for step in range(18_241, 18_249):
+        state = reducer.apply(state, step_at(13, 3 * (0.1 + 0.03 * 13), step), CLOCK.at_monotonic)
+    later = msgspec.structs.replace(VIEW, state="paused", seq=20_000)
+    state = reducer.apply(state, later, CLOCK.at_monotonic)
+    assert [view.passes for view in state.run.ranks if view.rank == 2] == [curve], "a live view leaves it out"
+    seat = next(seat for seat in seats_of(state) if seat.node == "forge")
+    assert seat.model is not None and not seat.model.is_linear
+    floor = seat.model.floor_seconds
+    assert predictions.with_micro(seat, 3, state.tried).seconds(39) == pytest.approx(13 * 0.19 + floor)
+    assert predictions.with_micro(seat, 39, state.tried).seconds(39) == pytest.approx(1.27 + floor)
+    assert seat.seconds(20) == pytest.approx(0.49 + 0.31 + floor)
+    again = preview(command_line.parse("resize-batch micro=4 --node forge"), state, UNICODE).text
+    assert "isn't measured yet" not in again
 
 
 def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:

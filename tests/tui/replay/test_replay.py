@@ -32,6 +32,7 @@ from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.screens.policies import PoliciesScreen
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
@@ -300,6 +301,16 @@ async def test_fast_seeks_leave_no_coroutine_behind(source: ReplaySource) -> Non
         warnings.simplefilter("always")
         await played(source, play)
     assert [str(item.message) for item in found if "never awaited" in str(item.message)] == []
+
+
+async def test_the_policies_say_that_they_need_a_live_run(source: ReplaySource) -> None:
+    async def play(pilot: Pilot[int], app: ReplayApp) -> None:
+        await pilot.press("P")
+        await until(pilot, lambda: "policies see something only in a live run" in body(app))
+        await pilot.press("down", "enter", "o", "u")
+        assert isinstance(app.screen, PoliciesScreen)
+
+    await played(source, play)
 
 
 async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Final
 
-from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS
+from trainctl.node_agent.alerts.rank_pace import BLOCK_STEPS
 from trainctl.protocol.config.alert_rules import AlertKind, AlertsTable
 
 

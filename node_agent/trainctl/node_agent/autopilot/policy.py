@@ -25,6 +25,7 @@ class Stepped:
     reports: Mapping[int, m.Report]  # by rank
     modelled: Callable[[], Mapping[int, StepModel]] = dict  # by rank, of those that have been measured
     peaks: Callable[[], Mapping[int, MemoryModel]] = dict  # by rank, of those known at several micro-batches
+    sizes: Callable[[], Mapping[int, int]] = dict  # by rank, the largest micro-batch that may be chosen
 
     @cached_property
     def models(self) -> Mapping[int, StepModel]:
@@ -35,6 +36,11 @@ class Stepped:
     def memory_models(self) -> Mapping[int, MemoryModel]:
         """By rank, of those whose peak is known at several micro-batches."""
         return self.peaks()
+
+    @cached_property
+    def most_micro(self) -> Mapping[int, int]:
+        """The largest micro-batch of each rank whose own is chosen with its share."""
+        return self.sizes()
 
     @property
     def report(self) -> m.Report:

@@ -15,6 +15,7 @@ from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
 from trainctl.node_agent.conductor.failures import Failures
 from trainctl.node_agent.conductor.hangs import Hangs
+from trainctl.node_agent.conductor.in_flight import PlanInFlight
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
@@ -27,6 +28,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -127,6 +129,10 @@ class Conductor:
     def engine(self) -> str:
         """What the newest generation sums by; "none" for one rank alone."""
         return self._rendezvous.engine
+
+    def curve(self, rank: int) -> PassCurve | None:
+        """Seconds of a rank's passes, if it is known at several micro-batches."""
+        return self._pipeline.rates.curve(rank)
 
     @property
     def is_mixed(self) -> bool:
@@ -284,15 +290,19 @@ class Conductor:
             for rank in done.ranks:
                 self._restarts.stepped(rank)
             if self.durable.mode == "running" and done.plan.finishes is None:
-                rates, peaks = self._pipeline.rates, self._pipeline.peaks
-                found = Stepped(done.plan, done.reports, partial(rates.of, done.ranks), partial(peaks.of, done.ranks))
-                self._proposals.ask(found)
+                self._proposals.ask(self._stepped(done))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._commands.call_stop_off(failed)
         self._advance(now)
+
+    def _stepped(self, done: PlanInFlight) -> Stepped:
+        """What policies may ask about a step; nothing is worked out before."""
+        of, ranks = self._pipeline, done.ranks
+        asked = partial(of.rates.of, ranks), partial(of.peaks.of, ranks), partial(of.most_micro, ranks)
+        return Stepped(done.plan, done.reports, *asked)
 
     def _on_returned(self, rank: int, now: float) -> None:
         """Whatever was said on the lost connection is asked for again by a fence, or said again."""

@@ -4,10 +4,12 @@ A plan is issued when every rank has said that it is about to need one (`Soon`),
 step in progress, and the plan arrives while that step still synchronises and updates.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import Replayed
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
@@ -26,6 +28,7 @@ from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
@@ -55,7 +58,16 @@ class Pipeline:
     def facts(self, now: float) -> Facts:
         """What edits may have to know."""
         of = self._rendezvous
-        return Facts(self.rates.of(of.ranks), of.members, of.ready, of.silent_seconds(now))
+        models = self.rates.of(of.ranks)
+        return Facts(models, of.members, of.ready, of.silent_seconds(now), self.most_micro(of.ranks))
+
+    def most_micro(self, ranks: Iterable[int]) -> dict[int, int]:
+        """The largest micro-batch of calibrated ranks whose own is chosen: by memory, and by what failed lately."""
+        settings, kept = self._state.settings.ranks, self._state.durable.policies.get("micro-batch")
+        found = {rank: self.peaks.most_micro(rank) for rank in ranks if settings[rank].auto_micro}
+        sizes = {rank: most for rank, most in found.items() if most is not None}
+        barred = {rank: bars.size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
+        return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
     @property
     def is_still(self) -> bool:
@@ -217,7 +229,9 @@ class Pipeline:
                 self._state.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
-                edit = edits.apply(self._state.settings, command.args, command.node, step, config, facts)
+                by_person = not command.by.startswith(AUTHOR)
+                known = facts._replace(by_person=by_person)
+                edit = edits.apply(self._state.settings, command.args, command.node, step, config, known)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
                 self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue

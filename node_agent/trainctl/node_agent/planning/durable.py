@@ -21,6 +21,7 @@ class RankSetting(msgspec.Struct, frozen=True):
     out: Literal["", "drained", "lost", "failed"] = ""  # why it takes no part, empty if it does
     halved_to: int = 0  # what running out of memory has left of micro_batch; 0: none since that was last wanted
     last_share: int = 0  # what it had before the first of those that are lost now was, for its return; 0: an even part
+    auto_micro: bool = False  # whether a rebalance chooses micro_batch with the share
 
     @property
     def micro_in_force(self) -> int:

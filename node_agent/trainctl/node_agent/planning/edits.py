@@ -44,7 +44,7 @@ def _edited(
 ) -> Edit:
     match args:
         case verbs.ResizeBatch():
-            return _resize(settings, args, node)
+            return _resize(settings, args, node, facts)
         case verbs.SetGlobalBatch():
             return _global_batch(settings, args, config)
         case verbs.SetLr():
@@ -59,7 +59,8 @@ def _edited(
             assert_never(missing)
 
 
-def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Edit:
+def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None, facts: Facts) -> Edit:
+    """A size that a person has chosen stays; a policy's may be chosen again with the share."""
     of_node = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
     if not of_node:
         raise InvalidInputError("node", share_edits.unknown_node(settings, node))
@@ -71,7 +72,11 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
         if args.micro > setting.share:
             raise InvalidInputError("micro", f"{args.micro} is over {setting.node}'s share of {setting.share} samples")
     ranks = {
-        rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
+        rank: msgspec.structs.replace(
+            setting, micro_batch=args.micro, halved_to=0, auto_micro=setting.auto_micro and not facts.by_person
+        )
+        if rank in chosen
+        else setting
         for rank, setting in settings.ranks.items()
     }
     change = e.MicroBatchChanged(_micros(settings.ranks, chosen), _micros(ranks, chosen))

@@ -12,6 +12,8 @@ NEWEST = 4
 """Newest steps of one micro-batch whose median peak counts."""
 MOST_SIZES = 8
 """Micro-batches of a rank whose peaks are kept, the newest ones."""
+PREDICTED = 0.85
+"""Part of the cap that a micro-batch may be predicted to take, if it is chosen and not set."""
 
 
 class MemoryPeaks:
@@ -22,11 +24,14 @@ class MemoryPeaks:
         self._version = 0
         self._reported: dict[int, dict[int, deque[float]]] = {}
         self._calibrated: dict[int, MemoryModel | None] = {}
+        self._tried: dict[int, int] = {}  # the largest micro-batch that a calibration ran
+        self._caps: dict[int, float] = {}
 
     def calibrated(self, rank: int, profile: ProfileSummary) -> None:
         """Peaks of single passes, of a process that trained alone."""
         peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
         self._calibrated[rank] = fit(peaks)
+        self._tried[rank] = max(one.micro for one in profile.passes)
 
     def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
         """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
@@ -43,6 +48,7 @@ class MemoryPeaks:
 
     def _take(self, report: m.Report) -> None:
         """One that repeated passes had several micro-batches."""
+        self._caps[report.rank] = report.values.get("memory_cap_bytes", 0.0)
         peak, micro = report.values.get("memory_peak_bytes"), report.micro_batch
         if peak is None or not micro or report.replays:
             return
@@ -59,6 +65,15 @@ class MemoryPeaks:
         self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}
+
+    def most_micro(self, rank: int) -> int | None:
+        """The largest micro-batch that has been run, and is predicted to fit into the rank's memory; None if it wasn't
+        calibrated."""
+        self._take_steps()
+        tried, model, cap = self._tried.get(rank), self._model(rank), self._caps.get(rank)
+        if tried is None or model is None or not cap:
+            return tried
+        return max(1, model.most(PREDICTED * cap, tried))
 
     def _model(self, rank: int) -> MemoryModel | None:
         peaks = [(micro, statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]

@@ -36,6 +36,8 @@ class Facts(NamedTuple):
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
     silent_seconds: Mapping[int, float] = {}  # since anything was heard from them
+    most_micro: Mapping[int, int] = {}  # samples of a pass at most, where that is known
+    by_person: bool = True  # whether a person sent the command, and no policy
 
 
 def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
@@ -76,7 +78,7 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
     """Shares as wanted, or those of the shortest step by the ranks' own models. Raises InvalidInputError naming the
     argument."""
     if args.auto:
-        return edit(settings, _fastest(settings, facts))
+        return _fastest(settings, facts)
     nodes = {setting.node for setting in settings.live.values()}
     for node in args.shares:
         if node not in nodes:
@@ -85,16 +87,43 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
     return edit(settings, share_changes.as_wanted(_live_shares(settings), node_of, args.shares))
 
 
-def _fastest(settings: Settings, facts: Facts) -> dict[int, int]:
+def _fastest(settings: Settings, facts: Facts) -> Edit:
     for rank in settings.live:
         if rank not in facts.models:
             raise InvalidInputError("auto", f"{settings.label(rank)} has no measured rate yet: wait for its next step")
-    return split(settings.global_batch, costs(settings, facts.models), "auto")
+    by_rank = costs(settings, facts.models, facts.most_micro)
+    counts = split(settings.global_batch, by_rank, "auto")
+    free = free_ranks(settings, facts.models, facts.most_micro)
+    return _with_micros(edit(settings, counts), settings, {rank: by_rank[rank].micro(counts[rank]) for rank in free})
 
 
-def costs(settings: Settings, models: Mapping[int, StepModel]) -> dict[int, ShareCost]:
-    """What shares cost the live ranks with the micro-batches that are set; there must be a model of each."""
-    return {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
+def free_ranks(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> list[int]:
+    """Live ranks whose micro-batch is chosen with the share: as the run file asks, where the curve is known."""
+    auto = [rank for rank, setting in settings.live.items() if setting.auto_micro and rank in most_micro]
+    return [rank for rank in auto if not models[rank].is_linear]
+
+
+def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> dict[int, ShareCost]:
+    """What shares cost the live ranks, of which there must be a model each: with the micro-batches that are set, or
+    with any up to `most_micro` where that is chosen with the share."""
+    free = free_ranks(settings, models, most_micro)
+    fixed = {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
+    return fixed | {rank: ShareCost.up_to(models[rank], most_micro[rank]) for rank in free}
+
+
+def _with_micros(made: Edit, settings: Settings, chosen: Mapping[int, int]) -> Edit:
+    """The edit with the micro-batches that were chosen with the shares."""
+    if not chosen:
+        return made
+    ranks = {
+        rank: msgspec.structs.replace(setting, micro_batch=chosen.get(rank, setting.micro_batch))
+        for rank, setting in made.settings.ranks.items()
+    }
+    before, after = (
+        tuple((of[rank].node, of[rank].micro_in_force) for rank in chosen) for of in (settings.ranks, ranks)
+    )
+    change = msgspec.structs.replace(made.change, micro_before=before, micro_after=after)
+    return Edit(msgspec.structs.replace(made.settings, ranks=ranks), change)
 
 
 def _live_shares(settings: Settings) -> dict[int, int]:

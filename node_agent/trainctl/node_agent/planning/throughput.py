@@ -88,6 +88,10 @@ class Rates:
         floors = {rank: max(least, self._profiles[rank].optimizer_seconds or 0.0) for rank in untimed}
         return timed | {rank: StepModel(self._calibrated[rank], floors[rank]) for rank in untimed}
 
+    def curve(self, rank: int) -> PassCurve | None:
+        """Of a rank that is known at several micro-batches."""
+        return self._calibrated.get(rank) or self._fitted.get(rank)
+
     def timed(self, ranks: Iterable[int]) -> dict[int, StepModel]:
         """Of the ranks that this run has timed; one timed by itself counts with the least floor of the others."""
         self._take_steps()

@@ -330,7 +330,7 @@ class Session:
         before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})
         if not views.same_but_progress(before, self.view):
             self._keep_view()
-            self._publisher.publish(self.view)
+            self._publisher.publish(self.view.without_passes_of(before))
 
     def _keep_view(self) -> None:
         self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)

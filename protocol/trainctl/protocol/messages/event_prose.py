@@ -45,7 +45,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.SharesChanged():
             return _shares(data)
         case e.MicroBatchChanged(cause=cause):
-            return f"{_sizes_changed(data)}{_why(cause)}"
+            return f"{_sizes_changed(data.before, data.after)}{_why(cause)}"
         case e.LearningRateChanged():
             rest = "constant" if data.schedule == "set" else "scaled"
             return f"{_rate(data.before)}{ARROW}{_rate(data.after)} {rest}{_why(data.cause)}"
@@ -177,7 +177,8 @@ def _shares(data: e.SharesChanged) -> str:
         return f"{data.lost} is {'refused' if data.refused else 'lost'}: {data.cause}; {moved}"
     if data.returned:
         return f"{data.returned} rejoins: {moved}"
-    return f"{moved}{_why(data.cause)}"
+    sizes = _sizes_changed(data.micro_before, data.micro_after)
+    return f"{moved}{f'; micro-batch {sizes}' if sizes else ''}{_why(data.cause)}"
 
 
 def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
@@ -189,11 +190,13 @@ def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     return ", ".join(parts) or "all shares unchanged"
 
 
-def _sizes_changed(data: e.MicroBatchChanged) -> str:
+def _sizes_changed(before: e.Pairs, after: e.Pairs) -> str:
     """Each rank's sizes; of several with the same ones only the nodes."""
     parts: dict[str, list[str]] = {}
-    for (node, before), (_, after) in zip(data.before, data.after, strict=False):
-        nodes = parts.setdefault(f"{before}{ARROW}{after}" if before != after else f"{after}, unchanged", [])
+    for (node, size_before), (_, size_after) in zip(before, after, strict=False):
+        nodes = parts.setdefault(
+            f"{size_before}{ARROW}{size_after}" if size_before != size_after else f"{size_after}, unchanged", []
+        )
         nodes += [node] if node not in nodes else []
     return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
 

@@ -39,6 +39,8 @@ class SharesChanged(EventData, tag="shares-changed", frozen=True):
     lost: str = ""  # rank that was lost: a node, or node:rank
     refused: bool = False  # whether the lost rank failed its probe
     returned: str = ""  # rank that rejoined without a command
+    micro_before: Pairs = ()  # previous micro-batches of ranks whose own is chosen with the share
+    micro_after: Pairs = ()  # new micro-batches of the same ranks
 
 
 class MicroBatchChanged(EventData, tag="micro-batch-changed", frozen=True):

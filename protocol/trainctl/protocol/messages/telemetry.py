@@ -51,6 +51,9 @@ class RankView(msgspec.Struct, frozen=True):
     device: str | None = None
     pid: Count | None = None
     compute: Compute | None = None  # precision and kernels; None: unknown
+    passes: tuple[
+        tuple[Count, float], ...
+    ] = ()  # curve: pairs (micro-batch, seconds of a pass), ascending; in a snapshot, and live when it changes
 
 
 class PolicyView(msgspec.Struct, frozen=True):
@@ -108,6 +111,26 @@ class RunView(Message, tag="run-view", frozen=True):
     skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
     boot: str = ""
     seq: Count = 0
+
+    def without_passes_of(self, before: "RunView") -> "RunView":
+        """For those who have seen `before`: without the curves that were the same in it."""
+        known = {view.rank: view.passes for view in before.ranks}
+        ranks = tuple(
+            msgspec.structs.replace(view, passes=()) if view.passes and known.get(view.rank) == view.passes else view
+            for view in self.ranks
+        )
+        return msgspec.structs.replace(self, ranks=ranks)
+
+    def with_passes_of(self, before: "RunView | None") -> "RunView":
+        """With the curves of `before`, of the same trainers, where it has none itself."""
+        if before is None or before.run != self.run:
+            return self
+        known = {(view.rank, view.pid): view.passes for view in before.ranks}
+        ranks = tuple(
+            msgspec.structs.replace(view, passes=known.get((view.rank, view.pid), ())) if not view.passes else view
+            for view in self.ranks
+        )
+        return msgspec.structs.replace(self, ranks=ranks)
 
     def trained(self, cursor: int | None) -> int | None:
         """The number of positions before `cursor` that were trained on: all but those skipped; None if it is."""

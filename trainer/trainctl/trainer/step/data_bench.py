@@ -42,7 +42,7 @@ _PASSES = 3
 """Micro-batches timed to find what training takes, after one that warms up."""
 
 
-class _Reader:
+class MicroBatchReader:
     """One rank's micro-batches in the order of its steps, assembled ahead as it would."""
 
     def __init__(self, config: RunFile, node: str, dataset: Dataset) -> None:
@@ -100,7 +100,7 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         tokenizing_seconds = time.perf_counter() - begun
         is_cold = drop(path for path in folder.rglob("*.bin"))
         dataset = open_dataset(config, folder, where)
-        reader = _Reader(config, node, dataset)
+        reader = MicroBatchReader(config, node, dataset)
         first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
         return DataRates(
             source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
@@ -111,7 +111,7 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         )  # fmt: skip
 
 
-def _warm(reader: _Reader, pieces: Sequence[Indices]) -> Assembling:
+def _warm(reader: MicroBatchReader, pieces: Sequence[Indices]) -> Assembling:
     """The same micro-batches again, over and over if they are few."""
     count, tokens, seconds = 0, 0, 0.0
     while seconds < WARM_SECONDS:
@@ -120,7 +120,7 @@ def _warm(reader: _Reader, pieces: Sequence[Indices]) -> Assembling:
     return Assembling(count, tokens, seconds)
 
 
-def _timed_need(config: RunFile, node: str, reader: _Reader, where: str) -> StepNeed:
+def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str) -> StepNeed:
     """Forward and backward of a few micro-batches."""
     backend = load(config, config.nodes.get(node, NodeTable()), where)
     scales = (1.0,) * len(backend.parts.objective.row.weights)

@@ -76,9 +76,12 @@ def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) ->
 
 
 def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
-    """The seat at another micro-batch: its speed as far as that is known."""
+    """The seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model if
+    neither tells."""
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat
+    if seat.model is not None and not seat.model.is_linear:
+        return replace(seat, micro_batch=micro)
     rate = rate_at(tried, seat.rank, micro)
     if seat.model is None or rate is None:
         return replace(seat, model=None)

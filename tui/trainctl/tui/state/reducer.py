@@ -215,6 +215,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         )  # fmt: skip
     if view.run != state.run.run:
         return state
+    view = view.with_passes_of(state.run)
     state = replace(state, run=view, tried=_tried_by(state, view))
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, models
 from trainctl.tui.state.rank_speed import FEW_STEPS, SILENT_STATES, Straggler, reporting, straggler_of, typical
 from trainctl.tui.state.view_state import ViewState
@@ -43,14 +44,15 @@ def _common(state: ViewState, first_step: int) -> dict[int, list[m.RankStep]]:
 
 
 def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, StepModel]:
-    """What a step takes each rank, by its last ones."""
+    """What a step takes each rank, by its last ones, and by its curve if that is known."""
+    views = [*views]
     parts = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
-    return models(
-        {
-            rank: [Timing(part.samples, part.phases, part.micro_batch or 0) for part in steps]
-            for rank, steps in parts.items()
-        }
-    )
+    curves = {view.rank: PassCurve(view.passes) for view in views if view.passes}
+    timings = {
+        rank: [Timing(part.samples, part.phases, part.micro_batch or 0) for part in steps]
+        for rank, steps in parts.items()
+    }
+    return models(timings, curves)
 
 
 def named_straggler(state: ViewState) -> Straggler | None:

@@ -4,7 +4,6 @@ Such a rank takes longer for a single sample than the others take for the whole 
 expected to be the same without it.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot.policy import (
@@ -20,7 +19,6 @@ from trainctl.node_agent.autopilot.policy import (
 from trainctl.node_agent.planning import share_edits
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import lower_bound, slowest, split
-from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 
 LOOK_STEPS = 20
@@ -50,7 +48,7 @@ class Drain(Policy):
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Stepped) or facts.step % LOOK_STEPS:
             return None
-        found = _costly(facts, facts.occasion.models)
+        found = _costly(facts, facts.occasion)
         if found is None or not _is_worth_it(facts, found):
             memory.forget(_COSTLY)
             return None
@@ -62,7 +60,7 @@ class Drain(Policy):
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table = facts.config.policy.drain
-        found = _costly(facts, facts.occasion.models) if isinstance(facts.occasion, Stepped) else None
+        found = _costly(facts, facts.occasion) if isinstance(facts.occasion, Stepped) else None
         _, since = memory.evidence.get(_COSTLY, ("", facts.step))
         figures = [
             m.PolicyFigure(
@@ -82,13 +80,13 @@ class Drain(Policy):
         return assess(figures, _wanted(facts, found) if found is not None and is_due else None, otherwise)
 
 
-def _costly(facts: RunFacts, models: Mapping[int, StepModel]) -> Costly | None:
+def _costly(facts: RunFacts, stepped: Stepped) -> Costly | None:
     """The node with the rank that is slowest with one sample, if the others would do all in less."""
     settings = facts.durable.settings
     live, total = settings.live, settings.global_batch
-    if not models.keys() >= live.keys():
+    if not stepped.models.keys() >= live.keys():
         return None
-    costs = share_edits.costs(settings, models)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     slow = max(costs, key=lambda rank: costs[rank].seconds(1))
     node = live[slow].node
     others = {rank: cost for rank, cost in costs.items() if live[rank].node != node}

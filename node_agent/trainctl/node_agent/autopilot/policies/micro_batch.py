@@ -23,12 +23,9 @@ from trainctl.node_agent.autopilot.policy import (
     percent,
     resize,
 )
+from trainctl.node_agent.planning.memory_peaks import PREDICTED
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import MicroBatchTable
-
-PREDICTED = 0.85
-"""Part of the cap that a larger micro-batch may be predicted to take. Where no memory model is known, peaks are
-predicted in proportion to the size: too high, since weights and optimizer state don't grow with it."""
 
 FASTER = 1.02
 """Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
@@ -65,9 +62,8 @@ class MicroBatch(Policy):
             m.PolicyFigure("ranks with a size that ran out of memory", barred),
         ]
         otherwise = f"shrinks above {percent(table.target)} of the cap; may grow below {percent(table.low)}"
-        stepped = facts.occasion if isinstance(facts.occasion, Stepped) else None
-        wanted = next(_changes(facts, memory, stepped), None) if stepped is not None else None
-        return assess(figures, wanted, otherwise)
+        wanted = _changes(facts, memory, facts.occasion) if isinstance(facts.occasion, Stepped) else iter(())
+        return assess(figures, next(wanted, None), otherwise)
 
 
 def _sizes(plan: m.StepPlan) -> dict[int, int]:
@@ -171,7 +167,8 @@ def _most(facts: RunFacts, memory: Memory, stepped: Stepped, ranks: list[int], s
 
 
 def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int) -> int:
-    """The largest micro-batch whose predicted peak is below the cap by enough."""
+    """The largest micro-batch whose predicted peak is below the cap by enough. Without a memory model the peak is taken
+    in proportion to the size: too high, since weights and optimizer state don't grow with it."""
     model, cap = stepped.memory_models.get(rank), stepped.reports[rank].values.get("memory_cap_bytes")
     if model is not None and cap:
         return model.most(PREDICTED * cap, largest)

@@ -67,13 +67,13 @@ class Rebalance(Policy):
         is_quiet = facts.step < memory.kept.get("quiet until", 0.0)
         if not is_due or (is_quiet and not _may_correct(settings, memory)):
             return None
-        models = facts.occasion.models
-        if not models.keys() >= settings.live.keys():
+        stepped = facts.occasion
+        if not stepped.models.keys() >= settings.live.keys():
             return None
-        gain = _gain(facts, memory, models)
+        gain = _gain(facts, memory, stepped)
         if is_quiet and not _is_large(facts, gain, steps):
             return None
-        if "promised" in memory.kept and (undone := _judged(facts, memory, models)) is not None:
+        if "promised" in memory.kept and (undone := _judged(facts, memory, stepped)) is not None:
             return undone
         if is_quiet:
             wanted: Proposal | None = _best(facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1)
@@ -87,9 +87,9 @@ class Rebalance(Policy):
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, live = facts.config.policy.rebalance, facts.durable.settings.live
-        models = facts.occasion.models if isinstance(facts.occasion, Stepped) else {}
-        is_known, steps = len(live) > 1 and live.keys() <= models.keys(), int(memory.last("steps"))
-        gain = _gain(facts, memory, models) if is_known else None
+        stepped, steps = facts.occasion, int(memory.last("steps"))
+        is_known = isinstance(stepped, Stepped) and len(live) > 1 and live.keys() <= stepped.models.keys()
+        gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
         gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
             m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
@@ -173,16 +173,18 @@ def _best(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections:
     )  # fmt: skip
 
 
-def _gain(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> _Gain:
+def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
     samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    costs, seconds = share_edits.costs(settings, models), _slowest(settings, models)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
+    seconds = _slowest(settings, stepped.models)
     bound = lower_bound(settings.global_batch, costs)
     if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
     counts = split(settings.global_batch, costs)
-    if any(_is_barred(facts, rank, share) for rank, share in counts.items()):
+    fixed = counts.keys() - share_edits.free_ranks(settings, stepped.models, stepped.most_micro)
+    if any(_is_barred(facts, rank, counts[rank]) for rank in fixed):
         return _Gain(seconds, seconds)
     gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
@@ -197,10 +199,11 @@ def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
     return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
 
 
-def _judged(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) -> Proposal | None:
+def _judged(facts: RunFacts, memory: Memory, stepped: Stepped) -> Proposal | None:
     """The split before, if the last command gained less than half of what it promised, that split would now be faster
     by the least gain, and the best one by little more. Otherwise the ranks have changed, or noise has."""
     kept, settings, table = memory.kept, facts.durable.settings, facts.config.policy.rebalance
+    models = stepped.models
     memory.kept = {name: value for name, value in kept.items() if name != "promised"}
     before = {rank: int(kept.get(f"{SHARE}{rank}", 0)) for rank in settings.live}
     if settings.plan_version != kept["version"] + 1 or not all(before.values()):
@@ -212,7 +215,7 @@ def _judged(facts: RunFacts, memory: Memory, models: Mapping[int, StepModel]) ->
         memory.kept["quiet"] = float(table.quiet_steps)
         return None
     quiet = memory.kept["quiet"] = 2 * kept["quiet"]
-    if old >= (1 + table.gain) * _gain(facts, memory, models).best:
+    if old >= (1 + table.gain) * _gain(facts, memory, stepped).best:
         return None
     came = f"{percent(abs(gained))} {'faster' if gained >= 0 else 'slower'}"
     reason = f"the last rebalance made steps {came} where {percent(promised)} faster was expected"
