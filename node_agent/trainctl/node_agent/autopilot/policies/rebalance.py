@@ -24,7 +24,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.split import lower_bound, slowest, split
+from trainctl.protocol.batch.split import slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 
@@ -177,11 +177,11 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
     samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     seconds = _slowest(settings, stepped.models)
-    bound = lower_bound(settings.global_batch, costs)
+    bound = share_edits.least_seconds(settings, stepped.models, stepped.most_micro)
     if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     counts = split(settings.global_batch, costs)
     fixed = counts.keys() - share_edits.free_ranks(settings, stepped.models, stepped.most_micro)
     if any(_is_barred(facts, rank, counts[rank]) for rank in fixed):
