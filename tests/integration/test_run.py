@@ -55,6 +55,10 @@ def test_a_run_trains_to_its_end_and_every_step_is_in_the_record_and_live_withou
     assert steps[-1].loss < steps[0].loss
     assert all(step.cursor == 12 * step.step for step in steps)
     assert math.isclose(steps[-1].tokens_total, sum(step.weight for step in steps))
+    left = [[step.values[f"time_left{case}_seconds"] for case in ("_best", "", "_worst")] for step in steps]
+    assert all(best <= expected <= worst for best, expected, worst in left)
+    assert left[-1][1] < left[10][1], "one evaluation is left, of three"
+    assert all(step.values["run_tflops"] > 0 for step in steps)
     assert [series.metric for series in history.series] == ["loss", "own_tokens_per_second", "eval_loss"]
     assert max(len(series.steps) for series in history.series) <= 10
     assert {event.kind for event in events} >= {"run", "command", "evaluation"}
