@@ -205,6 +205,7 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
             "checkpoint": {"at_end": False},
             "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
         }  # fmt: skip
+        changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them
         for name, value in changes.items():
             table, _, key = name.partition("__")
             if key:

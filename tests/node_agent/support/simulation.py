@@ -30,7 +30,8 @@ IN_FLIGHT_SECONDS = 0.025
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_tables.RunFile:
-    """With even shares unless `tables` say otherwise: most tests begin with the first step."""
+    """With even shares that stay so unless `tables` say otherwise: most tests begin with the first step."""
+    policy = {"rebalance": {"mode": "off"}, **tables.pop("policy", {})}
     group = {"first_shares": "even", **tables.pop("group", {})}
     raw = {
         "run": {"name": RUN, "steps": steps},
@@ -40,6 +41,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_tables.RunFil
         "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
         "checkpoint": {"at_end": False},
         "group": group,
+        "policy": policy,
         **tables,
     }
     return run_file.parse(raw)

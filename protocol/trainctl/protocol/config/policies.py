@@ -44,7 +44,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
     "out-of-memory": PolicyEntry("on", "a trainer that ran out of memory restarts with half its micro-batch"),
     "replays": PolicyEntry("on", "a rank that had to split a micro-batch keeps the smaller size"),
     "first-shares": PolicyEntry("on", "a short measurement sets the shares that the run file doesn't", ("rebalance",)),
-    "rebalance": PolicyEntry("off", "samples move to the ranks that are fast now", ("rebalance",)),
+    "rebalance": PolicyEntry("on", "samples move to the ranks that are fast now", ("rebalance",)),
     "non-finite": PolicyEntry("on", "steps in a row that aren't finite pause the run, after a checkpoint"),
     "micro-batch": PolicyEntry("on", "a rank's peak memory stays below a part of its cap", ("resize-batch",)),
     "clip-bound": PolicyEntry("advise", "an event says that clipping holds training back"),

@@ -3,7 +3,7 @@
 import pytest
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
+from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
 
@@ -35,7 +35,7 @@ def test_a_chosen_micro_batch_has_been_run_and_fits() -> None:
     peaks = MemoryPeaks()
     peaks.calibrated(0, PROFILE, cap_bytes=15_000_000)
     assert peaks.most_micro(0) == 5, "12.5 of at most 12.75 MB"
-    peaks.reported([report(4, 14e6)])
+    peaks.reported({0: report(4, 14e6)}, 1)
     assert peaks.most_micro(0) == 1, "the trainer holds more than the calibration did"
 
 
