@@ -1,12 +1,15 @@
 """The conductor against simulated ranks: commands take effect at one step, a fence loses nothing, all ends are told."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
+from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 from trainctl.protocol.config.prompts import ChatMessage
@@ -417,3 +420,21 @@ def test_a_calibrated_rank_s_curve_is_shown_and_rebalances_before_the_first_step
     assert [setting.share for setting in simulation.conductor.durable.settings.live.values()] == [6, 2]
     view = views.rank_view(simulation.conductor, 1, None, "", None, 0.0)
     assert dict(view.passes)[8] == pytest.approx(0.243)
+
+
+def test_a_micro_batch_left_open_is_chosen_with_the_share_as_bars_allow() -> None:
+    """Each doubling of the micro-batch is faster, and 8 has run out of memory."""
+    kept = durable(("a", "b"), 32)
+    free = {"micro_batch": 2, "auto_micro": True}
+    ranks = {rank: msgspec.structs.replace(of, **free) for rank, of in kept.settings.ranks.items()}
+    settings = msgspec.structs.replace(kept.settings, ranks=ranks)
+    bar = {"micro-batch": PolicyState(memory=bars.barred(1, 8, 500))}
+    simulation = Simulation(config(batch=32), msgspec.structs.replace(kept, settings=settings, policies=bar))
+    passes = tuple(Pass(micro, 0.05 + 0.01 * micro) for micro in (1, 2, 4, 8))
+    for rank in simulation.ranks.values():
+        rank.profile = ProfileSummary(created_at=1.0, passes=passes)
+    simulation.begin().until(lambda: simulation.conductor.stage == "formed").command("rebalance", auto=True)
+    simulation.until_step(2)
+    made = simulation.conductor.durable.settings.ranks
+    assert made[0].micro_batch == 8
+    assert 4 < made[1].micro_batch < 8

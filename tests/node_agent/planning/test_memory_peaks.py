@@ -14,7 +14,8 @@ PROFILE = summary(profile_of())
 def report(micro: int, peak: float, rank: int = 0, replays: int = 0) -> m.Report:
     return m.Report(
         run="r", rank=rank, generation=m.Generation(1, 1), seq=1, kind="train", step=1, loss_sum=1.0, weight=1.0,
-        own_weight=1.0, own_samples=micro, micro_batch=micro, replays=replays, values={"memory_peak_bytes": peak},
+        own_weight=1.0, own_samples=micro, micro_batch=micro, replays=replays,
+        values={"memory_peak_bytes": peak, "memory_cap_bytes": 15e6},
     )  # fmt: skip
 
 
@@ -24,6 +25,18 @@ def test_a_calibration_counts_until_a_step_tells_what_else_the_trainer_holds() -
     assert peaks.of([0, 1])[0].peak(16) == pytest.approx(18e6)
     peaks.reported([report(4, 32e6)])
     assert peaks.of([0])[0].peak(16) == pytest.approx(38e6)
+
+
+def test_a_chosen_micro_batch_has_been_run_and_fits() -> None:
+    peaks = MemoryPeaks()
+    assert peaks.most_micro(0) is None
+    peaks.calibrated(0, PROFILE)
+    assert peaks.most_micro(0) == 8, "no cap is known"
+    peaks = MemoryPeaks()
+    peaks.calibrated(0, PROFILE, cap_bytes=15_000_000)
+    assert peaks.most_micro(0) == 5, "12.5 of at most 12.75 MB"
+    peaks.reported([report(4, 14e6)])
+    assert peaks.most_micro(0) == 1, "the trainer holds more than the calibration did"
 
 
 def test_steps_of_several_micro_batches_need_no_calibration() -> None:

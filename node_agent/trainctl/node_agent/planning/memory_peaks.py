@@ -25,8 +25,9 @@ class MemoryPeaks:
         self._tried: dict[int, int] = {}  # the largest micro-batch that a calibration ran
         self._caps: dict[int, float] = {}
 
-    def calibrated(self, rank: int, profile: ProfileSummary) -> None:
-        """Peaks of single passes, of a process that trained alone."""
+    def calibrated(self, rank: int, profile: ProfileSummary, cap_bytes: int | None = None) -> None:
+        """Peaks of single passes, of a process that trained alone; the rank itself may take `cap_bytes`."""
+        self._caps.setdefault(rank, float(cap_bytes or 0))
         peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
         self._calibrated[rank] = fit(peaks)
         self._tried[rank] = max(one.micro for one in profile.passes)

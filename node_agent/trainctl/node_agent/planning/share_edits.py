@@ -13,7 +13,7 @@ from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.protocol.batch.split import ShareCost, split
+from trainctl.protocol.batch.split import ShareCost, lower_bound, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -109,6 +109,16 @@ def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mappi
     free = free_ranks(settings, models, most_micro)
     fixed = {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
     return fixed | {rank: ShareCost.up_to(models[rank], most_micro[rank]) for rank in free}
+
+
+def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> float:
+    """What no step goes below, whatever the shares; it is found in a fraction of the time that a split takes."""
+    free = {*free_ranks(settings, models, most_micro)} if most_micro else set()
+    rated = [
+        models[rank].rated(most_micro[rank] if rank in free else setting.micro_batch)
+        for rank, setting in settings.live.items()
+    ]
+    return lower_bound(settings.global_batch, rated)
 
 
 def _with_micros(made: Edit, settings: Settings, chosen: Mapping[int, int]) -> Edit:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.batch.apportion import check_enough
@@ -52,8 +52,10 @@ class ShareCost(NamedTuple):
         for size, of_pass in curve.passes(sizes):
             passes = int(budget / of_pass)
             left = budget - passes * of_pass
-            if passes * size + left / least > best + 1:
+            if passes * size + left / least >= best + 1:
                 best = max(best, passes * size + min(curve.most(left), size - 1))
+                if (best + 1) * least > budget:
+                    break
         return best
 
     def micro(self, share: int) -> int:
@@ -61,9 +63,9 @@ class ShareCost(NamedTuple):
         return self.sizes[0] if len(self.sizes) == 1 else self.model.best_micro(share, self.sizes[-1])
 
     @property
-    def highest_rate(self) -> float:
-        """Samples per second that no share goes above."""
-        return 1 / (self.model.slowdown * self.model.curve.least_per_sample(self.sizes[-1]))
+    def rated(self) -> tuple[float, float]:
+        """Samples per second that no share goes above, and the seconds that none changes."""
+        return self.model.rated(self.sizes[-1])
 
 
 def split(total: int, costs: Mapping[int, ShareCost], field: str = "value") -> dict[int, int]:
@@ -89,7 +91,8 @@ def split(total: int, costs: Mapping[int, ShareCost], field: str = "value") -> d
 
 def _filled(total: int, costs: Mapping[int, ShareCost]) -> dict[int, int]:
     """Shares that are done by the same time, together at most `total` and nearly so."""
-    low, rates = lower_bound(total, costs), sum(cost.highest_rate for cost in costs.values())
+    rated = [cost.rated for cost in costs.values()]
+    low, rates = lower_bound(total, rated), sum([rate for rate, _ in rated])
     high, counts = math.inf, _within(low, costs)
     level = low
     for _ in range(MOST_ROUNDS):
@@ -114,11 +117,10 @@ def slowest(shares: Mapping[int, int], costs: Mapping[int, ShareCost]) -> float:
     return max(costs[rank].seconds(share) for rank, share in shares.items())
 
 
-def lower_bound(total: int, costs: Mapping[int, ShareCost]) -> float:
+def lower_bound(total: int, rated: Sequence[tuple[float, float]]) -> float:
     """Seconds that no split goes below: of samples that can be divided at will, each at its rank's highest rate, those
-    ranks aside that would have less than one."""
-    rich = [(cost.highest_rate, cost.model.floor_seconds) for cost in costs.values()]
-    left = total
+    ranks aside that would have less than one. `rated`: what `StepModel.rated` says of each rank."""
+    rich, left = rated, total
     while True:
         level = (left + sum([rate * floor for rate, floor in rich])) / sum([rate for rate, _ in rich])
         staying = [one for one in rich if one[0] * (level - one[1]) >= 1]

@@ -49,6 +49,10 @@ class StepModel(NamedTuple):
         """What the rank would do alone with passes of this size."""
         return self.curve.samples_per_second(max(micro, 1)) / self.slowdown
 
+    def rated(self, most: int) -> tuple[float, float]:
+        """The highest rate with passes of at most `most` samples, in samples per second, and `floor_seconds`."""
+        return 1 / (self.slowdown * self.curve.least_per_sample(most)), self.floor_seconds
+
     def best_micro(self, share: int, most: int) -> int:
         """The micro-batch of at most `most` samples that runs a share soonest; of equals the smallest."""
         sizes = range(1, min(share, most) + 1)

@@ -19,6 +19,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.paths import node_directory
@@ -49,7 +50,7 @@ class MicroBatchReader:
         self._settings, self._dataset = Settings.of(config, node), dataset
         table = config.nodes.get(node, NodeTable())
         self._batch, self._share = config.batch.global_, table.share or config.batch.global_
-        self._micro = table.micro or config.batch.micro
+        self._micro = micro_of(config, table)
 
     def pieces(self) -> Iterator[Indices]:
         """Of one epoch, or of its first samples."""
@@ -105,7 +106,7 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         return DataRates(
             source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
             tokenizing_seconds=tokenizing_seconds, processes=max(map(_processes, parts)),
-            micro_batch=config.nodes.get(node, NodeTable()).micro or config.batch.micro,
+            micro_batch=micro_of(config, config.nodes.get(node, NodeTable())),
             prefetch=config.data.prefetch, workers=config.data.workers, cold=first if is_cold else None,
             warm=_warm(reader, pieces), need=_timed_need(config, node, reader, where) if with_model else None,
         )  # fmt: skip

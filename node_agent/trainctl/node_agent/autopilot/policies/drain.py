@@ -90,7 +90,7 @@ def _costly(facts: RunFacts, stepped: Stepped) -> Costly | None:
     slow = max(costs, key=lambda rank: costs[rank].seconds(1))
     node = live[slow].node
     others = {rank: cost for rank, cost in costs.items() if live[rank].node != node}
-    if not others or lower_bound(total, others) >= costs[slow].seconds(1):
+    if not others or lower_bound(total, [cost.rated for cost in others.values()]) >= costs[slow].seconds(1):
         return None
     found = Costly(node, slowest(split(total, costs), costs), slowest(split(total, others), others))
     return found if found.seconds > found.without else None

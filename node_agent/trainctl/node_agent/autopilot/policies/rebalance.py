@@ -22,7 +22,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.throughput import NEWEST
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.split import lower_bound, slowest, split
+from trainctl.protocol.batch.split import slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import verbs
 
@@ -72,9 +72,10 @@ class Rebalance(Policy):
         stepped, steps = facts.occasion, int(memory.last("steps"))
         is_known = isinstance(stepped, Stepped) and len(live) > 1 and live.keys() <= stepped.models.keys()
         gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
+        best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
         gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
-            m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
+            m.PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
             m.PolicyFigure("windows in a row that showed it", _last_above(gains, table.gain), table.windows, acts="at"),
             m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
@@ -82,6 +83,13 @@ class Rebalance(Policy):
         wanted = _wanted(facts, memory, gain, steps) if gain is not None and is_due else None
         otherwise = f"moves samples if steps get {percent(table.gain)} faster in {table.windows} windows of {NEWEST}"
         return assess(figures, wanted, f"{otherwise} steps, or {percent(table.at_once)} at once")
+
+
+def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
+    """Of the best split, even of one that isn't worth a command."""
+    settings = facts.durable.settings
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
+    return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))
 
 
 def _last_above(gains: Sequence[float], least: float) -> int:
@@ -146,11 +154,11 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
     samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
-    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     seconds = _slowest(settings, stepped.models)
-    bound = lower_bound(settings.global_batch, costs)
+    bound = share_edits.least_seconds(settings, stepped.models, stepped.most_micro)
     if seconds < bound * max(1 + table.gain, memory.last("settled")):
         return _Gain(seconds, seconds)
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     counts = split(settings.global_batch, costs)
     fixed = counts.keys() - share_edits.free_ranks(settings, stepped.models, stepped.most_micro)
     if any(_is_barred(facts, rank, counts[rank]) for rank in fixed):
