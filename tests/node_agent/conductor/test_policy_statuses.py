@@ -70,3 +70,14 @@ def test_asking_changes_nothing_of_what_the_run_does() -> None:
                 simulation.conductor.policy_statuses()
     assert asked.conductor.durable == left_alone.conductor.durable
     assert [event.text for event in asked.happened] == [event.text for event in left_alone.happened]
+
+
+def test_a_gain_that_is_not_worth_a_command_is_seen_as_it_is() -> None:
+    simulation = Simulation(config(60, 48, policy={"rebalance": {"mode": "on"}}), durable(("a", "b"), 48))
+    simulation.ranks[1].speed = 97.0  # of 100
+    simulation.begin().until_step(40)
+    found = status(simulation, "rebalance")
+    assert found.command == "" and found.figures[0].value == pytest.approx(0.0, abs=0.04)
+    simulation.ranks[1].speed = 91.0
+    simulation.until_step(50)
+    assert figure(simulation, "rebalance", "gain").value == pytest.approx(0.05, abs=0.02)

@@ -610,7 +610,8 @@ class Simulation:
         self.crash_after = None
         self.faults += 1
         last = self.commits[-1] if self.commits else None
-        progress = Progress(last.step, last.cursor + self.skips.get(last.step, 0)) if last else Progress()
+        step, cursor = (last.step, last.cursor) if last else (0, 0)
+        progress = Progress(step, cursor + self.skips.get(step, 0))
         recent = restore.recent_plans(self.journal, self.plans[-32:])
         carried = {id: command for id, command in self.journal.carried.items() if id not in self.ends}
         seq = self.plans[-1].seq if self.plans else 0

@@ -90,9 +90,10 @@ class Rebalance(Policy):
         stepped, steps = facts.occasion, int(memory.last("steps"))
         is_known = isinstance(stepped, Stepped) and len(live) > 1 and live.keys() <= stepped.models.keys()
         gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
+        best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
         gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
-            m.PolicyFigure("gain of the best split", gain.part if gain else None, table.gain, "part"),
+            m.PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
             m.PolicyFigure("windows in a row that showed it", _last_above(gains, table.gain), table.windows, acts="at"),
             m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
@@ -100,6 +101,13 @@ class Rebalance(Policy):
         wanted = _wanted(facts, memory, gain, steps) if gain is not None and is_due else None
         otherwise = f"moves samples if steps get {percent(table.gain)} faster in {table.windows} windows of {NEWEST}"
         return assess(figures, wanted, f"{otherwise} steps, or {percent(table.at_once)} at once")
+
+
+def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
+    """Of the best split, even of one that isn't worth a command."""
+    settings = facts.durable.settings
+    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
+    return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))
 
 
 def _last_above(gains: Sequence[float], least: float) -> int:
