@@ -14,6 +14,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.calibration import profile
 from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.messages import events
 from trainctl.protocol.wire import codec
@@ -33,12 +34,25 @@ _PLAN = m.StepPlan(
     learning_rate=0.00162, divisor=4096.0, finishes=m.Generation(1, 3), commands=(_ID,),
 )  # fmt: skip
 _COMPUTE = m.Compute("bfloat16", None, "off", "sdpa")
+_PASSES = (profile.Pass(1, 0.0155, 431_067_136), profile.Pass(2, 0.0304, 440_844_288), profile.Pass(4, 0.0575, None))
+_PROFILE = profile.DeviceProfile(
+    key=profile.ProfileKey(
+        device="cpu", model_digest="b" * 64, sequence_length=128, dtype="float32", backend="torch",
+        backend_version="2.13.0", trainctl_version="0.1.0", settings="1457c2fc944b04dd",
+    ),
+    created_at=_AT, duration_seconds=38.5, passes=_PASSES, out_of_memory_micro=8,
+    grid=(profile.GridPoint(2, 12, 0.389), profile.GridPoint(4, 6, 0.3)), optimizer_seconds=0.00125,
+    matmul=(profile.MatmulRate("float32", 103.9, 52.1),), memory_bytes_per_second=2.8e10,
+    memory_cap_bytes=16 * _GIGABYTE, disk=profile.DiskRate(412_000_000.0, 1_900_000_000.0),
+    data=profile.DataRate(13_646.0, 7_772.0), links=(profile.LinkRate("mbp", 1.1e9, 1.0e9, 0.0003),),
+)  # fmt: skip
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
     mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
     cursor=2880, memory_cap_bytes=16 * _GIGABYTE, system="Linux", engines=("gloo", "ring"),
     model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
     data_files=(m.FileDigest("stdlib.txt", "f" * 64),), compute=_COMPUTE,
+    profile=profile.summary(_PROFILE),
 )  # fmt: skip
 _MEMORY = {"memory_bytes": 1.0 * _GIGABYTE, "memory_cap_bytes": 16.0 * _GIGABYTE}
 _REPORT = m.Report(
@@ -198,6 +212,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "facts-request": m.FactsRequest(rid=_RID),
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
         "disk-request": m.DiskRequest(rid=_RID, folder="/fast/tokens"),
+        "calibrate-request": m.CalibrateRequest(
+            rid=_RID, calibration="calibration-7f3c", config={"run": {"name": "sft-1b", "steps": 1000}}
+        ),
+        "profiles-request": m.ProfilesRequest(rid=_RID, limit=8),
         "audit-request": m.AuditRequest(rid=_RID),
         "attach-run": m.AttachRun(
             rid=_RID, run="ppo-7", name="ppo", started_at=_AT, steps=1000,
@@ -313,6 +331,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "disk": m.Disk(
             rid=_RID, folder="/fast/tokens", write_bytes_per_second=412_000_000.0, read_bytes_per_second=1_900_000_000.0
         ),
+        "calibration": m.Calibration(
+            rid=_RID, state="finished", progress=("micro-batch 1: 64.3 samples/s",), profile=_PROFILE
+        ),
+        "calibration-problem": m.Calibration(rid=_RID, state="failed", problem="no micro-batch could be measured"),
+        "profiles": m.Profiles(rid=_RID, profiles=(_PROFILE,)),
         "works": m.Works(
             rid=_RID, works=(
                 m.WorkSummary(

@@ -85,6 +85,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-24",
         "Added RunView.cost and RunSummary.cost, what a run costs by its lead's prices, and RunSummary.cursor.",
     ),
-    (2, "2026-11-25", "Added Ready.profile, the calibration that fits a rank."),
+    (
+        2,
+        "2026-11-25",
+        "Added Ready.profile, the calibration that fits a rank, and calibrate-request and profiles-request.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -69,7 +69,7 @@ or in `trainctl/keys` in the user's configuration folder. Each is a TOML file wi
 
 | role | permissions |
 | --- | --- |
-| `viewer` | subscribe, and all requests except commands, attached runs, digests, disk speeds and the list of refusals |
+| `viewer` | subscribe, and all requests but commands, attached runs, digests, disk speeds, calibrations and refusals |
 | `operator` | subscribe, and send all requests |
 | `node` | act as the agent of the node with that name, and request logs |
 

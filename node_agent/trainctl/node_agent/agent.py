@@ -19,6 +19,8 @@ from trainctl.node_agent.auth.access_list import REQUESTS
 from trainctl.node_agent.auth.audit import Audit
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
+from trainctl.node_agent.calibration.calibration_host import CalibrationHost
+from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router
@@ -157,9 +159,11 @@ class Agent:
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
         self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
+        self._profiles = StoredProfiles(self.node, self.directory)
+        self._calibrations = CalibrationHost(context, self._role, self._profiles)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
-            self._guests, self._work_lead,
+            self._guests, self._work_lead, self._calibrations,
         )  # fmt: skip
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
@@ -175,6 +179,7 @@ class Agent:
         return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
+        await self._calibrations.close()
         await self._worker_host.close()
         self._work_lead.close()
         self._lead.close()
@@ -271,11 +276,17 @@ class Agent:
                 if not self._worker_host.heard(message):
                     await self._link.send(message.rank, m.Leave(run=message.run, reason="this work has ended"))
                 continue
+            message = self._with_profile(message)
             if await self._lead.heard(message, returned=returned):
                 continue
             if not await self._follower.heard(message, returned=returned):
                 # A trainer of a run that no one leads any more: it would wait forever.
                 await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
+
+    def _with_profile(self, message: m.FromTrainer) -> m.FromTrainer:
+        session, followed = self._lead.session, self._follower.followed
+        config = session.conductor.config if session is not None else followed.config if followed is not None else None
+        return message if config is None else self._profiles.with_profile(message, config)
 
     async def _watch(self) -> None:
         async for _ in _every(WATCH_SECONDS):

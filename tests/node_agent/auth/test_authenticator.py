@@ -81,7 +81,7 @@ OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest}
 OF_NODES = {m.LogRequest, m.WorksRequest}
 OF_OPERATORS = {
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.CalibrateRequest,
 }  # fmt: skip
 
 

@@ -77,11 +77,16 @@ def test_memory_bounds_the_peak():
 @given(st.dictionaries(st.integers(1, 200), st.floats(0.1, 1e6), min_size=1, max_size=12))
 def test_half_way_sizes_are_new_and_beside_the_best(rates):
     passes = passes_of(rates)
-    best = max(sorted(rates), key=lambda micro: micro / (micro / rates[micro]))
+    best = max(passes, key=lambda one: one.rate).micro
     for micro in between(passes):
         assert micro not in rates
         neighbours = [size for size in rates if min(best, micro) < size < max(best, micro)]
         assert not neighbours
+
+
+def test_half_way_to_what_ran_out_of_memory_is_tried():
+    assert between(passes_of({1: 100, 2: 150, 4: 200}), out_of_memory=8) == [3, 6]
+    assert between(passes_of({1: 100}), out_of_memory=2) == []
 
 
 def test_what_got_slower_is_named_with_its_size():

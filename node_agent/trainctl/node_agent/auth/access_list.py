@@ -13,7 +13,7 @@ _AgentRequest = m.HostWork | m.WorkFileRequest | m.SliceRequest
 """Requests that only agents send."""
 _OF_OPERATORS = (
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
-    m.WorkRows, m.WorkResultsRequest, m.EndWork,
+    m.WorkRows, m.WorkResultsRequest, m.EndWork, m.CalibrateRequest,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import zmq
 
 from trainctl.node_agent.auth.authenticator import Authenticator
+from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.fair_queue import FairQueue
 from trainctl.node_agent.clients.queries import QuerySource
@@ -52,11 +53,12 @@ class Router:
     def __init__(
         self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
         redirects: Redirects, source: QuerySource, guests: GuestRuns, work_lead: WorkLead,
+        calibrations: CalibrationHost,
     ) -> None:  # fmt: skip
         """`control` is bound already; `source` is what questions are answered from."""
         self._control, self._authenticator, self._replies = control, authenticator, replies
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
-        self._guests, self._work_lead = guests, work_lead
+        self._guests, self._work_lead, self._calibrations = guests, work_lead, calibrations
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
         self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
@@ -120,6 +122,8 @@ class Router:
                 reply: m.AgentReply = self._guests.reply(request)
             elif isinstance(request, m.WorkRequest):
                 reply = await self._work_lead.reply(request)
+            elif isinstance(request, m.CalibrationRequest):
+                reply = await self._calibrations.reply(request)
             else:
                 reply = await queries.reply(request, self._source)
         finally:

@@ -23,6 +23,7 @@ from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.shutdown import Final, Shutdown, StopTimeout
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Progress, Stage
+from trainctl.node_agent.planning import profile_edits
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
@@ -252,12 +253,21 @@ class Conductor:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
+        if known is None and self.stage == "loading" and not self.progress.step:
+            self._take_profile(ready)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._rendezvous.returning and known is None:
             if generation is not None:  # the same process as before
                 self._ask_for_reports(rank)
             self._advance(now)
+
+    def _take_profile(self, ready: m.Ready) -> None:
+        """Before the first step: the micro-batch that the run file leaves to a rank's profile."""
+        edit = profile_edits.fastest_micro(self.durable.settings, self.config, ready)
+        if edit is not None:
+            self._state.persist(settings=edit.settings)
+            self._state.happen(edit.change)
 
     def _ask_for_reports(self, rank: int) -> None:
         """A rank that takes part no more repeats its newest reports, so that no part of a step is missing."""

@@ -159,6 +159,7 @@ class AgentRole:
     def __init__(self) -> None:
         self._now: Role = Idle()
         self.work = self.worker = ""  # IDs of separate work: that this agent leads, and that it has a worker for
+        self.is_calibrating = False
         self._changed = asyncio.Event()
 
     @property
@@ -205,7 +206,9 @@ class AgentRole:
         return isinstance(self._now, Idle)
 
     def check_no_work(self) -> None:
-        """Raises InvalidInputError during separate work, which needs the machine."""
+        """Raises InvalidInputError during separate work or a calibration, which need the machine."""
+        if self.is_calibrating:
+            raise InvalidInputError("run", "a calibration is in progress; wait about a minute until it ends")
         if work := self.work or self.worker:
             raise InvalidInputError("run", f"separate work {work} is in progress; wait until it ends, or cancel it")
 

@@ -28,6 +28,7 @@ from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
@@ -376,10 +377,7 @@ def _first_settings(config: RunFile) -> Settings:
         counts = ranges.first_shares(config.batch.global_, wanted)
     except InvalidInputError as error:
         raise InvalidInputError(f"config: {error.where}", error.problem) from None
-    ranks = {
-        rank: RankSetting(node, counts[rank], table.micro or config.batch.micro)
-        for rank, (node, table) in tables.items()
-    }
+    ranks = {rank: RankSetting(node, counts[rank], micro_of(config, table)) for rank, (node, table) in tables.items()}
     return Settings(1, config.batch.global_, ranks)
 
 

@@ -85,6 +85,8 @@ class WorkerHost:
         node = self._context.node
         if not self._role.is_idle:
             return f"{node} takes part in a run"
+        if self._role.is_calibrating:
+            return f"{node} is being calibrated"
         if not is_own and self._address_of(order.lead) is None:
             return f"{node} does not know the node {order.lead}: add it to its cluster file"
         return ""

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 from trainctl.protocol.batch.loss_chunks import Chunking
 from trainctl.protocol.config.adapted_layers import adapted_layers
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
@@ -111,7 +112,7 @@ def _pass_tokens(config: RunFile, node: NodeTable) -> int:
     sequences = objective_of(config.objective, config.data.kind).sequences
     length = config.data.sequence_length * sequences
     limit = config.batch.micro_tokens if node.micro_tokens is None else node.micro_tokens
-    tokens = (node.micro or config.batch.micro) * length
+    tokens = micro_of(config, node) * length
     return min(tokens, max(limit, length)) if limit else tokens
 
 

@@ -5,7 +5,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from trainctl.protocol.calibration.profile import DeviceProfile, Pass
+import msgspec
+
+from trainctl.protocol.calibration.profile import DeviceProfile, Pass, ProfileKey
 
 FALL = 0.02
 """Fraction of the best rate below which a micro-batch counts as a fall."""
@@ -36,13 +38,14 @@ def has_fallen(passes: Sequence[Pass]) -> bool:
     return len(last) == FALLS and all(one.rate < (1 - FALL) * ordered[best].rate for one in last)
 
 
-def between(passes: Sequence[Pass]) -> list[int]:
-    """Micro-batches half-way from the fastest one to its neighbours: a sweep by doubling can miss the peak there."""
-    ordered = sorted(passes, key=lambda one: one.micro)
-    best = max(range(len(ordered)), key=lambda at: ordered[at].rate)
-    near = ordered[max(0, best - 1) : best + 2]
-    halfway = [(low.micro + high.micro) // 2 for low, high in itertools.pairwise(near)]
-    return [micro for micro in halfway if all(micro != one.micro for one in near)]
+def between(passes: Sequence[Pass], out_of_memory: int | None = None) -> list[int]:
+    """Micro-batches half-way from the fastest one to its neighbours: a sweep by doubling can miss the peak there. The
+    upper neighbour may be the smallest that ran out of memory."""
+    best = max(passes, key=lambda one: one.rate).micro
+    sizes = sorted({one.micro for one in passes} | ({out_of_memory} if out_of_memory is not None else set()))
+    at = sizes.index(best)
+    near = sizes[max(0, at - 1) : at + 2]
+    return [(low + high) // 2 for low, high in itertools.pairwise(near) if high - low > 1]
 
 
 def peak(passes: Sequence[Pass], most: int | None = None, most_bytes: float | None = None) -> Pass:
@@ -83,9 +86,15 @@ def slower(earlier: DeviceProfile, later: DeviceProfile) -> list[Slowdown]:
     return [one for one in found if one.now < (1 - SLOWER) * one.before]
 
 
+def is_comparable(one: ProfileKey, other: ProfileKey) -> bool:
+    """Whether the passes of two profiles were of the same kind, whatever versions of the libraries ran them."""
+    versions = {"backend_version": "", "trainctl_version": ""}
+    return msgspec.structs.replace(one, **versions) == msgspec.structs.replace(other, **versions)
+
+
 def _both(earlier: DeviceProfile, later: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """What the two have in common: its name, the earlier rate and the later one."""
-    if _has_same_passes(earlier, later):
+    if is_comparable(earlier.key, later.key):
         rates = {one.micro: one.rate for one in earlier.passes}
         ratios = [one.rate / rates[one.micro] for one in later.passes if one.micro in rates]
         if ratios:
@@ -94,13 +103,6 @@ def _both(earlier: DeviceProfile, later: DeviceProfile) -> Iterator[tuple[str, f
     if earlier.key.device == later.key.device:
         before, after = _parts(earlier), _parts(later)
         yield from ((what, rate, after[what]) for what, rate in before.items() if what in after)
-
-
-def _has_same_passes(earlier: DeviceProfile, later: DeviceProfile) -> bool:
-    one, other = earlier.key, later.key
-    return (one.device, one.model_digest, one.sequence_length, one.dtype, one.backend, one.settings) == (
-        other.device, other.model_digest, other.sequence_length, other.dtype, other.backend, other.settings,
-    )  # fmt: skip
 
 
 def _parts(profile: DeviceProfile) -> dict[str, float]:

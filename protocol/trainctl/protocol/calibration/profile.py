@@ -34,7 +34,7 @@ class Pass(msgspec.Struct, frozen=True):
     """A forward and backward pass of one micro-batch."""
 
     micro: Micro  # samples
-    seconds: Seconds  # median of several
+    seconds: Seconds  # of several measurements, without waits for data
     peak_bytes: Size | None = None  # most memory held during the pass; None: unknown
 
     @property

@@ -307,7 +307,7 @@ def _check_lengths(config: RunFile, where: str) -> None:
             problem = 'packs rows and samples; text fills its blocks already: set data.packing = "none"'
             raise InvalidInputError(f"{where}: data.packing", problem)
     with wrong.going_on():
-        if batch.micro > batch.global_:
+        if isinstance(batch.micro, int) and batch.micro > batch.global_:
             raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is above batch.global = {batch.global_}")
     wrong.raise_any()
 
@@ -407,7 +407,7 @@ def _check_node(config: RunFile, name: str, where: str) -> None:
                 problem = f"{path!r} must be an absolute path on that node"
                 raise InvalidInputError(f"{where}: nodes.{name}.{key}", problem)
     with wrong.going_on():
-        if node.share is not None and node.micro is not None and node.micro > node.share:
+        if node.share is not None and isinstance(node.micro, int) and node.micro > node.share:
             problem = f"{node.micro} is above the node's share of {node.share}"
             raise InvalidInputError(f"{where}: nodes.{name}.micro", problem)
     wrong.raise_any()

@@ -86,7 +86,7 @@ class DataTable(_Table, frozen=True):
 
 class BatchTable(_Table, frozen=True):
     global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
-    micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
+    micro: PositiveInt | Literal["auto"] = 8  # samples per forward/backward, where [nodes.NAME] says nothing
     micro_tokens: NonNegativeInt = 0  # padded tokens per forward/backward, at least one sample; 0: no limit
 
 
@@ -147,6 +147,10 @@ class EvaluateTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked
 
 
+class CalibrationTable(_Table, frozen=True):
+    at_start: Literal["missing", "never"] = "missing"  # missing: before its first step where no profile fits
+
+
 class SamplesTable(_Table, frozen=True):
     """Prompts that the model answers while it trains."""
 
@@ -161,7 +165,7 @@ class SamplesTable(_Table, frozen=True):
 
 class NodeTable(_Table, frozen=True):
     share: PositiveInt | None = None  # samples of the global batch; None: what others leave
-    micro: PositiveInt | None = None
+    micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile
     backend: Literal["auto", "torch", "mlx"] = "auto"
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the backend's default
@@ -186,6 +190,7 @@ class RunFile(_Table, frozen=True):
     adapter: AdapterTable = AdapterTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
+    calibration: CalibrationTable = CalibrationTable()
     samples: SamplesTable = SamplesTable()
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
 from trainctl.protocol.messages.telemetry import (
     Alerts,
@@ -262,6 +263,22 @@ class Disk(Reply, tag="disk", frozen=True):
     problem: str = ""  # reason why there is no speed; else empty
 
 
+class Calibration(Reply, tag="calibration", frozen=True):
+    """The state of a calibration of the agent's node."""
+
+    state: Literal["running", "finished", "failed"]  # whether it is in progress, or how it ended
+    progress: tuple[str, ...] = ()  # what has been measured, one line each, oldest first
+    profile: DeviceProfile | None = None  # finished: the result, which the node has stored
+    earlier: DeviceProfile | None = None  # finished: the newest comparable profile before it; None: there is none
+    problem: str = ""  # failed: reason
+
+
+class Profiles(Reply, tag="profiles", frozen=True):
+    """Stored profiles of the agent's node."""
+
+    profiles: tuple[DeviceProfile, ...]  # newest first
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A request that was refused because of missing permissions."""
 
@@ -393,5 +410,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | LogPart | Viewers | Facts | Digests
-    | Disk | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply | CommandReply | Refusal
+    | Disk | Calibration | Profiles | Audit | RunKept | Works | WorkStatus | WorkHosted | WorkFilePart | SliceReply
+    | CommandReply | Refusal
 )  # fmt: skip

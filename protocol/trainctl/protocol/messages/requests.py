@@ -124,6 +124,20 @@ class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_field
     folder: Annotated[str, Meta(max_length=4096)] = ""  # absolute path; empty: the agent's own folder
 
 
+class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unknown_fields=True):
+    """Requests a calibration of the agent's node for a run file. It takes about a minute, and no run may be in progress
+    there. Sending it again returns the progress, and at last the profile."""
+
+    calibration: WorkId  # ID of the calibration, chosen by the client
+    config: dict[str, Any]  # parsed run file; empty: the one of the node's newest run
+
+
+class ProfilesRequest(Request, tag="profiles-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the stored profiles of the agent's node, newest first."""
+
+    limit: Annotated[int, Meta(ge=1, le=32)] = 16
+
+
 class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
     """Requests the list of refusals, newest first. Only operators may send it."""
 
@@ -278,9 +292,11 @@ WorkRequest = (
     WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
 )
 GuestRequest = AttachRun | RunSteps | EndRun
+CalibrationRequest = CalibrateRequest | ProfilesRequest
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest | DiskRequest
+    | CalibrateRequest | ProfilesRequest
     | AuditRequest | AttachRun | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork
     | HostWork | WorkFileRequest | SliceRequest | Command
 )  # fmt: skip

@@ -24,7 +24,9 @@ from trainctl.protocol.batch.data_statistics import (
     without_end,
 )
 from trainctl.protocol.config import names, run_file, run_tables
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.objectives import caches_reference, objective_of
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import node_directory
@@ -52,6 +54,7 @@ def preview(
     with tempfile.TemporaryDirectory(prefix="trainctl-preview-", dir=caches) as folder:
         dataset = open_dataset(config, Path(folder), where)
         whole, targets, batch = dataset.lengths, dataset.sequence_targets, config.batch
+        micro = micro_of(config, NodeTable())
         training = targets[dataset.training]
         used = training[samples_at(np.arange(len(training)), len(training), config.run.seed)]
         widths = used.max(axis=1) * dataset.sequences
@@ -61,11 +64,11 @@ def preview(
             samples=len(whole), held_out=dataset.held_out, tokens=int(targets.sum()), counted=dataset.counted,
             lengths=percentiles(whole.max(axis=1)), sequence_length=config.data.sequence_length,
             truncated=dataset.truncated, skipped=dataset.left_out, duplicates=dataset.duplicates,
-            micro_batch=batch.micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
+            micro_batch=micro, held_out_path=config.data.held_out_path, repeated=dataset.repeated,
             unit=objective_of(config.objective, config.data.kind).sample_unit, growing=run_file.grows(config),
             warning="" if dataset.has_end else without_end(config.data.kind),
             padding=padding(
-                widths[order], batch.micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts
+                widths[order], micro, batch.micro_tokens, used[order], are_apart=dataset.encodes_prompts
             ),
             packing=config.data.packing, **_packing(config, training),
             template=_template(config, where, pairs=dataset.has_pairs),

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.record.reference_files import VALUES_NAME, stored_digest
@@ -38,7 +39,7 @@ class ReferenceSettings(NamedTuple):
         """Those of a node. A forward and backward pass of so many tokens fits into its memory."""
         table = config.nodes.get(node, NodeTable())
         tokens = table.micro_tokens if table.micro_tokens is not None else config.batch.micro_tokens
-        sequences = 2 * (table.micro or config.batch.micro)
+        sequences = 2 * micro_of(config, table)
         return cls(folder, model, compute_of(config.model), tokens or sequences * config.data.sequence_length)
 
 

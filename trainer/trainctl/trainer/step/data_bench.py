@@ -19,6 +19,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.data_rates import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.paths import node_directory
@@ -42,14 +43,14 @@ _PASSES = 3
 """Micro-batches timed to find what training takes, after one that warms up."""
 
 
-class _Reader:
+class MicroBatchReader:
     """One rank's micro-batches in the order of its steps, assembled ahead as it would."""
 
     def __init__(self, config: RunFile, node: str, dataset: Dataset) -> None:
         self._settings, self._dataset = Settings.of(config, node), dataset
         table = config.nodes.get(node, NodeTable())
         self._batch, self._share = config.batch.global_, table.share or config.batch.global_
-        self._micro = table.micro or config.batch.micro
+        self._micro = micro_of(config, table)
 
     def pieces(self) -> Iterator[Indices]:
         """Of one epoch, or of its first samples."""
@@ -100,18 +101,18 @@ def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *,
         tokenizing_seconds = time.perf_counter() - begun
         is_cold = drop(path for path in folder.rglob("*.bin"))
         dataset = open_dataset(config, folder, where)
-        reader = _Reader(config, node, dataset)
+        reader = MicroBatchReader(config, node, dataset)
         first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
         return DataRates(
             source_bytes=sum(source.stat().st_size for source in sources), tokens=tokens,
             tokenizing_seconds=tokenizing_seconds, processes=max(map(_processes, parts)),
-            micro_batch=config.nodes.get(node, NodeTable()).micro or config.batch.micro,
+            micro_batch=micro_of(config, config.nodes.get(node, NodeTable())),
             prefetch=config.data.prefetch, workers=config.data.workers, cold=first if is_cold else None,
             warm=_warm(reader, pieces), need=_timed_need(config, node, reader, where) if with_model else None,
         )  # fmt: skip
 
 
-def _warm(reader: _Reader, pieces: Sequence[Indices]) -> Assembling:
+def _warm(reader: MicroBatchReader, pieces: Sequence[Indices]) -> Assembling:
     """The same micro-batches again, over and over if they are few."""
     count, tokens, seconds = 0, 0, 0.0
     while seconds < WARM_SECONDS:
@@ -120,7 +121,7 @@ def _warm(reader: _Reader, pieces: Sequence[Indices]) -> Assembling:
     return Assembling(count, tokens, seconds)
 
 
-def _timed_need(config: RunFile, node: str, reader: _Reader, where: str) -> StepNeed:
+def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str) -> StepNeed:
     """Forward and backward of a few micro-batches."""
     backend = load(config, config.nodes.get(node, NodeTable()), where)
     scales = (1.0,) * len(backend.parts.objective.row.weights)

@@ -15,6 +15,8 @@ import zmq
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
@@ -61,8 +63,7 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
         log.info("answering on %s", model.backend.device)
         answerer = Answerer(model.backend, tokenizer, model.longest, plain=model.config.data.kind == "text")
         return RowAnswerer(answerer, msgspec.json.decode(wanted.options, type=m.AnswerOptions)), device
-    node = config.nodes.get(wanted.node)
-    micro = node.micro if node is not None and node.micro is not None else config.batch.micro
+    micro = micro_of(config, config.nodes.get(wanted.node, NodeTable()))
     tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
     log.info("scoring on %s, %s tokens at a time", model.backend.device, f"{tokens:,}")
     return Scorer(model.backend, tokenizer, model.longest, tokens), device

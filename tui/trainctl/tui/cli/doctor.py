@@ -1,18 +1,21 @@
-"""`trainctl doctor`: a line for each thing that is well, worth a word, or wrong, and what would fix it."""
+"""`trainctl doctor` and `calibrate`: what is wrong with the nodes' machines, and what they can do."""
 
 import asyncio
 from collections import Counter
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainctl.protocol.errors import RefusedError
-from trainctl.tui.cli import output
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, where
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
 
 if TYPE_CHECKING:
+    from trainctl.protocol.client.client import Client
     from trainctl.tui.commands.targets import Where
     from trainctl.tui.doctor.findings import ClusterFacts, Level
 
@@ -67,3 +70,90 @@ async def _scene(at: "Where", file: Path | None) -> "ClusterFacts":
     measured = await probe.measured(run, looks)
     trusted = at.cluster.cluster.trusted_networks if at.cluster is not None else ()
     return ClusterFacts(here, looks, tuple(ip_network(network) for network in trusted), run, hashed, measured)
+
+
+@app.command()
+def calibrate(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file. Default: that of each node's newest run.")
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Calibrate only this node.")] = None,
+    set_: Set = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Measure which micro-batch is the fastest on each node, and how fast its parts are. It takes about a minute per
+    node, one after another, and no run may be in progress. Prints samples per second and peak memory by micro-batch,
+    the rates of matrix products, memory, disk and data, and what has become slower. Each node stores its profile.
+    Exits with 3 if a node can't be calibrated.
+    """
+    from trainctl.tui.setup import calibration
+
+    at = where(ctx, connect, cluster)
+    config = _config(file, set_ or [], at)
+    found, problems = dict[str, m.Calibration](), dict[str, str]()
+    for name, address in _nodes(at, config, node):
+        try:
+            found[name] = agent_call.call(address, partial(calibration.measured, config, partial(_tell, name, json)))
+        except TrainctlError as error:
+            problems[name] = str(error)
+            if not json:
+                output.complain(f"{name}: {error}")
+            continue
+        if not json:
+            _show(name, found[name])
+    if json:
+        nodes = {name: calibration.fields(one) for name, one in found.items()}
+        output.emit({"ok": not problems, "nodes": nodes, "problems": problems})
+    return RefusedError.exit_code if problems else 0
+
+
+def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
+    """The run file, checked as for a run; empty without one."""
+    from trainctl.tui.commands import arguments, targets
+
+    if file is None:
+        if set_:
+            raise InvalidInputError("--set", "needs RUN.toml")
+        return {}
+    local = targets.is_local(at.addresses[0])
+    return targets.run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).config
+
+
+def _nodes(at: "Where", config: dict[str, Any], node: str | None) -> list[tuple[str, str]]:
+    """Name and address of each node to calibrate. Raises InvalidInputError for one that isn't known."""
+    if at.cluster is None:
+        name = agent_call.call(at.addresses[0], _name)
+        if node not in (None, name):
+            raise InvalidInputError("--node", f"the agent at {at.addresses[0]} is {name}; give --cluster for {node}")
+        return [(name, at.addresses[0])]
+    of_run = [name for name in at.cluster.nodes if name in config.get("nodes", {})] or [*at.cluster.nodes]
+    return [(name, at.cluster.address_of(name)) for name in ([node] if node is not None else of_run)]
+
+
+async def _name(client: "Client") -> str:
+    return (await client.snapshot(0)).node.node
+
+
+def _tell(node: str, json: bool, line: str) -> None:
+    if not json:
+        output.tell(f"{node}: {line}")
+
+
+def _show(node: str, found: m.Calibration) -> None:
+    from trainctl.tui.cli import tables
+    from trainctl.tui.screens import calibration_lines
+
+    profile, earlier = found.profile, found.earlier
+    assert profile is not None
+    header = ("MICRO", "SAMPLES/S", "OF PEAK", "PEAK GB", "")
+    output.say(calibration_lines.title(node, profile))
+    output.say(tables.table(header, calibration_lines.curve_rows(profile), right="MICRO SAMPLES/S PEAK"))
+    for name, text in calibration_lines.part_lines(profile):
+        output.say(f"{name:<18}{text}")
+    when = tables.date_and_time(earlier.created_at) if earlier is not None else ""
+    for line in calibration_lines.slower_lines(node, earlier, profile, when):
+        output.say(output.arrowed(line))
+    output.say("")

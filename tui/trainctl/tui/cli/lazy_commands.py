@@ -16,12 +16,13 @@ FILES = {
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
+    "calibrate": "doctor",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
     "run", "send", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
-    "cluster remove", "cluster sync",
+    "cluster remove", "cluster sync", "calibrate",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
@@ -55,6 +56,7 @@ SUMMARIES = {
     "init": "Create a starter cluster.toml and run.toml.",
     "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
+    "calibrate": "Measure each node's fastest micro-batch and its parts.",
     "discover": "List the agents advertised on the network.",
     "help": "Print a documentation page, offline.",
 }

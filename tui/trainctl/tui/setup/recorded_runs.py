@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
@@ -44,7 +45,7 @@ def _settings(config: RunFile, node: str) -> list[Any]:
     data, batch = here.data, config.batch
     return [
         here.model, config.adapter, config.objective, data.path, data.kind, data.tokenizer, data.sequence_length,
-        data.packing, own.micro or batch.micro, batch.micro_tokens if own.micro_tokens is None else own.micro_tokens,
+        data.packing, micro_of(config, own), batch.micro_tokens if own.micro_tokens is None else own.micro_tokens,
         own.backend, own.device, own.threads, own.memory_limit_gb, len(config.nodes) > 1,
     ]  # fmt: skip
 

@@ -1,0 +1,168 @@
+"""Calibrations that clients ask for: one at a time, by a process of its own, whose profile this node stores."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import tomli_w
+
+from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationProgress, CalibrationResult
+from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record.paths import RunPaths
+
+MOST_LINES: Final = 200
+"""Lines of progress that are kept, the newest."""
+LINE_BYTES: Final = 1 << 20
+"""Longest line that the process may print: a profile of many nodes' links is far shorter."""
+
+
+class _Calibration:
+    """One calibration; it stays here after its end, so that its client can get the result."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.progress: list[str] = []
+        self.profile: DeviceProfile | None = None
+        self.earlier: DeviceProfile | None = None
+        self.problem = ""
+        self.task: asyncio.Task[None] | None = None
+
+    def reply(self, rid: str) -> m.Calibration:
+        state: Literal["running", "finished", "failed"] = "running"
+        if self.problem or self.profile is not None:
+            state = "failed" if self.problem else "finished"
+        return m.Calibration(
+            rid=rid, state=state, progress=tuple(self.progress[-MOST_LINES:]), profile=self.profile,
+            earlier=self.earlier, problem=self.problem,
+        )  # fmt: skip
+
+
+class CalibrationHost:
+    """No run and no separate work starts here during a calibration, and no calibration during one of them."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, profiles: StoredProfiles) -> None:
+        self._context, self._role, self._profiles = context, role, profiles
+        self._newest: _Calibration | None = None
+
+    async def reply(self, request: m.CalibrationRequest) -> m.AgentReply:
+        """Carry out a request, or say why not."""
+        try:
+            if isinstance(request, m.ProfilesRequest):
+                found = await asyncio.to_thread(self._profiles.newest, request.limit)
+                return m.Profiles(rid=request.rid, profiles=found)
+            return self._asked(request).reply(request.rid)
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (RefusedError, OSError) as error:
+            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._newest is not None and self._newest.task is not None:
+            self._newest.task.cancel()
+            await asyncio.gather(self._newest.task, return_exceptions=True)
+
+    def _asked(self, request: m.CalibrateRequest) -> _Calibration:
+        """The calibration that was requested before, or a new one. Raises InvalidInputError or RefusedError."""
+        if self._newest is not None and self._newest.id == request.calibration:
+            return self._newest
+        node = self._context.node
+        config = run_file.parse(request.config, "config") if request.config else self._newest_config()
+        if config.nodes and node not in config.nodes:
+            raise InvalidInputError("config: nodes", f"{node} is not in it")
+        if not self._role.is_idle:
+            run = self._role.run or (self._role.followed.run if self._role.followed is not None else "a run")
+            raise RefusedError(f"{node} takes part in {run}; stop the run, or calibrate after its end")
+        self._role.check_no_work()
+        self._newest = made = _Calibration(request.calibration)
+        self._role.is_calibrating = True
+        made.task = asyncio.create_task(self._run(made, config), name="calibration")
+        return made
+
+    def _newest_config(self) -> RunFile:
+        known = next((one for one in self._context.db.runs() if one.kind == "hosted"), None)
+        if known is None:
+            raise InvalidInputError("RUN.toml", f"{self._context.node} has had no run yet; name a run file")
+        return run_file.read(RunPaths(known.directory).run_file)
+
+    async def _run(self, calibration: _Calibration, config: RunFile) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
+        try:
+            profile = await self._measured(calibration, config, folder)
+            calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile.key)
+            await asyncio.to_thread(self._profiles.add, profile)
+            calibration.profile = profile
+        except (RefusedError, OSError) as error:
+            calibration.problem = str(error)
+        finally:
+            self._role.is_calibrating = False
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _measured(self, calibration: _Calibration, config: RunFile, folder: Path) -> DeviceProfile:
+        """What the process measures. Raises RefusedError with its last line if it fails, and OSError."""
+        node, file = self._context.node, folder / "run.toml"
+        file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
+        caches = run_file.cache_folder(config, node, self._context.directory / "data")
+        arguments = [str(file), "--node", node, "--caches", str(caches)]
+        with (folder / "errors").open("w+b") as errors:
+            process = await _started(arguments, config.nodes.get(node, NodeTable()), errors.fileno())
+            try:
+                profile = await self._heard(calibration, process)
+                status = await process.wait()
+            finally:
+                await _ended(process)
+            errors.seek(0)
+            told = errors.read().decode("utf-8", "replace").strip().splitlines()
+        if profile is None:
+            raise RefusedError(told[-1] if told else f"the calibration's process ended with status {status}")
+        return profile
+
+    async def _heard(self, calibration: _Calibration, process: Process) -> DeviceProfile | None:
+        profile = None
+        assert process.stdout is not None
+        async for line in process.stdout:
+            with contextlib.suppress(msgspec.DecodeError):  # what a library prints
+                match msgspec.json.decode(line, type=CalibrationLine):
+                    case CalibrationProgress(text):
+                        calibration.progress.append(text)
+                    case CalibrationResult(found):
+                        profile = found
+        return profile
+
+
+async def _started(arguments: Sequence[str], table: NodeTable, errors: int) -> Process:
+    """With the environment and priority of a trainer."""
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
+        env=env, limit=LINE_BYTES,
+    )  # fmt: skip
+    if table.priority is not None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, table.priority)
+    return process
+
+
+async def _ended(process: Process) -> None:
+    """End it and what it has started, if it lives: they end with their standard input."""
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()

@@ -1,0 +1,100 @@
+"""`trainctl calibrate` with a real agent: the table, the stored profile, the rank that it fits, and who may not."""
+
+import psutil
+import pytest
+import tomli_w
+from tests.integration.conftest import AgentProcess, until, wait_for_end
+from tests.tui.support.cli_calls import assert_one_line, call
+
+from trainctl.protocol.calibration import profile_file
+from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.messages.events import MicroBatchChanged
+
+
+@pytest.fixture
+def run_toml(run_config, tmp_path):
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(run_config()).encode())
+    return tmp_path / "run.toml"
+
+
+def calibrate(agent, *words):
+    return call("calibrate", *words, "--connect", agent.address)
+
+
+def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, run_config):
+    assert_one_line(calibrate(agent), 3, "no run yet")
+    done = calibrate(agent, run_toml)
+    assert done.returncode == 0, done.stderr
+    assert " peak\n" in done.stdout
+    assert "GFLOPS" in done.stdout
+    assert "micro-batch 2" in done.stderr
+    (profile,) = profile_file.all_stored(agent.directory / "profiles")
+    assert f"{peak(profile.passes).micro:,} " in next(line for line in done.stdout.splitlines() if "peak" in line)
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config()}, wait="accepted")
+        view = wait_for_end(client)
+        (kept,) = client._run(client._client.profiles()).profiles
+        (part,) = client.snapshot(0).rank_steps
+    assert view.state == "finished"
+    assert 0 < part.values["matmul_use"] < 1.5
+    assert 0 < part.values["calibrated_speed"] < 100
+    assert kept == profile
+    assert not [*agent.directory.glob("calibration-*")]
+
+
+def test_a_training_node_is_not_calibrated_and_a_calibrated_node_does_not_train(agent, run_toml, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=2000)}, wait="applied")
+        assert_one_line(calibrate(agent, run_toml), 3, "takes part in", "stop the run")
+        client.send("stop", {"checkpoint": False}, wait="accepted")
+        wait_for_end(client)
+        until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
+        begun = client._run(client._client.calibration("calibration-abcd", run_config()))
+        assert begun.state == "running"
+        refused = client.send("start-run", {"config": run_config()})
+        assert refused.state == "rejected"
+        assert "calibration is in progress" in refused.reason
+
+
+def test_an_agent_that_ends_leaves_no_measuring_process(agent, run_config):
+    with agent.client() as client:
+        client._run(client._client.calibration("calibration-abcd", run_config()))
+    children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), 20, "the measuring process")
+    agent.terminate()
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not [*agent.directory.glob("calibration-*")]
+
+
+def test_what_can_not_be_calibrated_is_one_line(agent, tmp_path, run_config):
+    config = run_config(model__path=str(tmp_path / "nowhere"))
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+    assert_one_line(calibrate(agent, tmp_path / "run.toml"), 2, "model.path")
+    assert_one_line(calibrate(agent, "--node", "elsewhere"), 2, "--node")
+
+
+def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_path, run_config):
+    agent = AgentProcess(tmp_path / "state", environment={"TRAINCTL_CALIBRATION": "missing"}).start()
+    try:
+        config = run_config(calibration__at_start="missing", batch__micro="auto", run__steps=5)
+        with agent.client() as client:
+            client.send("start-run", {"config": config}, wait="accepted")
+            until(lambda: "calibrating: " in _why(client), 60, "the calibration")
+            first = wait_for_end(client, 240)
+            events = [event.data for event in client.events(newest=True).events]
+            (profile,) = client._run(client._client.profiles()).profiles
+            client.send("start-run", {"config": config}, wait="accepted")
+            second = wait_for_end(client)
+            (same,) = client._run(client._client.profiles()).profiles
+    finally:
+        agent.clean_up()
+    assert (first.state, second.state) == ("finished", "finished")
+    assert same == profile
+    assert second.ranks[0].micro_batch == first.ranks[0].micro_batch == min(12, peak(profile.passes, 12).micro)
+    assert any(isinstance(data, MicroBatchChanged) and "auto" in data.cause for data in events) == (
+        first.ranks[0].micro_batch != 8
+    )
+
+
+def _why(client):
+    run = client.snapshot(0).run
+    return run.ranks[0].why if run is not None else ""

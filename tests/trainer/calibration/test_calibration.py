@@ -1,0 +1,185 @@
+"""A calibration of a real model in its own processes: its profile, how it runs out of memory, and what it leaves."""
+
+import os
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import tomli_w
+
+from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationResult
+from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.profile_key import key_of
+from trainctl.protocol.config import run_file
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.calibration.findings import Findings
+from trainctl.trainer.calibration.measuring_process import measured
+from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.step_runner import StepRunner
+from trainctl.trainer.data.dataset import open_dataset
+
+TEXT = Path(__file__).resolve().parents[3] / "examples" / "speeches.txt"
+SOAK = int(os.environ.get("TRAINCTL_SOAK_CALIBRATIONS", "0"))
+SWEEPS = 3 if SOAK else 1
+BAR_SECONDS = 60.0
+"""For a torch rank on the demo's model. The processors' time counts, so that other work on the machine doesn't."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("calibration")
+    demo_assets.make_model(made / "model")
+    shape = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 64}
+    demo_assets.make_model(made / "small", demo_assets.llama_config(**shape))
+    return made
+
+
+def write(folder, name="run.toml", backend="torch", model="model", **changes):
+    raw = {
+        "run": {"name": "demo", "steps": 10},
+        "model": {"path": str(folder / model), "chunked_loss": "off"},
+        "data": {"path": str(TEXT), "tokenizer": "bytes", "sequence_length": 128, "held_out": 0.01},
+        "batch": {"global": 24, "micro": 8},
+        "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1},
+        "nodes": {"a": {"backend": backend, "device": "cpu", "threads": 1, **changes}},
+    }
+    (folder / name).write_bytes(tomli_w.dumps(raw).encode())
+    return folder / name
+
+
+def start(file):
+    arguments = [str(file), "--node", "a", "--caches", str(file.parent / "caches")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainctl.trainer.calibration", *arguments], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def children_seconds():
+    """Time that processors have worked for ended children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def calibrated(file):
+    """The profile, and what was said before it."""
+    with start(file) as process:
+        lines = [msgspec.json.decode(line, type=CalibrationLine) for line in process.stdout]
+        told = process.stderr.read()
+    assert process.returncode == 0, told
+    *progress, last = lines
+    assert isinstance(last, CalibrationResult)
+    return last.profile, [one.text for one in progress]
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend):
+    file = write(folder, f"{backend}.toml", backend)
+    before, begun = model_digests(folder / "model").whole, children_seconds()
+    profile, said = calibrated(file)
+    assert children_seconds() - begun < BAR_SECONDS
+    print(f"{backend}: {profile.duration_seconds:.1f} s, of the processors {children_seconds() - begun:.1f} s")
+    assert model_digests(folder / "model").whole == before
+    config = run_file.read(file)
+    assert profile.key == key_of(config, "a", backend=backend, device="cpu", model_digest=before)
+    sizes = [one.micro for one in profile.passes]
+    assert sizes == sorted(sizes)
+    assert {1, 2}.issubset(sizes)
+    assert all(one.peak_bytes for one in profile.passes)
+    assert profile.out_of_memory_micro is None
+    assert all(
+        point.micro * point.accumulation >= 24 > point.micro * (point.accumulation - 1) for point in profile.grid
+    )
+    assert {rate.dtype for rate in profile.matmul} == {"float32", "bfloat16", "float16"}
+    assert all((rate.gflops_per_core is not None) == (backend == "torch") for rate in profile.matmul)
+    assert None not in (profile.memory_bytes_per_second, profile.disk, profile.data, profile.optimizer_seconds)
+    assert any("micro-batch 2" in line for line in said)
+
+
+def kill(process):
+    """As Linux does where memory runs out: without a word, in the middle of a pass."""
+    process.send_signal(signal.SIGKILL)
+
+
+def limit_memory(process):
+    """From here on, the process can have 24 MB more: the library's next large allocation fails."""
+    held = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text("ascii"))
+    hard = resource.prlimit(process.pid, resource.RLIMIT_DATA)[1]
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (int(held[1]) * 1024 + (24 << 20), hard))
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.parametrize("end", [kill, limit_memory])
+def test_what_runs_out_of_memory_is_left_out_and_the_rest_is_measured(folder, end):
+    file, said = write(folder), []
+
+    def say(text):
+        said.append(text)
+        if text.startswith("micro-batch 4:") and "ended" not in said:
+            said.append("ended")
+            (child,) = (one for one in psutil.Process().children() if "calibration a" in " ".join(one.cmdline()))
+            end(child)
+
+    found = measured(Findings(), [str(file), "--node", "a", "--caches", str(folder / "caches")], say)
+    assert found.out_of_memory_micro is not None
+    assert any("out of memory" in line for line in said)
+    assert max(one.micro for one in found.passes) < found.out_of_memory_micro
+    assert found.matmul
+    assert found.grid
+
+
+def test_it_ends_with_its_parent(folder):
+    process = start(write(folder))
+    assert process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.stdin.close()
+    process.wait(timeout=30)
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_a_wrong_run_file_is_one_line(folder):
+    file = write(folder, "wrong.toml", model_path="/no/such/model")
+    with start(file) as process:
+        process.wait(timeout=60)
+        told = process.stderr.read()
+    assert process.returncode == 2
+    assert told.count("\n") == 1
+    assert "model_path" in told
+
+
+@pytest.mark.parametrize("seed", range(max(1, SOAK)))
+def test_the_chosen_size_is_within_five_percent_of_the_fastest_of_all(folder, seed, tmp_path):
+    """The median of some sweeps against a search over every size, in turns: other work on the machine slows all."""
+    config = run_file.read(write(folder, model="model" if SOAK else "small"))
+    data, backend = open_dataset(config, folder / "caches", "run.toml"), load(config, config.nodes["a"], "run.toml")
+    runner, most = StepRunner(config, "a", backend, data, tmp_path), 24 if SOAK else 8
+    weights = backend.copy_of("weights")
+    try:
+        runner.settle()
+        chosen = [
+            peak(Sweep(runner, most, lambda _: None, lambda *_: None).run(Findings()).passes).micro
+            for _ in range(SWEEPS)
+        ]
+        every = {micro: runner.time_pass(micro) for micro in range(1, most + 1)}
+        rates = {micro: one.rate for micro, one in every.items()}
+        for _ in range(6):
+            rates = {micro: max(rates[micro], runner.time_again(every[micro]).rate) for micro in rates}
+    finally:
+        runner.close()
+        data.close()
+    print(f"chosen {chosen}, rates { ({micro: round(rate, 1) for micro, rate in rates.items()}) }")
+    assert statistics.median(rates[micro] for micro in chosen) >= 0.95 * max(rates.values())
+    after = backend.copy_of("weights")
+    assert all((after[name] == array).all() for name, array in weights.items())

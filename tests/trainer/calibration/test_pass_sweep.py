@@ -1,0 +1,89 @@
+"""The sweep with a device of known speed: which sizes it measures, when it ends, and that noise doesn't mislead it."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.profile import Pass
+from trainctl.trainer.calibration.findings import Findings
+from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.common.errors import DeviceMemoryError
+
+
+class Device:
+    """A device whose passes take the time that its curve says, by a clock of its own."""
+
+    def __init__(self, rate, room=10**6, disturbed=lambda now: 1.0):
+        self.rate, self.room, self.disturbed = rate, room, disturbed
+        self.now, self.tried = 0.0, []
+
+    def time_pass(self, micro):
+        if micro > self.room:
+            raise DeviceMemoryError("out of memory")
+        seconds = micro / self.rate(micro) * self.disturbed(self.now)
+        self.now += 3 * max(seconds, 0.25)
+        return Pass(micro, seconds, 1000 * micro)
+
+    def time_again(self, known):
+        seconds = known.micro / self.rate(known.micro) * self.disturbed(self.now)
+        self.now += max(seconds, 0.25)
+        return Pass(known.micro, seconds, 1000 * known.micro)
+
+    def sweep(self, known=None, most=64):
+        found = Sweep(self, most, self.tried.append, lambda *_: None, lambda: self.now)
+        return found.run(known or Findings())
+
+
+def rising(top, fall=0.5):
+    return lambda micro: 1000 * (micro / (micro + 2)) * (1.0 if micro <= top else (top / micro) ** fall)
+
+
+@pytest.mark.parametrize("top", [1, 2, 4, 6, 8, 16, 24, 48, 64])
+def test_the_chosen_size_is_within_five_percent_of_the_best_of_all(top):
+    device = Device(rising(top))
+    chosen = peak(device.sweep().passes)
+    assert device.rate(chosen.micro) >= 0.95 * max(map(device.rate, range(1, 65)))
+
+
+def test_it_ends_past_two_falls():
+    device = Device(rising(4))
+    device.sweep()
+    assert max(device.tried) == 16
+
+
+@given(st.integers(1, 64), st.integers(0, 2**32), st.floats(0, 20), st.floats(0.5, 1.5))
+def test_a_short_disturbance_changes_the_choice_little(top, seed, start, length):
+    draw = random.Random(seed)
+
+    def disturbed(now):
+        return draw.uniform(1.0, 1.02) * (2.0 if start <= now < start + length else 1.0)
+
+    device = Device(rising(top), disturbed=disturbed)
+    chosen = peak(device.sweep().passes)
+    assert device.rate(chosen.micro) >= 0.9 * max(map(device.rate, range(1, 65)))
+
+
+@given(st.integers(1, 70))
+def test_what_ran_out_of_memory_is_not_tried_again(room):
+    device, known = Device(rising(64), room=room), Findings()
+    for _ in range(8):
+        try:
+            known = device.sweep(known)
+            break
+        except DeviceMemoryError:
+            failed = device.tried[-1]
+            assert known.out_of_memory_micro is None or failed < known.out_of_memory_micro
+            known = known.without_memory_for(failed)
+    else:
+        pytest.fail("the sweep doesn't end")
+    assert all(one.micro <= room for one in known.passes)
+    if room < 64:
+        assert known.out_of_memory_micro is None or known.out_of_memory_micro > room
+
+
+def test_a_slow_device_still_measures_one_sample():
+    device = Device(lambda _: 0.01)
+    assert [one.micro for one in device.sweep().passes] == [1]

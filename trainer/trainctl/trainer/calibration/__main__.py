@@ -1,0 +1,58 @@
+"""`python -m trainctl.trainer.calibration RUN.toml --node NODE --caches FOLDER`: calibrates this node for a run.
+
+It measures in a process of its own, which may run out of memory: then another one measures what is left. Each line of
+standard output is a `CalibrationLine`, the profile last. Exit status 0: done; 2: one line on standard error says what
+is wrong. It ends when its standard input does.
+"""
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationProgress, CalibrationResult
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.process_title import set_title
+from trainctl.trainer.calibration.node_profile import node_profile
+from trainctl.trainer.common.errors import first_line
+
+
+def _say(text: str) -> None:
+    _print(CalibrationProgress(text))
+
+
+def _print(line: CalibrationLine) -> None:
+    print(msgspec.json.encode(line).decode(), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)  # the measuring process then ends too, as its standard input has ended
+
+
+def main() -> int:
+    """Calibrate; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.calibration", description="Calibrate a node.")
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("--node", default="")
+    parser.add_argument("--caches", type=Path, required=True)
+    given: Any = parser.parse_args()
+    set_title("calibration", given.node)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
+        run_file.check_paths(config, str(given.run_file), given.node)
+        _print(CalibrationResult(node_profile(config, given.run_file, given.node, given.caches, _say)))
+    except (TrainctlError, OSError) as error:
+        print(first_line(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

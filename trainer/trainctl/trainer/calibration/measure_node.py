@@ -1,0 +1,175 @@
+"""`python -m trainctl.trainer.calibration.measure_node RUN.toml --node NODE --caches FOLDER`: measures what is left.
+
+Standard input has one line, what has been found before; it then stays open as long as the parent lives. Each line of
+standard output is a `Line` of findings.py. Exit status 0: all is measured, or a micro-batch ran out of memory, which
+the last line says; 2: one line on standard error says what is wrong.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from trainctl.protocol.calibration.profile import DiskRate, Pass
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine import disk_speed
+from trainctl.protocol.machine.process_title import set_title
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.calibration import device_speed
+from trainctl.trainer.calibration.data_rate import data_rate
+from trainctl.trainer.calibration.findings import PARTS, Findings, Found, Line, OutOfMemory, Part, Said, Trying
+from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.step_grid import grid
+from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memory
+from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.data.dataset import open_dataset
+
+LEAST_SWEPT: Final = 64
+"""Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
+_FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
+
+
+class _Measuring:
+    """One process's work: parts in order, each told before it begins."""
+
+    def __init__(self, config: RunFile, node: str, caches: Path, known: Findings, where: str, folder: Path) -> None:
+        """Loads data and model. Raises TrainctlError."""
+        self._config, self._node, self._caches, self._found = config, node, caches, known
+        self._trying: Trying = Trying()
+        _tell(self._trying)
+        self._dataset = open_dataset(config, caches, where)
+        self._backend = load(config, config.nodes.get(node, NodeTable()), where)
+        self._runner = StepRunner(config, node, self._backend, self._dataset, folder)
+        self._found = msgspec.structs.replace(
+            known, backend=self._backend.name, device=self._backend.device,
+            memory_cap_bytes=self._backend.memory().cap_bytes,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._runner.close()
+        self._dataset.close()
+
+    def run(self) -> None:
+        """Measure what isn't done. A micro-batch that runs out of memory ends it early."""
+        work: dict[Part, Callable[[], dict[str, Any]]] = {
+            "data": self._data, "passes": self._passes, "grid": self._grid, "matmul": self._matmul,
+            "memory": self._memory, "disk": self._disk,
+        }  # fmt: skip
+        try:
+            self._try(None, 1)
+            self._runner.settle()
+            for part in PARTS:
+                if part not in self._found.done:
+                    self._try(part)
+                    self._take(msgspec.structs.replace(self._found, **work[part]()).with_done(part))
+        except DeviceMemoryError:
+            assert self._trying.micro is not None, "only passes and steps have a micro-batch"
+            _tell(OutOfMemory(self._trying.micro))
+
+    def _data(self) -> dict[str, Any]:
+        _tell(Said("reading the data without training"))
+        return {"data": data_rate(self._config, self._node, self._dataset, self._caches)}
+
+    def _passes(self) -> dict[str, Any]:
+        most = max(self._config.batch.global_, LEAST_SWEPT)
+        sweep = Sweep(self._runner, most, lambda micro: self._try("passes", micro), self._take_pass)
+        return {"passes": sweep.run(self._found).passes}
+
+    def _grid(self) -> dict[str, Any]:
+        _tell(Said("steps of one effective batch"))
+        own = self._config.nodes.get(self._node, NodeTable()).share
+        effective = own or self._config.batch.global_
+        points, update = grid(self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro))
+        return {"grid": points, "optimizer_seconds": update}
+
+    def _matmul(self) -> dict[str, Any]:
+        _tell(Said("matrix products"))
+        self._give_back()
+        work = device_speed.work_of(self._backend)
+        return {"matmul": tuple(device_speed.matmul_rates(work, self._backend.is_out_of_memory))}
+
+    def _memory(self) -> dict[str, Any]:
+        self._give_back()
+        work = device_speed.work_of(self._backend)
+        return {"memory_bytes_per_second": device_speed.copy_rate(work, self._backend.is_out_of_memory)}
+
+    def _disk(self) -> dict[str, Any]:
+        _tell(Said("the disk"))
+        try:
+            speed = disk_speed.measure(self._caches)
+        except OSError:
+            return {}
+        return {"disk": DiskRate(speed.write, speed.read)}
+
+    def _give_back(self) -> None:
+        self._backend.discard()
+        give_back_memory()
+
+    def _try(self, part: Part | None, micro: int | None = None) -> None:
+        self._trying = Trying(part, micro)
+        _tell(self._trying)
+
+    def _take_pass(self, findings: Findings, newest: Pass) -> None:
+        self._take(findings)
+        _tell(Said(f"micro-batch {newest.micro}: {newest.rate:.4g} samples/s"))
+
+    def _take(self, findings: Findings) -> None:
+        self._found = findings
+        _tell(Found(findings))
+
+
+def _tell(line: Line) -> None:
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, then end this process, whatever it is doing."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _first_to_go() -> None:
+    """Where memory runs out, Linux ends this process and not the agent."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+
+
+def main() -> int:
+    """Measure; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.calibration.measure_node")
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("--node", default="")
+    parser.add_argument("--caches", type=Path, required=True)
+    given: Any = parser.parse_args()
+    set_title("calibration", given.node)
+    _first_to_go()
+    known = msgspec.json.decode(sys.stdin.readline(), type=Findings)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logs.configure()
+    try:
+        config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
+        with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
+            measuring = _Measuring(config, given.node, given.caches, known, str(given.run_file), Path(folder))
+            try:
+                measuring.run()
+            finally:
+                measuring.close()
+    except _FAILED as error:
+        print(first_line(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

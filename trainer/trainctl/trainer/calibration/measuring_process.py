@@ -1,0 +1,85 @@
+"""The measuring process from outside: started again for what is left when it runs out of memory."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import IO, Final, cast
+
+import msgspec
+
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMemory, Said, Trying
+
+MODULE: Final = "trainctl.trainer.calibration.measure_node"
+MOST_STARTS: Final = 12
+"""Processes of one calibration. Each but the last one has left out a size or a part."""
+
+
+def measured(known: Findings, arguments: Sequence[str], say: Callable[[str], None]) -> Findings:
+    """Everything that can be measured. Raises TrainctlError with the reason if there is no pass."""
+    for _ in range(MOST_STARTS):
+        ended = _Measured(known)
+        status = ended.follow(arguments, say)
+        known = ended.found
+        if status == 0 and ended.out_of_memory is None:
+            break
+        micro = ended.out_of_memory
+        if micro is not None:
+            say(f"micro-batch {micro}: out of memory")
+            known = known.without_memory_for(micro)
+        elif status > 0 or ended.trying.part is None:
+            raise TrainctlError(ended.last_words or f"the measuring process ended with {status}")
+        else:
+            say(f"{ended.trying.part}: the process was ended by signal {-status}")
+            known = known.with_done(ended.trying.part)
+        if known.out_of_memory_micro == 1:
+            raise TrainctlError(
+                "out of memory with a micro-batch of one sample; use a smaller model or shorter samples"
+            )
+    if not known.passes:
+        raise TrainctlError("no micro-batch could be measured")
+    return known
+
+
+class _Measured:
+    """One process, from its start to its end."""
+
+    def __init__(self, known: Findings) -> None:
+        self.found, self.trying = known, Trying()
+        self.out_of_memory: int | None = None
+        self.last_words = ""
+
+    def follow(self, arguments: Sequence[str], say: Callable[[str], None]) -> int:
+        """The exit status; negative: the signal that ended it."""
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors, text=True,
+            )  # fmt: skip
+            with process:
+                source, into = cast(IO[str], process.stdout), cast(IO[str], process.stdin)
+                into.write(msgspec.json.encode(self.found).decode() + "\n")
+                into.flush()
+                for line in source:
+                    self._hear(line, say)
+            errors.seek(0)
+            self.last_words = (errors.read().strip().splitlines() or [""])[-1]
+        if process.returncode < 0 and self.out_of_memory is None:
+            self.out_of_memory = self.trying.micro  # killed, as Linux does where memory runs out
+        return process.returncode
+
+    def _hear(self, line: str, say: Callable[[str], None]) -> None:
+        try:
+            heard = msgspec.json.decode(line, type=Line)
+        except msgspec.DecodeError:
+            return  # what a library prints
+        match heard:
+            case Trying():
+                self.trying = heard
+            case Said(text):
+                say(text)
+            case Found(findings):
+                self.found = findings
+            case OutOfMemory(micro):
+                self.out_of_memory = micro

@@ -1,0 +1,76 @@
+"""A node's profile as lines: its curve over the micro-batch with the peak, and the machine's parts. Pure."""
+
+from collections.abc import Iterator
+
+from trainctl.protocol.calibration.peak import peak, slower
+from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.tui.text import formatting as fmt
+
+PEAK_WORD = "peak"
+"""Beside the micro-batch that `micro = "auto"` takes."""
+
+
+def title(node: str, profile: DeviceProfile) -> str:
+    """The node, and what the profile holds for."""
+    key = profile.key
+    words = (node, key.device, f"model {key.model_digest[:8]}", f"{key.sequence_length:,} tokens", key.dtype)
+    return "  ".join((*words, f"{key.backend} {key.backend_version}"))
+
+
+def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
+    """Micro-batch, samples per second, part of the peak, peak memory, and a mark; what ran out of memory comes last."""
+    best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
+    rows = [
+        (
+            f"{one.micro:,}", fmt.figure(one.rate, ".4g"), fmt.percent(one.rate / best), fmt.gigabytes(one.peak_bytes),
+            PEAK_WORD if one == chosen else "",
+        )
+        for one in profile.passes
+    ]  # fmt: skip
+    if profile.out_of_memory_micro is not None:
+        rows.append((f"{profile.out_of_memory_micro:,}", fmt.NA, fmt.NA, fmt.NA, "out of memory"))
+    return rows
+
+
+def part_lines(profile: DeviceProfile) -> list[tuple[str, str]]:
+    """Name and figures of each part of the machine that was measured."""
+    return [(name, text) for name, text in _parts(profile) if text]
+
+
+def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
+    samples = max((point.micro * point.accumulation for point in profile.grid), default=0)
+    cuts = (f"{one.micro}x{one.accumulation} {fmt.seconds(one.seconds)}" for one in profile.grid)
+    yield f"step of {samples:,}", ", ".join(cuts)
+    yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
+    for rate in profile.matmul:
+        core = f", {fmt.figure(rate.gflops_per_core, '.4g')} on one core" if rate.gflops_per_core is not None else ""
+        yield f"{rate.dtype} products", f"{fmt.figure(rate.gflops, '.4g')} GFLOPS{core}"
+    if profile.memory_bytes_per_second is not None:
+        yield "memory", f"{_bytes(profile.memory_bytes_per_second)} read and written"
+    if profile.disk is not None:
+        read = profile.disk.read_bytes_per_second
+        yield (
+            "disk",
+            f"{_bytes(profile.disk.write_bytes_per_second)} written" + (f", {_bytes(read)} read" if read else ""),
+        )
+    if profile.data is not None:
+        cold = profile.data.cold_samples_per_second
+        warm = f"{fmt.compact(profile.data.warm_samples_per_second)} samples/s from memory"
+        yield "data", warm + (f", {fmt.compact(cold)} from the disk" if cold is not None else "")
+    for link in profile.links:
+        trip = f", round trip {fmt.seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
+        both = f"{_bytes(link.sent_bytes_per_second)} sent, {_bytes(link.received_bytes_per_second)} received at once"
+        yield f"link to {link.peer}", both + trip
+
+
+def _bytes(rate: float) -> str:
+    return f"{fmt.compact(rate)}B/s"
+
+
+def slower_lines(node: str, earlier: DeviceProfile | None, profile: DeviceProfile, when: str) -> list[str]:
+    """A line for each rate that has fallen since an earlier profile, made at `when`."""
+    found = slower(earlier, profile) if earlier is not None else []
+    return [
+        f"{node} is slower than on {when}: {one.what} {one.before:.4g} -> {one.now:.4g} ({-100 * one.fraction:.0f} %)"
+        for one in found
+    ]
