@@ -75,6 +75,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, float]]
 def write_config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "run": {"name": "bench", "steps": 1_000_000},
+        "calibration": {"at_start": "never"},
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE},
         "batch": {"global": GLOBAL_BATCH, "micro": MICRO_BATCH},

@@ -61,6 +61,7 @@ def measure(folder: Path, presses: int) -> tuple[list[float], list[float]]:
 def config(folder: Path) -> dict[str, Any]:
     return {
         "run": {"name": "bench", "steps": 1_000_000},
+        "calibration": {"at_start": "never"},
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": 128},
         "batch": {"global": 12, "micro": 4},

@@ -22,6 +22,7 @@ MARK = "TRAINCTL_TEST_SESSION"
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
+os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: nothing is fetched, and no thread reports use
 os.environ[MARK] = secrets.token_hex(8)
 _state = tempfile.TemporaryDirectory(prefix="tt-state-")

@@ -203,6 +203,7 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
             "batch": {"global": 12, "micro": 4},
             "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 3},
             "checkpoint": {"at_end": False},
+            "calibration": {"at_start": "never"},
             "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
         }  # fmt: skip
         changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them

@@ -3,11 +3,12 @@
 import psutil
 import pytest
 import tomli_w
-from tests.integration.conftest import until, wait_for_end
+from tests.integration.conftest import AgentProcess, until, wait_for_end
 from tests.tui.support.cli_calls import assert_one_line, call
 
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.messages.events import MicroBatchChanged
 
 
 @pytest.fixture
@@ -33,7 +34,10 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
         client.send("start-run", {"config": run_config()}, wait="accepted")
         view = wait_for_end(client)
         (kept,) = client._run(client._client.profiles()).profiles
+        (part,) = client.snapshot(0).rank_steps
     assert view.state == "finished"
+    assert 0 < part.values["matmul_use"] < 1.5
+    assert 0 < part.values["calibrated_speed"] < 100
     assert kept == profile
     assert not [*agent.directory.glob("calibration-*")]
 
@@ -66,3 +70,31 @@ def test_what_can_not_be_calibrated_is_one_line(agent, tmp_path, run_config):
     (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
     assert_one_line(calibrate(agent, tmp_path / "run.toml"), 2, "model.path")
     assert_one_line(calibrate(agent, "--node", "elsewhere"), 2, "--node")
+
+
+def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_path, run_config):
+    agent = AgentProcess(tmp_path / "state", environment={"TRAINCTL_CALIBRATION": "missing"}).start()
+    try:
+        config = run_config(calibration__at_start="missing", batch__micro="auto", run__steps=5)
+        with agent.client() as client:
+            client.send("start-run", {"config": config}, wait="accepted")
+            until(lambda: "calibrating: " in _why(client), 60, "the calibration")
+            first = wait_for_end(client, 240)
+            events = [event.data for event in client.events(newest=True).events]
+            (profile,) = client._run(client._client.profiles()).profiles
+            client.send("start-run", {"config": config}, wait="accepted")
+            second = wait_for_end(client)
+            (same,) = client._run(client._client.profiles()).profiles
+    finally:
+        agent.clean_up()
+    assert (first.state, second.state) == ("finished", "finished")
+    assert same == profile
+    assert second.ranks[0].micro_batch == first.ranks[0].micro_batch == min(12, peak(profile.passes, 12).micro)
+    assert any(isinstance(data, MicroBatchChanged) and "auto" in data.cause for data in events) == (
+        first.ranks[0].micro_batch != 8
+    )
+
+
+def _why(client):
+    run = client.snapshot(0).run
+    return run.ranks[0].why if run is not None else ""

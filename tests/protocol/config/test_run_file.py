@@ -249,6 +249,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.env", ["A=b"], "must be a table"),
         ("nodes.studio.micro_tokens", 1.5, "must be a whole number"),
         ("data.held_out_path", 1, "must be text"),
+        ("calibration.at_start", "always", "'always' is not one of missing, never"),
         ("data.growing", "yes", "must be true or false"),
         ("data.chunk_samples", 0, " of at least 1"),
         ("nodes.studio.cache_path", "caches", "must be an absolute path"),

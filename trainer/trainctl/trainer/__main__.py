@@ -8,11 +8,13 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.calibration.at_start import calibrate_at_start
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
@@ -47,12 +49,27 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     gc.disable()  # what libraries make as they are imported stays: looking through it over and over took a fifth of it
     standby = early_standby(likely_engine(paths, who.node))
     with Control(who, arguments.endpoint, progress, status) as control:
+        if arguments.resume_from is None:
+            calibrate_at_start(paths, who.node, who.rank, _saying(progress, status, control))
+            control.detail = ""
         trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
         termination.leave_by(lambda: control.leave("ended by a signal"))
         trainer.announce(os.getpid())
         _keep_what_is_loaded()
         trainer.serve()
+
+
+def _saying(progress: Progress, status: StatusWriter, control: Control) -> Callable[[str], None]:
+    """Shows how far the calibration is, a sign of life, and ends this process with it if the rank is to leave."""
+
+    def say(text: str) -> None:
+        status.show("starting")
+        control.detail = f"calibrating: {text}"
+        if progress.leaving or control.is_orphaned:
+            raise SystemExit(0)
+
+    return say
 
 
 def _keep_what_is_loaded() -> None:

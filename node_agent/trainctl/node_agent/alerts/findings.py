@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertKind
 
 
@@ -54,6 +55,12 @@ def number(value: float) -> str:
 def arrow(before: str, after: str) -> str:
     """`71→84`, or one of them where they are the same."""
     return after if before == after else f"{before}→{after}"
+
+
+def limited_by(gpu: m.GpuReading | None) -> str:
+    """`limited by heat`: what lowers a device's clock, where it says so."""
+    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits] if gpu is not None else []
+    return f"limited by {' and '.join(words)}" if words else ""
 
 
 def median(values: Iterable[float]) -> float:

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
-from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, median, seconds
+from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, limited_by, median, seconds
 from trainctl.node_agent.alerts.rank_pace import RankPace, Typical
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
@@ -156,7 +156,7 @@ class _Read(NamedTuple):
 def _lower_clock(before: Typical | None, now: Typical | None, read: _Read, best_mhz: float, now_mhz: float) -> Said:
     """Says what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
     grew = _grown(before, now)
-    state = [_celsius(read), f"{arrow(gigahertz(best_mhz), gigahertz(now_mhz))} GHz", _limits(read)]
+    state = [_celsius(read), f"{arrow(gigahertz(best_mhz), gigahertz(now_mhz))} GHz", limited_by(read.gpu)]
     words = ", ".join(word for word in state if word)
     facts = _facts(before, now) if before and now else _machine_facts(read)
     return Said(f"{grew}: {words}" if grew else f"clock under load: {words}", facts)
@@ -185,12 +185,6 @@ def _grown(before: Typical | None, now: Typical | None) -> str:
     grew = {name: now.busy[name] - before.busy[name] for name in m.BUSY_PHASES}
     phase = max(grew, key=lambda name: grew[name])
     return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
-
-
-def _limits(read: _Read) -> str:
-    """What lowers the clock, where the device says so."""
-    limits = read.gpu.clock_limits if read.gpu is not None else ()
-    return f"limited by {' and '.join(m.CLOCK_LIMITED_BY[limit] for limit in limits)}" if limits else ""
 
 
 def _celsius(read: _Read) -> str:

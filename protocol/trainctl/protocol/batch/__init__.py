@@ -1,1 +1,1 @@
-"""Pure arithmetic of the global batch, shared by agent and TUI. Imports only messages, config and errors."""
+"""Pure arithmetic of the global batch, shared by agent and TUI. Imports messages, calibration, config and errors."""

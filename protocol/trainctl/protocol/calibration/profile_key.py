@@ -12,7 +12,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 
 _OF_MODEL = ("gradient_checkpointing", "base", "double_quantization", "compute_dtype", "chunked_loss")
 _OF_DATA = ("kind", "tokenizer", "packing", "overlong")
-_OF_NODE = ("threads", "memory_limit_gb", "env")
+_OF_NODE = ("backend", "device", "threads", "memory_limit_gb", "env")
 UNKNOWN = "unknown"
 """Stands for the version of a package that isn't installed."""
 

@@ -147,6 +147,10 @@ class EvaluateTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked
 
 
+class CalibrationTable(_Table, frozen=True):
+    at_start: Literal["missing", "never"] = "missing"  # missing: before its first step where no profile fits
+
+
 class SamplesTable(_Table, frozen=True):
     """Prompts that the model answers while it trains."""
 
@@ -186,6 +190,7 @@ class RunFile(_Table, frozen=True):
     adapter: AdapterTable = AdapterTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
+    calibration: CalibrationTable = CalibrationTable()
     samples: SamplesTable = SamplesTable()
     group: GroupTable = GroupTable()
     alerts: AlertsTable = AlertsTable()
