@@ -50,7 +50,7 @@ class MemoryPeaks:
     def _take(self, report: m.Report) -> None:
         """One that repeated passes had several micro-batches."""
         self._caps[report.rank] = report.values.get("memory_cap_bytes", 0.0)
-        peak, micro = m.peak_or_held(report.values), report.micro_batch
+        peak, micro = m.peak_bytes(report.values), report.micro_batch
         if peak is None or not micro or report.replays:
             return
         sizes = self._reported.setdefault(report.rank, {})

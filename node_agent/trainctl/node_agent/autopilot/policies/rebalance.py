@@ -76,7 +76,9 @@ class Rebalance(Policy):
         if "promised" in memory.kept and (undone := _judged(facts, memory, stepped)) is not None:
             return undone
         if is_quiet:
-            wanted: Proposal | None = _best(facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1)
+            wanted: Proposal | None = _proposed(
+                facts, memory, gain, steps, int(memory.kept.get("corrections", 0.0)) + 1
+            )
         else:
             if steps % NEWEST == 0:
                 memory.observe("gains", gain.part, facts.config.policy.rebalance.windows)
@@ -163,10 +165,10 @@ def _wanted(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> Proposa
     """The best split, if its gain is large, or has lasted for some windows."""
     table, gains = facts.config.policy.rebalance, memory.evidence.get("gains", ())
     is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
-    return _best(facts, memory, gain, steps) if is_lasting or _is_large(facts, gain, steps) else None
+    return _proposed(facts, memory, gain, steps) if is_lasting or _is_large(facts, gain, steps) else None
 
 
-def _best(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections: int = 0) -> Proposal:
+def _proposed(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, corrections: int = 0) -> Proposal:
     settings, table = facts.durable.settings, facts.config.policy.rebalance
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
     remember = {
