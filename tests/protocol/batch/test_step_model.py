@@ -14,7 +14,7 @@ CURVE = PassCurve.line(0.1, 0.05)
 
 def step(share: int, micro: int, slowdown: float = 1.0) -> Timing:
     """Of a rank of that curve."""
-    return Timing(share, Phases(forward=slowdown * StepModel(CURVE).busy_seconds(share, micro), sync=0.2), micro)
+    return Timing.of(share, Phases(forward=slowdown * StepModel(CURVE).busy_seconds(share, micro), sync=0.2), micro)
 
 
 def test_a_share_is_run_in_passes_and_one_of_the_rest() -> None:
@@ -50,14 +50,14 @@ def test_a_rank_s_rate_is_of_its_last_steps_and_its_floor_has_no_wait_for_others
     fast = Phases(data=0.1, forward=0.1, backward=0.2, sync=0.5, optimizer=0.02, wait=0.01)
     slow = Phases(data=0.1, forward=0.3, backward=0.4, sync=0.1, optimizer=0.2, wait=0.03)
     odd = Phases(data=9.0, sync=9.0, optimizer=9.0, wait=9.0)
-    found = models({0: [Timing(8, fast), Timing(8, fast), Timing(8, odd)], 1: [Timing(4, slow)] * 3, 2: []})
+    found = models({0: [Timing.of(8, fast), Timing.of(8, fast), Timing.of(8, odd)], 1: [Timing.of(4, slow)] * 3, 2: []})
     assert found.keys() == {0, 1}
     assert all(model.is_linear for model in found.values())
     assert found[0].samples_per_second(8) == pytest.approx(8 / 0.4)
     assert found[1].samples_per_second(4) == pytest.approx(4 / 0.8)
     assert [model.floor_seconds for model in found.values()] == pytest.approx([0.13, 0.31])
     assert models({}) == {}
-    assert models({0: [Timing(0, Phases(sync=1.0))]}) == {}, "nothing computed, no model"
+    assert models({0: [Timing.of(0, Phases(sync=1.0))]}) == {}, "nothing computed, no model"
 
 
 def test_a_curve_is_scaled_by_what_the_last_steps_took() -> None:
@@ -81,7 +81,7 @@ def test_three_micro_batches_make_a_table() -> None:
     """The rate falls above 8, so no line goes through all."""
     table = PassCurve(((1, 0.1), (4, 0.25), (8, 0.45), (16, 1.1)))
     rows = [
-        Timing(share, Phases(forward=StepModel(table).busy_seconds(share, micro)), micro)
+        Timing.of(share, Phases(forward=StepModel(table).busy_seconds(share, micro)), micro)
         for share, micro in [(16, 1), (16, 4), (16, 8), (16, 16)]
         for _ in range(4)
     ]
@@ -96,7 +96,7 @@ def test_nothing_is_fitted_to_steps_that_tell_nothing_of_a_pass() -> None:
     alike = [step(share, 4, chance.lognormvariate(0, 0.02)) for share in (24, 28) for _ in range(4)]
     unknown = [row._replace(micro=0) for row in alike]
     proportional = [
-        Timing(share, Phases(forward=share * 0.05 * chance.lognormvariate(0, 0.02)), share)
+        Timing.of(share, Phases(forward=share * 0.05 * chance.lognormvariate(0, 0.02)), share)
         for share in (12, 24) for _ in range(4)
     ]  # fmt: skip
     assert [fit(rows) for rows in (alike, unknown, proportional, [])] == [None] * 4

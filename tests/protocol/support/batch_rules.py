@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     @property
     def seconds(self) -> float:
         """Of the passes of a step, with an even share."""
-        return statistics.mean(row.phases.busy for row in self.timings)
+        return statistics.mean(row.busy for row in self.timings)
 
     @property
     def share(self) -> int:

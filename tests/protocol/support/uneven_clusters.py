@@ -56,7 +56,7 @@ class Rank:
         micro = min(self.micro, share)
         busy = self.seconds(share, micro) - self.floor
         phases = [Phases(forward=busy * chance.lognormvariate(0, noise), optimizer=self.floor) for _ in range(STEPS)]
-        return [Timing(share, each, micro) for each in phases]
+        return [Timing.of(share, each, micro) for each in phases]
 
 
 def cluster(chance: random.Random, ranks: int) -> list[Rank]:

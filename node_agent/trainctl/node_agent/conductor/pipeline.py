@@ -24,7 +24,7 @@ from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
-from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
+from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m

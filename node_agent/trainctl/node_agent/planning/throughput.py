@@ -45,7 +45,7 @@ class Rates:
         """Every rank's report of one whole step."""
         for report in reports:
             rows = self._timings.setdefault(report.rank, deque(maxlen=NEWEST))
-            timing = Timing(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
+            timing = Timing.of(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
             if rows and rows[-1].work != timing.work:
                 self._note(report.rank, [row for row in rows if row.work == rows[-1].work])
             rows.append(timing)

@@ -1,6 +1,7 @@
 """What a step takes one rank, by its share and micro-batch, from a curve and what its last steps reported."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,11 +66,19 @@ class StepModel(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One rank's part of one step."""
+    """One rank's part of one step, in seconds."""
 
     samples: int
-    phases: Phases
-    micro: int = 0  # samples of a pass; 0: not known
+    micro: int  # samples of a pass; 0: not known
+    busy: float  # data, forward and backward
+    sync: float
+    optimizer: float
+    wait: float
+
+    @classmethod
+    def of(cls, samples: int, phases: Phases, micro: int = 0) -> "Timing":
+        """Of what a rank has reported."""
+        return cls(samples, micro, phases.busy, phases.sync, phases.optimizer, phases.wait)
 
     @property
     def work(self) -> tuple[int, int]:
@@ -91,7 +100,8 @@ def middle(values: Iterable[float]) -> float:
     """The mean of the values near their median: odd values and former ones of less than half the steps don't count."""
     ordered = sorted(values)
     median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    near = [value for value in ordered if abs(value - median) <= NEAR * median]
+    low, high = (1 - NEAR) * median, (1 + NEAR) * median
+    near = ordered[bisect_left(ordered, low) : bisect_right(ordered, high)]
     return sum(near) / len(near) if near else median
 
 
@@ -107,24 +117,21 @@ def models(
     known = {rank: rows for rank, rows in timings.items() if rows}
     if not known:
         return {}
-    shared = min(middle(row.phases.sync for row in rows) for rows in known.values())
-    shared += min(middle(row.phases.wait for row in rows) for rows in known.values())
+    shared = min([middle([row.sync for row in rows]) for rows in known.values()])
+    shared += min([middle([row.wait for row in rows]) for rows in known.values()])
     made = {}
     for rank, rows in known.items():
-        busy = [(row, row.phases.busy) for row in rows]
-        computed = [(row, seconds) for row, seconds in busy if row.samples and seconds > 0]
+        computed = [row for row in rows if row.samples and row.busy > 0]
         if computed:
-            floor = shared + middle(row.phases.optimizer for row in rows)
-            made[rank] = _model(computed, floor, (curves or {}).get(rank))
+            floor = shared + middle([row.optimizer for row in rows])
+            made[rank] = _model(computed, floor, curves.get(rank) if curves else None)
     return made
 
 
-def _model(computed: Sequence[tuple[Timing, float]], floor: float, curve: PassCurve | None) -> StepModel:
+def _model(computed: Sequence[Timing], floor: float, curve: PassCurve | None) -> StepModel:
     if curve is None:
-        return StepModel.linear(1 / middle(seconds / row.samples for row, seconds in computed), floor)
-    base = StepModel(curve)
-    ratios = [seconds / base.busy_seconds(row.samples, row.size) for row, seconds in computed]
-    return StepModel(curve, floor, middle(ratios))
+        return StepModel(PROPORTIONAL, floor, middle([row.busy / row.samples for row in computed]))
+    return StepModel(curve, floor, middle([row.busy / curve.share_seconds(*row.work) for row in computed]))
 
 
 def fit(timings: Collection[Timing]) -> PassCurve | None:
@@ -134,7 +141,7 @@ def fit(timings: Collection[Timing]) -> PassCurve | None:
     Seconds of a step are taken as a for each pass and b for each sample, with the least sum of squared relative
     errors. Each micro-batch that was seen is then a point, so that more than two make a table.
     """
-    rows = [row for row in timings if row.samples and row.micro and row.phases.busy > 0]
+    rows = [row for row in timings if row.samples and row.micro and row.busy > 0]
     sizes = [row.samples / row.passes for row in rows]
     if len(rows) < LEAST_STEPS or max(sizes) < (1 + LEAST_SPREAD) * min(sizes):
         return None
@@ -145,7 +152,7 @@ def fit(timings: Collection[Timing]) -> PassCurve | None:
     by_size: dict[int, list[float]] = {}
     for row in rows:
         full, rest = divmod(row.samples, row.size)
-        by_size.setdefault(row.size, []).append((row.phases.busy - line.seconds(rest)) / full)
+        by_size.setdefault(row.size, []).append((row.busy - line.seconds(rest)) / full)
     points = [(size, middle(seconds)) for size, seconds in by_size.items()]
     is_table = len(points) > 2 and all(seconds > 0 for _, seconds in points)
     return PassCurve(tuple(points)) if is_table else line
@@ -153,7 +160,7 @@ def fit(timings: Collection[Timing]) -> PassCurve | None:
 
 def _line(rows: Collection[Timing]) -> tuple[float, float] | None:
     """Seconds of a pass and of a sample; None unless both are above 0, the first by far more than its error."""
-    terms = [(row.passes / row.phases.busy, row.samples / row.phases.busy) for row in rows]
+    terms = [(row.passes / row.busy, row.samples / row.busy) for row in rows]
     pp, ps, ss = (sum(one[i] * one[j] for one in terms) for i, j in ((0, 0), (0, 1), (1, 1)))
     p, s = (sum(one[i] for one in terms) for i in (0, 1))
     determinant = pp * ss - ps * ps

@@ -27,6 +27,11 @@ from trainctl.protocol.messages.trainer import Compute, EvaluatedPair, Phases
 from trainctl.protocol.messages.verbs import VERBS
 
 
+def peak_bytes(values: Mapping[str, float]) -> float | None:
+    """Of metrics by name, the peak of memory in a step; None where it isn't known."""
+    return values.get("memory_peak_bytes")
+
+
 def peak_or_held(values: Mapping[str, float]) -> float | None:
     """Of metrics by name, the peak of memory, or what was held where no peak is known."""
     return values.get("memory_peak_bytes", values.get("memory_bytes"))

@@ -49,7 +49,7 @@ def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, StepModel]
     parts = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
     curves = {view.rank: PassCurve(view.passes) for view in views if view.passes}
     timings = {
-        rank: [Timing(part.samples, part.phases, part.micro_batch or 0) for part in steps]
+        rank: [Timing.of(part.samples, part.phases, part.micro_batch or 0) for part in steps]
         for rank, steps in parts.items()
     }
     return models(timings, curves)

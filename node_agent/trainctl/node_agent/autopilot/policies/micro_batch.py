@@ -24,7 +24,7 @@ from trainctl.node_agent.autopilot.policy import (
     percent,
     resize,
 )
-from trainctl.node_agent.planning.memory_peaks import PREDICTED
+from trainctl.node_agent.planning.peak_memory import PREDICTED
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import MicroBatchTable
 

@@ -35,7 +35,7 @@ class MemoryPeaks:
     def reported(self, reports: Iterable[m.Report]) -> None:
         """Every rank's report of one whole step. One that repeated passes had several micro-batches."""
         for report in reports:
-            peak, micro = report.values.get("memory_peak_bytes"), report.micro_batch
+            peak, micro = m.peak_bytes(report.values), report.micro_batch
             self._caps[report.rank] = report.values.get("memory_cap_bytes", 0.0)
             if peak is None or not micro or report.replays:
                 continue

@@ -3,7 +3,7 @@
 import pytest
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning.memory_peaks import MemoryPeaks
+from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
 
