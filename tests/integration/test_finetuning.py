@@ -22,11 +22,12 @@ SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
 FULL = {"kind": "full"}
 CASES = [
     pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed"),
-    pytest.param(FULL, {}, 1e-5, "", id="full, torch"),
+    *([pytest.param(FULL, {}, 1e-5, "", id="full, torch")] * SOAK),
     *([pytest.param(LORA, {}, 1e-5, "", id="lora, torch")] * SOAK),
     *([pytest.param(FULL, MIXED, 5e-5, "", id="full, mixed")] * SOAK),
 ]
-"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes two, `make soak` all."""
+"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes one and a quantized one,
+`make soak` all. Runs of all weights are disturbed in test_cluster_group and test_faults too."""
 QUANTIZED = [
     pytest.param(LORA, MIXED, 5e-5, "mlx-4bit", id="lora on mlx-4bit, mixed"),
     *([pytest.param(LORA, MIXED, 5e-5, "nvfp4", id="lora on nvfp4, mixed")] * SOAK),
