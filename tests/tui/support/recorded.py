@@ -19,6 +19,7 @@ from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.record.downsampling import choose
@@ -458,6 +459,7 @@ class Recorded:
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
+        self.known_profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node
         self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
@@ -534,6 +536,9 @@ class Recorded:
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
+
+    async def profiles(self, node: str) -> m.Profiles:
+        return m.Profiles(rid="r", profiles=self.known_profiles.get(node, ()))
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

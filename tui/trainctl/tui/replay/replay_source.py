@@ -221,6 +221,10 @@ class ReplaySource:
         found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
         return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
 
+    async def profiles(self, node: str) -> m.Profiles:
+        """A run directory has none."""
+        return m.Profiles(rid="", profiles=())
+
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
