@@ -14,6 +14,7 @@ SNAPSHOTS: Final = ROOT / "tests" / "tui" / "screens" / "__snapshots__"
 SOURCES: Final = {
     "group.svg": "test_pictures/test_overview_of_a_mixed_group[120x40].svg",
     "node.svg": "test_pictures/test_node[120x40].svg",
+    "calibration.svg": "test_calibration/test_pictures[120x40].svg",
     "charts.svg": "test_chart_pictures/test_charts_with_log_crosshair_smoothing_and_tokens[120x40].svg",
     "events.svg": "test_pictures/test_tables[events-120x40].svg",
     "alert.svg": "test_alerts/test_picture_of_alerts_on_the_overview[why].svg",

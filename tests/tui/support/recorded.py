@@ -19,6 +19,7 @@ from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.record.downsampling import choose
@@ -459,6 +460,7 @@ class Recorded:
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
         self.known_policies: m.Policies | None = None
+        self.known_profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node
         self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
@@ -540,6 +542,9 @@ class Recorded:
         if self.known_policies is None:
             raise RefusedError(f"run: {run} isn't active: its policies see nothing until it is resumed")
         return self.known_policies
+
+    async def profiles(self, node: str) -> m.Profiles:
+        return m.Profiles(rid="r", profiles=self.known_profiles.get(node, ()))
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

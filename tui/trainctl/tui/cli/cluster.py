@@ -94,6 +94,7 @@ def _fields(found: Any) -> dict[str, Any]:
     return {
         "node": found.node, "address": found.address, "steps": [step._asdict() for step in found.steps],
         "round_trip_seconds": link.round_trip_seconds, "stream_bytes_per_second": link.bytes_per_second,
+        "sent_bytes_per_second": link.sent_bytes_per_second,
         "remarks": found.remarks,
     }  # fmt: skip
 

@@ -89,14 +89,16 @@ def calibrate(
     the rates of matrix products, memory, disk and data, and what has become slower. Each node stores its profile.
     Exits with 3 if a node can't be calibrated.
     """
-    from trainctl.tui.setup import calibration
+    from trainctl.tui.setup import calibration_request
 
     at = where(ctx, connect, cluster)
     config = _config(file, set_ or [], at)
     found, problems = dict[str, m.Calibration](), dict[str, str]()
     for name, address in _nodes(at, config, node):
         try:
-            found[name] = agent_call.call(address, partial(calibration.measured, config, partial(_tell, name, json)))
+            found[name] = agent_call.call(
+                address, partial(calibration_request.measured, config, partial(_tell, name, json))
+            )
         except TrainctlError as error:
             problems[name] = str(error)
             if not json:
@@ -105,7 +107,7 @@ def calibrate(
         if not json:
             _show(name, found[name])
     if json:
-        nodes = {name: calibration.fields(one) for name, one in found.items()}
+        nodes = {name: calibration_request.fields(one) for name, one in found.items()}
         output.emit({"ok": not problems, "nodes": nodes, "problems": problems})
     return RefusedError.exit_code if problems else 0
 

@@ -225,6 +225,10 @@ class ReplaySource:
         """Raises RefusedError: a record doesn't have what policies saw."""
         raise RefusedError("a replay shows a record: policies see something only in a live run")
 
+    async def profiles(self, node: str) -> m.Profiles:
+        """A run directory has none."""
+        return m.Profiles(rid="", profiles=())
+
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:

@@ -10,6 +10,11 @@ PEAK_WORD = "peak"
 """Beside the micro-batch that `micro = "auto"` takes."""
 
 
+def number(value: float) -> str:
+    """Four significant digits, but all of a whole number's: 64.33, 13,600."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def title(node: str, profile: DeviceProfile) -> str:
     """The node, and what the profile holds for."""
     key = profile.key
@@ -22,7 +27,7 @@ def curve_rows(profile: DeviceProfile) -> list[tuple[str, str, str, str, str]]:
     best, chosen = max(one.rate for one in profile.passes), peak(profile.passes)
     rows = [
         (
-            f"{one.micro:,}", fmt.figure(one.rate, ".4g"), fmt.percent(one.rate / best), fmt.gigabytes(one.peak_bytes),
+            f"{one.micro:,}", number(one.rate), fmt.percent(one.rate / best), fmt.gigabytes(one.peak_bytes),
             PEAK_WORD if one == chosen else "",
         )
         for one in profile.passes
@@ -43,8 +48,8 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
     yield f"step of {samples:,}", ", ".join(cuts)
     yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
     for rate in profile.matmul:
-        core = f", {fmt.figure(rate.gflops_per_core, '.4g')} on one core" if rate.gflops_per_core is not None else ""
-        yield f"{rate.dtype} products", f"{fmt.figure(rate.gflops, '.4g')} GFLOPS{core}"
+        core = f", {number(rate.gflops_per_core)} on one core" if rate.gflops_per_core is not None else ""
+        yield f"{rate.dtype} products", f"{number(rate.gflops)} GFLOPS{core}"
     if profile.memory_bytes_per_second is not None:
         yield "memory", f"{_bytes(profile.memory_bytes_per_second)} read and written"
     if profile.disk is not None:
@@ -64,13 +69,14 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
 
 
 def _bytes(rate: float) -> str:
-    return f"{fmt.compact(rate)}B/s"
+    return f"{rate / 1e9:.3g} GB/s"
 
 
 def slower_lines(node: str, earlier: DeviceProfile | None, profile: DeviceProfile, when: str) -> list[str]:
     """A line for each rate that has fallen since an earlier profile, made at `when`."""
     found = slower(earlier, profile) if earlier is not None else []
     return [
-        f"{node} is slower than on {when}: {one.what} {one.before:.4g} -> {one.now:.4g} ({-100 * one.fraction:.0f} %)"
+        f"{node} is slower than on {when}: {one.what} {number(one.before)} -> {number(one.now)}"
+        f" ({-100 * one.fraction:.0f} %)"
         for one in found
     ]

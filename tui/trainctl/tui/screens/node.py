@@ -19,6 +19,7 @@ class NodeScreen(LogScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab,right", "turn(1)", "next node", key_display="tab", tooltip="next node"),
         Binding("shift+tab,left", "turn(-1)", "previous node", show=False),
+        Binding("C", "app.show('calibration')", "calibration", show=False, tooltip="the node's calibration"),
         Binding("escape", "back", "overview", show=False, tooltip="end the search, or back to the Overview"),
     ]
 

@@ -172,7 +172,8 @@ def _link_text(tested: link_test.Link) -> str:
     trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link_test.ROUNDS})"
     if tested.bytes_per_second is None:
         return f"{trip}; throughput not measured: {tested.why}"
-    return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from it to this machine (one plain TCP stream)"
+    sent = f" and {tested.sent_bytes_per_second / 1e9:.2f} GB/s to it" if tested.sent_bytes_per_second else ""
+    return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from it{sent} at once (one TCP connection)"
 
 
 def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> list[str]:

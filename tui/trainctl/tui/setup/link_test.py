@@ -1,4 +1,4 @@
-"""How good the link to another node's agent is: round trips over its socket, and one TCP stream to its address."""
+"""How good the link to another node's agent is: round trips over its socket, and its rate with both directions busy."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import UnreachableError
+from trainctl.protocol.machine.link_speed import exchange
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.tui.doctor.probe import ask_round
 from trainctl.tui.setup.ssh import Ssh, said
@@ -20,7 +21,6 @@ from trainctl.tui.setup.ssh import Ssh, said
 ROUNDS = 20
 ANSWER_SECONDS, AWAIT_SECONDS = 3.0, 30.0
 STREAM_SECONDS = 10.0
-_CHUNK_BYTES = 1 << 20
 
 
 class Link(NamedTuple):
@@ -28,8 +28,9 @@ class Link(NamedTuple):
 
     facts: m.Facts
     round_trip_seconds: float  # median
-    bytes_per_second: float | None  # of one TCP stream from there to here; None: none came about
-    why: str = ""  # there is none
+    bytes_per_second: float | None  # from there to here, over one TCP connection; None: not measured
+    why: str = ""  # it isn't measured
+    sent_bytes_per_second: float | None = None  # from here to there, at the same time
 
 
 def test(ssh: Ssh, python: str, address: str, ring: Keyring) -> Link:
@@ -37,10 +38,10 @@ def test(ssh: Ssh, python: str, address: str, ring: Keyring) -> Link:
     facts, trip_seconds = asyncio.run(_answers(address, ring))
     host = addresses.split(address).hostname or ""
     try:
-        rate, why = _stream(ssh, python, host), ""
+        received, sent = _exchange(ssh, python, host)
     except (OSError, ValueError) as error:
-        rate, why = None, str(error) or type(error).__name__
-    return Link(facts, trip_seconds, rate, why)
+        return Link(facts, trip_seconds, None, str(error) or type(error).__name__)
+    return Link(facts, trip_seconds, received, "", sent)
 
 
 async def _answers(address: str, ring: Keyring) -> tuple[m.Facts, float]:
@@ -56,8 +57,9 @@ async def _answers(address: str, ring: Keyring) -> tuple[m.Facts, float]:
             await asyncio.sleep(0.2)
 
 
-def _stream(ssh: Ssh, python: str, host: str) -> float:
-    """Bytes a second that one plain TCP connection to that address carries. Raises OSError or ValueError."""
+def _exchange(ssh: Ssh, python: str, host: str) -> tuple[float, float]:
+    """Bytes per second that one plain TCP connection to that address carries from there and to there, both directions
+    at once. Raises OSError or ValueError."""
     token = secrets.token_hex(16)
     command = ssh.command([python, "-m", "trainctl.tui.setup.remote_side", "stream"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
@@ -68,7 +70,8 @@ def _stream(ssh: Ssh, python: str, host: str) -> float:
             line = sender.stdout.readline()
             if not line:
                 raise ValueError(said(sender.stderr.read().decode("utf-8", "replace")))
-            return _received(host, json.loads(line)["port"], token)
+            received = _received(host, json.loads(line)["port"], token)
+            return received, json.loads(sender.stdout.readline())["bytes_per_second"]
         finally:
             sender.terminate()
 
@@ -77,10 +80,4 @@ def _received(host: str, port: int, token: str) -> float:
     with socket.create_connection((host, port), timeout=5) as connection:
         connection.settimeout(STREAM_SECONDS)
         connection.sendall(token.encode())
-        buffer, received, began = bytearray(_CHUNK_BYTES), 0, time.monotonic()
-        while count := connection.recv_into(buffer):
-            received += count
-        seconds = time.monotonic() - began
-    if not received:
-        raise ValueError("no data arrived")
-    return received / max(seconds, 1e-9)
+        return exchange(connection)

@@ -21,14 +21,13 @@ import tomli_w
 
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.machine.link_speed import exchange
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 
 START_SECONDS, LEAVE_SECONDS = 30.0, 20.0
 NO_MANAGER = 7
 """The exit code of `trainctl-agent install` where neither systemd nor launchd runs the machine."""
-STREAM_BYTES, STREAM_SECONDS = 2 * 10**9, 2.0
-_CHUNK = bytes(1 << 20)
 
 
 def join(given: dict[str, Any]) -> dict[str, Any]:
@@ -167,23 +166,21 @@ def running(note: Path) -> psutil.Process | None:
 
 
 def stream(given: dict[str, Any]) -> None:
-    """Listen on this node's address, and send zeros to the first who knows the token, for a bounded time and count.
+    """Listen on this node's address, and exchange zeros with the first who knows the token, for a bounded time and
+    count.
 
-    `given`: host (where to listen), token. Prints the port.
+    `given`: host (where to listen), token. Prints the port, and then the bytes per second that arrived.
     """
     with socket.create_server((given["host"], 0)) as server:
         server.settimeout(15)
         print(json.dumps({"port": server.getsockname()[1]}), flush=True)
         connection, _ = server.accept()
-        with connection, contextlib.suppress(OSError):
+        with connection, contextlib.suppress(OSError, ValueError):
             connection.settimeout(10)
             token = given["token"].encode()
             if connection.recv(len(token), socket.MSG_WAITALL) != token:
                 return
-            sent, end = 0, time.monotonic() + STREAM_SECONDS
-            while sent < STREAM_BYTES and time.monotonic() < end:
-                connection.sendall(_CHUNK)
-                sent += len(_CHUNK)
+            print(json.dumps({"bytes_per_second": exchange(connection)}), flush=True)
 
 
 def main() -> int:

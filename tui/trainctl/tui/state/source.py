@@ -44,6 +44,8 @@ class Source(Protocol):
 
     async def policies(self, run: str | None = None) -> m.Policies: ...
 
+    async def profiles(self, node: str) -> m.Profiles: ...
+
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
@@ -154,6 +156,14 @@ class ClusterSource:
         self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
     ) -> m.Samples:
         return await self._client.samples(run, after_row, limit, newest)
+
+    async def profiles(self, node: str) -> m.Profiles:
+        """Those of a node, from its own agent."""
+        address = self._addresses.get(node, self._client.address)
+        if node == self._main or address == self._client.address:
+            return await self._client.profiles()
+        async with self._client_of(address) as client:
+            return await client.profiles()
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return await self._client.pairs(run, limit)

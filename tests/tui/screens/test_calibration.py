@@ -1,0 +1,71 @@
+"""The Calibration screen: the curves with the peak, earlier profiles behind them, and what became slower."""
+
+import msgspec
+import pytest
+from tests.protocol.support.profiles import profile_of
+from tests.tui.screens.test_pictures import Compare, still
+from tests.tui.support.recorded import NOW, app_of, source_of
+
+from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
+from trainctl.tui.screens import calibration_view
+from trainctl.tui.text.glyphs import ASCII, UNICODE
+from trainctl.tui.text.styled_line import plain
+
+RATES = {1: 180.0, 2: 240.0, 3: 262.0, 4: 278.0, 6: 272.0, 8: 265.0, 16: 240.0}
+
+
+def made(age_hours: float, factor: float, **fields: object) -> DeviceProfile:
+    passes = tuple(
+        Pass(micro, micro / (rate * factor), int(3e9 + 0.6e9 * micro)) for micro, rate in RATES.items()
+    )  # fmt: skip
+    return profile_of(
+        created_at=NOW - 3600 * age_hours, passes=passes, out_of_memory_micro=32,
+        grid=(GridPoint(2, 8, 0.071), GridPoint(4, 4, 0.0612), GridPoint(8, 2, 0.0655)), optimizer_seconds=0.0021,
+        matmul=(MatmulRate("float32", 13_600.0 * factor), MatmulRate("bfloat16", 26_900.0)),
+        memory_bytes_per_second=7.1e11, disk=DiskRate(2.9e9, 5.1e9), data=DataRate(91_000.0, 44_000.0), **fields,
+    )  # fmt: skip
+
+
+PROFILES = (made(1, 0.85), made(50, 1.0), made(400, 0.97))
+
+
+def shown(profiles: tuple[DeviceProfile, ...], columns: int = 80, rows: int = 23) -> list[str]:
+    lines = calibration_view.lines("studio", profiles, columns, rows, UNICODE, "text", "13:31")
+    assert len(lines) == rows
+    assert {len(plain(line)) for line in lines} == {columns}
+    return [plain(line) for line in lines]
+
+
+def test_the_peak_and_what_ran_out_of_memory_are_named() -> None:
+    lines = shown(PROFILES[1:2])
+    (line,) = [line for line in lines if line.startswith("peak at ")]
+    assert line.split() == ["peak", "at", "4", "278", "samples/s,", "5.4", "GB;", "out", "of", "memory", "at", "32"]
+    assert not any("slower" in line for line in lines)
+
+
+def test_a_machine_that_became_slower_says_what() -> None:
+    told = [line for line in shown(PROFILES, 120, 39) if line.startswith("slower: ")]
+    assert [line.split(",")[0] for line in told] == ["slower: training", "slower: float32 matmul"]
+    assert not any(line.startswith("slower: ") for line in shown((PROFILES[1], PROFILES[0]), 120, 39))
+
+
+def test_earlier_profiles_are_drawn_behind_the_newest() -> None:
+    alone, all_three = shown(PROFILES[:1]), shown(PROFILES)
+    assert alone[1:8] != all_three[1:8]
+
+
+def test_memory_that_is_not_known_is_not_drawn() -> None:
+    passes = tuple(Pass(one.micro, one.seconds) for one in PROFILES[0].passes)
+    lines = shown((msgspec.structs.replace(PROFILES[0], passes=passes),))
+    assert any("n/a" in line for line in lines)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_pictures(snap_compare: Compare, size: tuple[int, int]) -> None:
+    source = source_of(4)
+    source.known_profiles = {"studio": PROFILES}
+    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("2", "C")))
+
+
+def test_picture_without_a_profile_in_ascii(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("2", "C", "tab")))

@@ -1,0 +1,98 @@
+"""The Calibration screen as lines: rate and peak memory over the micro-batch, earlier profiles dimmed behind; pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainctl.protocol.calibration.peak import peak, slower
+from trainctl.protocol.calibration.profile import DeviceProfile, Pass
+from trainctl.tui.charts import plot as p
+from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.screens import calibration_lines
+from trainctl.tui.screens.calibration_lines import number
+from trainctl.tui.state.series import Window
+from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+
+EARLIER: Final = 3
+"""Earlier profiles drawn behind the newest."""
+LEAST_CHART_ROWS: Final = 8
+"""Of a chart, its rule and its x axis included."""
+
+
+def lines(
+    node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
+) -> list[ln.Line]:
+    """Exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
+    newest = profiles[0]
+    title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
+    title.append((16 + len(node), f"{when} ", "label"))
+    below = [*_facts(newest), *_slower(profiles, glyphs)]
+    charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
+    made = [ln.rule(columns, glyphs.horizontal, *title)]
+    made += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
+    made += [ln.fit(one, columns) for one in below]
+    return (made + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+
+
+def nothing(node: str, columns: int, rows: int) -> list[ln.Line]:
+    """What there is to do without a profile."""
+    text = f"{node} has no profile yet: trainctl calibrate RUN.toml --node {node}"
+    return ([ln.fit(ln.line(ln.Piece(text, "dim")), columns)] + [ln.fit(ln.EMPTY, columns)] * rows)[:rows]
+
+
+def _charts(
+    profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str
+) -> list[Block]:  # fmt: skip
+    made = []
+    kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
+        ("samples/s by micro-batch", lambda one: one.rate),
+        ("peak memory by micro-batch, GB", lambda one: None if one.peak_bytes is None else one.peak_bytes / 1e9),
+    )
+    for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
+        item = _plot(title, profiles, value, role)
+        body, labels = p.draw(item, width, rows, glyphs)
+        made.append((body, labels, width))
+    return made
+
+
+def _plot(
+    title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str
+) -> p.Plot:  # fmt: skip
+    """The newest is drawn last, over the others."""
+    shown = profiles[: EARLIER + 1]
+    traces = [Trace(_window(one, value), "", "dim", sparse=True) for one in reversed(shown[1:])]
+    traces.append(Trace(_window(shown[0], value), "", role, sparse=True))
+    last = max(one.micro for profile in shown for one in profile.passes)
+    return p.Plot(title, tuple(traces), 1, max(last, 2), small=True, least_span=0.2, empty_text="n/a",
+                  crosshair=peak(shown[0].passes).micro)  # fmt: skip
+
+
+def _window(profile: DeviceProfile, value: Callable[[Pass], float | None]) -> Window:
+    known = [(one.micro, found) for one in profile.passes if (found := value(one)) is not None]
+    sizes = np.array([micro for micro, _ in known], np.int64)
+    values = np.array([found for _, found in known], np.float64)
+    return Window(1, sizes, values, values, values, np.ones(len(known)), values, np.zeros(len(known), np.int64))
+
+
+def _facts(profile: DeviceProfile) -> list[ln.Line]:
+    best = peak(profile.passes)
+    out = profile.out_of_memory_micro
+    rows = [
+        (f"{calibration_lines.PEAK_WORD} at {best.micro:,}",
+         f"{number(best.rate)} samples/s, {fmt.gigabytes(best.peak_bytes)} GB"
+         + (f"; out of memory at {out:,}" if out is not None else "")),
+        *calibration_lines.part_lines(profile),
+    ]  # fmt: skip
+    return [ln.line(ln.Piece(f"{name:<18}", "label"), text) for name, text in rows]
+
+
+def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[ln.Line]:
+    found = slower(profiles[1], profiles[0]) if len(profiles) > 1 else []
+    return [
+        ln.line(ln.Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
+        for one in found
+    ]
