@@ -9,7 +9,7 @@ import pytest
 
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.step import data_bench
-from trainctl.trainer.step.data_bench import _Reader, bench
+from trainctl.trainer.step.data_bench import MicroBatchReader, bench
 
 RunFile = Callable[..., Any]
 
@@ -18,7 +18,7 @@ def test_an_epoch_is_each_step_s_share_in_micro_batches(run_file: RunFile, tmp_p
     here = {"backend": "torch", "device": "cpu", "threads": 1, "share": 8, "micro": 3}
     config = run_file(nodes__here=here, nodes__there={"share": 4})
     dataset = open_dataset(config, tmp_path / "caches", "run.toml")
-    pieces = list(_Reader(config, "here", dataset).pieces())
+    pieces = list(MicroBatchReader(config, "here", dataset).pieces())
     steps = dataset.samples // 12
     assert [len(piece) for piece in pieces] == [3, 3, 2] * steps
     whole = np.concatenate(pieces).reshape(steps, 8)
