@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
 from tests.lacking import memory_groups
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -74,7 +74,7 @@ def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
         told = client.events(run, limit=500).events
-        steps = client.steps(run=run, after_step=0, limit=100_000).steps
+        steps = all_steps(client, run)
     assert not [event for event in told if event.severity == "error"]
     cursor = 0
     for number, step in enumerate(steps, 1):
