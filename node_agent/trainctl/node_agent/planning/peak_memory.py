@@ -65,7 +65,7 @@ class MemoryPeaks:
 
     def of(self, ranks: Iterable[int]) -> dict[int, MemoryModel]:
         """Of the ranks that are known: by their steps if those had different micro-batches, or as calibrated, through
-        the peak of their steps. Of both the one where a sample takes more: a process may keep what it no longer needs."""
+        the peak of their steps. Of both the one where a sample takes more: a process may keep memory."""
         self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}
