@@ -102,3 +102,13 @@ def test_it_says_what_the_node_costs() -> None:
     assert found.command == "" and found.why.startswith("drains c once 100 steps")
     run.steps(60)
     assert POLICY.sees(run.facts(), run.memory).command == "drain --node c"
+
+
+def test_steps_that_have_shown_one_node_say_nothing_of_another() -> None:
+    run = Run(*HOPELESS).steps(120)
+    run.rates[1:] = 0.3, 40.0
+    for _ in range(12):
+        run.facts()
+    found = POLICY.sees(run.facts(), run.memory)
+    assert "drains b once" in found.why and found.command == ""
+    assert found.figures[2].value == 0

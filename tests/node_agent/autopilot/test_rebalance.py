@@ -102,6 +102,7 @@ def changing(first: Mapping[int, float], then: Mapping[int, float], at: int) -> 
 
 
 UNEQUAL = dict(enumerate((50.0, 25.0, 10.0, 40.0)))
+FAST = {1: 60.0, 2: 60.0, 3: 60.0}
 
 
 def test_an_even_start_is_put_right_within_ten_steps() -> None:
@@ -172,6 +173,15 @@ def test_a_split_that_disappoints_by_far_is_corrected_at_once() -> None:
     assert second[0] - first[0] < 10
     assert third[0] - second[0] >= 40, "the quiet is twice as long"
     assert Run.seconds(run) < even
+
+
+def test_a_split_that_whole_samples_made_the_best_is_left_once_the_ranks_change() -> None:
+    run = given([1, 32, 32, 31])
+    run.rate = changing({0: 1.0, **FAST}, {0: 15.0, **FAST}, at=100)
+    assert not run.steps(99).sent
+    assert run.best_seconds() / run.seconds() < 0.6
+    run.steps(101)
+    assert run.best_seconds() / run.seconds() > 0.95
 
 
 def test_of_several_ranks_of_a_node_each_has_its_share_before_again() -> None:

@@ -4,6 +4,7 @@ import pytest
 from tests.node_agent.conductor.test_proposals import full, starved
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import POLICIES
 
@@ -70,6 +71,12 @@ def test_asking_changes_nothing_of_what_the_run_does() -> None:
                 simulation.conductor.policy_statuses()
     assert asked.conductor.durable == left_alone.conductor.durable
     assert [event.text for event in asked.happened] == [event.text for event in left_alone.happened]
+
+
+def test_asking_copies_nothing_of_the_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = full().until_step(8)
+    monkeypatch.setattr(Rates, "__deepcopy__", lambda *_: pytest.fail("copied"), raising=False)
+    assert status(simulation, "micro-batch").figures
 
 
 def test_a_gain_that_is_not_worth_a_command_is_seen_as_it_is() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from tests.protocol.support.profiles import profile_of
 
+from trainctl.node_agent.planning import peak_memory
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
@@ -47,3 +48,20 @@ def test_steps_of_several_micro_batches_need_no_calibration() -> None:
     peaks.reported({0: report(12, 99e6, replays=1)}, 2)
     assert peaks.of([0, 1]).keys() == {0}
     assert peaks.of([0])[0].peak(16) == pytest.approx(42e6)
+
+
+def test_memory_that_a_smaller_micro_batch_does_not_give_back_hides_no_sample() -> None:
+    peaks = MemoryPeaks()
+    peaks.calibrated(0, PROFILE)
+    for version, (micro, peak) in enumerate([(8, 14e6), (5, 13.9e6)]):
+        peaks.reported({0: report(micro, peak)}, version)
+    assert peaks.of([0])[0].peak(16) == pytest.approx(18e6)
+    peaks.reported({0: report(4, 2e6)}, 9)
+    assert peaks.of([0])[0].sample_bytes > 0.5e6, "steps that show more count"
+
+
+def test_a_profile_that_a_heartbeat_repeats_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = MemoryPeaks()
+    peaks.calibrated(0, PROFILE)
+    monkeypatch.setattr(peak_memory, "fit", lambda _: pytest.fail("fitted again"))
+    peaks.calibrated(0, PROFILE)

@@ -27,6 +27,10 @@ class Stepped:
     peaks: Callable[[], Mapping[int, MemoryModel]] = dict  # by rank, of those known at several micro-batches
     sizes: Callable[[], Mapping[int, int]] = dict  # by rank, the largest micro-batch that may be chosen
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Stepped":
+        """Itself: it never changes, and a copy would copy the conductor, which its functions lead to."""
+        return self
+
     @cached_property
     def models(self) -> Mapping[int, StepModel]:
         """By rank, of those that have been measured; worked out when a policy asks for them first."""

@@ -23,6 +23,7 @@ class MemoryPeaks:
         self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _reported yet
         self._version = 0
         self._reported: dict[int, dict[int, deque[float]]] = {}
+        self._profiles: dict[int, ProfileSummary] = {}
         self._calibrated: dict[int, MemoryModel | None] = {}
         self._tried: dict[int, int] = {}  # the largest micro-batch that a calibration ran
         self._caps: dict[int, float] = {}
@@ -30,8 +31,10 @@ class MemoryPeaks:
     def calibrated(self, rank: int, profile: ProfileSummary, cap_bytes: int | None = None) -> None:
         """Peaks of single passes, of a process that trained alone; the rank itself may take `cap_bytes`."""
         self._caps.setdefault(rank, float(cap_bytes or 0))
+        if self._profiles.get(rank) == profile:
+            return
         peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
-        self._calibrated[rank] = fit(peaks)
+        self._profiles[rank], self._calibrated[rank] = profile, fit(peaks)
         self._tried[rank] = max(one.micro for one in profile.passes)
 
     def reported(self, reports: Mapping[int, m.Report], plan_version: int) -> None:
@@ -61,8 +64,8 @@ class MemoryPeaks:
         sizes[micro].append(peak)
 
     def of(self, ranks: Iterable[int]) -> dict[int, MemoryModel]:
-        """Of the ranks that are known: by their steps if those had different micro-batches, else as calibrated, through
-        the peak of their steps."""
+        """Of the ranks that are known: by their steps if those had different micro-batches, or as calibrated, through
+        the peak of their steps. Of both the one where a sample takes more: a process may keep memory."""
         self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}
@@ -80,6 +83,7 @@ class MemoryPeaks:
         peaks = [(micro, statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]
         calibrated = self._calibrated.get(rank)
         model = fit(peaks)
-        if model is None and calibrated is not None and peaks:
-            return calibrated.through(*max(peaks))
-        return model or calibrated
+        if calibrated is None or not peaks:
+            return model or calibrated
+        is_steeper = model is not None and model.sample_bytes > calibrated.sample_bytes
+        return model if is_steeper else calibrated.through(*max(peaks))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.step_model import StepModel, Timing, fit, models
+from trainctl.protocol.batch.step_model import StepModel, Timing, fit, middle, models
 from trainctl.protocol.calibration.profile import ProfileSummary
 
 NEWEST = 8
@@ -14,6 +14,8 @@ FEW = 4
 """Steps of one share and micro-batch that are kept when a rank has been given others: the newest, or the first."""
 MOST_SEEN = 4
 """Pairs of share and micro-batch whose steps are kept."""
+MOVED = 0.05
+"""Relative change of the seconds of one share and micro-batch by which a rank has another speed than before."""
 
 PASS_NOISE = 0.02
 """Relative standard error of a calibrated pass; what is within it is smoothed."""
@@ -24,7 +26,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._steps: deque[Mapping[int, m.Report]] = deque(maxlen=NEWEST)  # of one plan version, not in _timings yet
-        self._version = 0
+        self._version, self._has_begun = 0, False
         self._timings: dict[int, deque[Timing]] = {}
         self._measured: dict[int, tuple[float, int]] = {}  # samples per second, and of a pass
         self._profiles: dict[int, ProfileSummary] = {}
@@ -48,7 +50,10 @@ class Rates:
         """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
         if plan_version != self._version:
             self._take_steps()
-            self._version = plan_version
+            self._version, self._has_begun = plan_version, False
+        elif not self._has_begun and len(self._steps) == FEW:  # the first ones too are compared with those before
+            self._take_steps()
+            self._has_begun = True
         self._steps.append(reports)
 
     def _take_steps(self) -> None:
@@ -67,8 +72,12 @@ class Rates:
             self._note(report.rank, [row for row in rows if row.work == timing.work])
 
     def _note(self, rank: int, rows: list[Timing]) -> None:
-        """Steps of one share and micro-batch, just before or after others: the rank was as fast in both."""
+        """Steps of one share and micro-batch, just before or after others: the rank was as fast in both. If these
+        took other seconds before, the pairs of that time are dropped, all but the one just before."""
         seen = self._seen.setdefault(rank, {})
+        if rows[-1].work in seen and _has_moved(seen[rows[-1].work], rows[-FEW:]):
+            last = next(reversed(seen))
+            seen = self._seen[rank] = {} if last == rows[-1].work else {last: seen[last]}
         seen.pop(rows[-1].work, None)
         seen[rows[-1].work] = rows[-FEW:]
         if len(seen) > MOST_SEEN:
@@ -108,3 +117,9 @@ class Rates:
         if curve is None:
             return StepModel.linear(rate, floor_seconds)
         return StepModel(curve, floor_seconds, curve.samples_per_second(max(micro, 1)) / rate)
+
+
+def _has_moved(before: list[Timing], now: list[Timing]) -> bool:
+    """Whether a rank has another speed, by steps of the same share and micro-batch."""
+    was = middle([row.busy for row in before])
+    return abs(middle([row.busy for row in now]) - was) > MOVED * was

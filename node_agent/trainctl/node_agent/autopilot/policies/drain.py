@@ -61,7 +61,9 @@ class Drain(Policy):
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table = facts.config.policy.drain
         found = _costly(facts, facts.occasion) if isinstance(facts.occasion, Stepped) else None
-        _, since = memory.evidence.get(_COSTLY, ("", facts.step))
+        node, since = memory.evidence.get(_COSTLY, ("", facts.step))
+        if found is None or node != found.node:
+            since = facts.step
         figures = [
             m.PolicyFigure(
                 "part by which a node makes steps longer", found.part if found else None, table.gain, "part"

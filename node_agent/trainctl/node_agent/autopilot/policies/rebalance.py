@@ -35,6 +35,8 @@ KEPT_PROMISE = 0.5
 MOST_CORRECTIONS = 1
 """Splits that may follow one in its quiet steps, for a large gain: ranks that compute at other times than before may
 have other speeds, as those that share a machine."""
+SAME = 0.02
+"""Relative change of the step's seconds, or of their lower bound, within which a search would find what it found."""
 SHARE = "share "
 """What the names of shares begin with in what is kept: those before the last command, by rank."""
 
@@ -128,7 +130,7 @@ def _go_back(facts: RunFacts, memory: Memory) -> None:
 def _steps_with(settings: Settings, memory: Memory) -> int:
     """How many steps have been seen with this plan version."""
     if memory.last("version") != settings.plan_version:
-        memory.forget("steps", "gains", "settled", "seconds", "usual seconds")
+        memory.forget("steps", "gains", "settled seconds", "settled bound", "seconds", "usual seconds")
     memory.observe("version", float(settings.plan_version), 1)
     steps = int(memory.last("steps")) + 1
     memory.observe("steps", float(steps), 1)
@@ -184,12 +186,13 @@ def _proposed(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, correcti
 
 
 def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
-    """Of the best split. It is searched only if its lower bound would be so much better, and more so than when whole
-    samples and passes last allowed nothing. None of one that brings a rank a micro-batch that ran out of memory."""
+    """Of the best split. It is searched only if its lower bound would be so much better, and not again while the ranks
+    are as fast as when whole samples and passes last allowed nothing. None of one that brings a rank a micro-batch
+    that ran out of memory."""
     settings, table = facts.durable.settings, facts.config.policy.rebalance
     seconds = _slowest(settings, stepped.models)
     bound = share_edits.least_seconds(settings, stepped.models, stepped.most_micro)
-    if seconds < bound * max(1 + table.gain, memory.last("settled")):
+    if seconds < bound * (1 + table.gain) or _is_settled(memory, seconds, bound):
         return _Gain(seconds, seconds)
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     counts = split(settings.global_batch, costs)
@@ -198,8 +201,15 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
         return _Gain(seconds, seconds)
     gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
-        memory.observe("settled", 1.01 * seconds / bound, 1)
+        memory.observe("settled seconds", seconds, 1)
+        memory.observe("settled bound", bound, 1)
     return gain
+
+
+def _is_settled(memory: Memory, seconds: float, bound: float) -> bool:
+    """Whether the last search that found too little was made at these seconds of a step and this lower bound."""
+    known = (memory.last("settled seconds"), seconds), (memory.last("settled bound"), bound)
+    return all(math.isclose(then, now, rel_tol=SAME) for then, now in known)
 
 
 def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
