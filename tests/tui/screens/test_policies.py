@@ -12,6 +12,8 @@ from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens import policies_view
+from trainctl.tui.screens.policies import ASK_SECONDS
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.effects import Effect
 from trainctl.tui.state.policy_report import PolicyReport
 from trainctl.tui.text.glyphs import ASCII
@@ -99,6 +101,32 @@ async def test_a_run_that_is_not_active_says_so() -> None:
         await until(pilot, lambda: "isn't active" in body(app))
 
     await driven(source_of(4), play)
+
+
+class Moving(Clock):
+    """A clock that goes on only when it is told to."""
+
+    at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+async def test_a_request_that_failed_is_repeated_after_a_second_though_the_run_makes_no_step() -> None:
+    source, clock = source_of(4, state="paused"), Moving()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("P")
+        await until(pilot, lambda: "isn't active" in body(app))
+        source.known_policies = TOLD
+        app.paint()
+        await pilot.pause(0.1)
+        assert "isn't active" in body(app), "not before a second has passed"
+        clock.at = ASK_SECONDS
+        app.paint()
+        await until(pilot, lambda: "resize-batch micro=10" in body(app))
+
+    await driven(source, play, (120, 40), clock=clock)
 
 
 def test_figures_say_on_which_side_a_policy_acts() -> None:

@@ -1,5 +1,6 @@
 """The policies of the run: what each sees, would do next and did; their modes are changed here, and actions undone."""
 
+import math
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -36,8 +37,8 @@ class PoliciesScreen(BaseScreen):
         super().__init__(name)
         self._report: PolicyReport | None = None
         self._problem, self._chosen = "", ""  # why there is no report; a policy's name
-        self._asked: tuple[str, int, str] | None = None  # run, step and modes that the newest request was for
-        self._asked_at, self._is_asking = 0.0, False
+        self._asked: tuple[str, int, str] | None = None  # run, step and modes of the newest request, unless it failed
+        self._asked_at, self._is_asking = -math.inf, False
 
     @property
     def report(self) -> PolicyReport | None:
@@ -62,19 +63,22 @@ class PoliciesScreen(BaseScreen):
     # ------------------------------------------------------------ asking the agent
 
     def on_screen_resume(self) -> None:
-        self._asked = None
+        self._ask_at_once()
         super().on_screen_resume()
 
     def arrived(self) -> None:
-        self._asked = None
+        self._ask_at_once()
         self.paint()
+
+    def _ask_at_once(self) -> None:
+        self._asked, self._asked_at = None, -math.inf
 
     def paint(self) -> None:
         """Another step, or another mode, has other figures."""
         super().paint()
         run, now = self.owner.shown.run, self.owner.clock.monotonic()
         wanted = (run.run, run.step, str(run.policies)) if run is not None else None
-        is_due = self._asked is None or now >= self._asked_at + ASK_SECONDS
+        is_due = now >= self._asked_at + ASK_SECONDS
         if wanted is not None and wanted != self._asked and is_due and not self._is_asking and self.is_current:
             self._asked, self._asked_at, self._is_asking = wanted, now, True
             self.run_worker(self._ask(wanted[0]), group="policies")
@@ -86,6 +90,7 @@ class PoliciesScreen(BaseScreen):
                 self._report, self._problem = await policy_report.ask(client, run, self._report), ""
         except TrainctlError as error:
             self._report, self._problem = None, str(error)
+            self._asked = None  # a paused run has no next step that would ask again
         finally:
             self._is_asking = False
         self.paint()
