@@ -6,11 +6,15 @@ import psutil
 import pytest
 import tomli_w
 from tests.integration.conftest import AgentProcess, until, wait_for_end
-from tests.tui.support.cli_calls import assert_one_line, call
+from tests.integration.support.clusters import free_addresses, on
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.messages.events import MicroBatchChanged
+from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.security.keys import KeyFolder
 
 
 @pytest.fixture
@@ -95,6 +99,69 @@ def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_p
     assert any(isinstance(data, MicroBatchChanged) and "auto" in data.cause for data in events) == (
         first.ranks[0].micro_batch != 8
     )
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two agents of one cluster that let nobody in without keys, and the folder of a person who may command both."""
+    folders = {node: KeyFolder(tmp_path / "keys" / node) for node in ("alpha", "beta")}
+    tables = {}
+    for (node, folder), address in zip(folders.items(), free_addresses(2), strict=True):
+        folder.make(node)
+        tables[node] = {"address": address, "key": folder.agent().public}
+    folders["beta"].authorize("anna", folders["alpha"].user().public, "operator")
+    file = tmp_path / "cluster.toml"
+    file.write_bytes(tomli_w.dumps({"nodes": tables}).encode())
+    agents = [AgentProcess(tmp_path / "state", node, file, folder.path) for node, folder in folders.items()]
+    try:
+        yield file, folders["alpha"], [agent.start() for agent in agents]
+    finally:
+        for agent in agents:
+            agent.clean_up()
+
+
+def test_the_link_to_the_lead_is_measured_and_sums_are_compared_with_it(pair, tmp_path, run_config):
+    file, person, (alpha, beta) = pair
+    config = run_config(nodes=on("alpha", "beta"), run__steps=100_000)
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+    words = ("calibrate", tmp_path / "run.toml", "--node", "beta", "--cluster", file)
+    mine = {"TRAINCTL_KEYS": str(person.path)}
+    (link,) = call_json(*words, **mine)["nodes"]["beta"]["profile"]["links"]
+    assert link["peer"] == "alpha"
+    assert min(link["sent_bytes_per_second"], link["received_bytes_per_second"]) > 1e5
+    assert 0 < link["latency_seconds"] < 1
+    (profile,) = profile_file.all_stored(beta.directory / "profiles")
+    assert [one.peer for one in profile.links] == ["alpha"]
+    with alpha.client(keys=Keyring(person, cluster_file.read(file))) as client:
+        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "beta")
+        assert client.send("start-run", {"config": config}).state == "applied"
+        parts = until(lambda: _with_link_use(client), 60, "a step of both ranks")
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    assert all(part.values["link_use"] > 0 for part in parts)
+
+
+def test_a_lead_that_trains_leaves_the_link_out(pair, tmp_path, run_config):
+    file, person, (alpha, beta) = pair
+    mine = {"TRAINCTL_KEYS": str(person.path)}
+    config = run_config(nodes=on("alpha"), run__steps=100_000)
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(run_config(nodes=on("beta"))).encode())
+    with alpha.client(keys=Keyring(person, cluster_file.read(file))) as client:
+        assert client.send("start-run", {"config": config}).state == "applied"
+        done = call("calibrate", tmp_path / "run.toml", "--cluster", file, **mine)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    assert done.returncode == 0, done.stderr
+    assert "beta: link to alpha: not measured: alpha takes part in a run" in done.stderr
+    assert "link to" not in done.stdout
+    (profile,) = profile_file.all_stored(beta.directory / "profiles")
+    assert profile.links == ()
+
+
+def _with_link_use(client):
+    """The newest step's parts, once they have been compared with the links."""
+    parts = client.snapshot(0).rank_steps
+    return parts if len(parts) == 2 and all("link_use" in part.values for part in parts) else ()
 
 
 def _why(client):

@@ -221,9 +221,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
         "disk-request": m.DiskRequest(rid=_RID, folder="/fast/tokens"),
         "calibrate-request": m.CalibrateRequest(
-            rid=_RID, calibration="calibration-7f3c", config={"run": {"name": "sft-1b", "steps": 1000}}
+            rid=_RID, calibration="calibration-7f3c", config={"run": {"name": "sft-1b", "steps": 1000}}, lead="studio"
         ),
         "profiles-request": m.ProfilesRequest(rid=_RID, limit=8),
+        "link-request": m.LinkRequest(rid=_RID, node="mbp", token="7f" * 16),
         "audit-request": m.AuditRequest(rid=_RID),
         "attach-run": m.AttachRun(
             rid=_RID, run="ppo-7", name="ppo", started_at=_AT, steps=1000,
@@ -345,6 +346,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "calibration-problem": m.Calibration(rid=_RID, state="failed", problem="no micro-batch could be measured"),
         "profiles": m.Profiles(rid=_RID, profiles=(_PROFILE,)),
+        "link-reply": m.LinkReply(rid=_RID, port=40_123, bytes_per_second=112_000_000.0),
         "works": m.Works(
             rid=_RID, works=(
                 m.WorkSummary(

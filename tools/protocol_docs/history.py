@@ -92,5 +92,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     ),
     (2, "2026-11-25", "Added RankView.passes, the curve of a rank's passes."),
     (2, "2026-11-25", "Added policies-request and policies: what the policies of an active run see and would do."),
+    (
+        2,
+        "2026-11-25",
+        "Added link-request between agents, its reply link-reply, and CalibrateRequest.lead: a calibration measures the"
+        " link to the lead's node.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -20,6 +20,7 @@ from trainctl.node_agent.auth.audit import Audit
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
+from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
@@ -160,7 +161,8 @@ class Agent:
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
         self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
         self._profiles = StoredProfiles(self.node, self.directory)
-        self._calibrations = CalibrationHost(context, self._role, self._profiles)
+        links = LinkMeter(context, self._role, self._query_context.address_of)
+        self._calibrations = CalibrationHost(context, self._role, self._profiles, links)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
             self._guests, self._work_lead, self._calibrations,

@@ -77,7 +77,7 @@ def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set
     return found
 
 
-OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest}
+OF_AGENTS = {m.HostWork, m.WorkFileRequest, m.SliceRequest, m.LinkRequest}
 OF_NODES = {m.LogRequest, m.WorksRequest}
 OF_OPERATORS = {
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
@@ -94,7 +94,7 @@ def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
 
 
 def test_a_nodes_key_speaks_for_that_node_alone(auth: Authenticator) -> None:
-    assert allowed(auth, MBP, lead="studio") == {m.WorkFileRequest, m.SliceRequest} | OF_NODES
+    assert allowed(auth, MBP, lead="studio") == {m.WorkFileRequest, m.SliceRequest, m.LinkRequest} | OF_NODES
     assert allowed(auth, MBP, lead=None) == allowed(auth, MBP)  # of no conversation: it is refused as that
 
 

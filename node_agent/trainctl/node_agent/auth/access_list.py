@@ -9,7 +9,7 @@ from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
-_AgentRequest = m.HostWork | m.WorkFileRequest | m.SliceRequest
+_AgentRequest = m.HostWork | m.WorkFileRequest | m.SliceRequest | m.LinkRequest
 """Requests that only agents send."""
 _OF_OPERATORS = (
     m.Command, m.AuditRequest, m.DigestsRequest, m.DiskRequest, m.AttachRun, m.RunSteps, m.EndRun, m.OpenWork,
@@ -108,7 +108,7 @@ def _all_rights(table: Authorized, cluster: Cluster, revoked: frozenset[str]) ->
 def claimed_node(message: m.ClientRequest) -> str | None:
     """The node that a request says it comes from, None if it says nothing."""
     match message:
-        case m.SliceRequest():
+        case m.SliceRequest() | m.LinkRequest():
             return message.node
         case m.HostWork():
             return message.lead

@@ -1,1 +1,1 @@
-"""Calibrations of this node: the process that measures, the stored profiles, and the one that fits a rank."""
+"""Calibrations of this node: the measuring process, the link to the lead, the stored profiles, and the one that fits."""

@@ -14,15 +14,16 @@ from typing import Final, Literal
 import msgspec
 import tomli_w
 
+from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationProgress, CalibrationResult
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
 
 MOST_LINES: Final = 200
@@ -55,8 +56,8 @@ class _Calibration:
 class CalibrationHost:
     """No run and no separate work starts here during a calibration, and no calibration during one of them."""
 
-    def __init__(self, context: AgentContext, role: AgentRole, profiles: StoredProfiles) -> None:
-        self._context, self._role, self._profiles = context, role, profiles
+    def __init__(self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter) -> None:
+        self._context, self._role, self._profiles, self._links = context, role, profiles, links
         self._newest: _Calibration | None = None
 
     async def reply(self, request: m.CalibrationRequest) -> m.AgentReply:
@@ -65,6 +66,8 @@ class CalibrationHost:
             if isinstance(request, m.ProfilesRequest):
                 found = await asyncio.to_thread(self._profiles.newest, request.limit)
                 return m.Profiles(rid=request.rid, profiles=found)
+            if isinstance(request, m.LinkRequest):
+                return await self._links.reply(request)
             return self._asked(request).reply(request.rid)
         except InvalidInputError as error:
             return m.Refusal(rid=request.rid, code="malformed", text=str(error))
@@ -72,7 +75,8 @@ class CalibrationHost:
             return m.Refusal(rid=request.rid, code="busy", text=str(error))
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process, and the measurement of a link."""
+        await self._links.close()
         if self._newest is not None and self._newest.task is not None:
             self._newest.task.cancel()
             await asyncio.gather(self._newest.task, return_exceptions=True)
@@ -91,7 +95,7 @@ class CalibrationHost:
         self._role.check_no_work()
         self._newest = made = _Calibration(request.calibration)
         self._role.is_calibrating = True
-        made.task = asyncio.create_task(self._run(made, config), name="calibration")
+        made.task = asyncio.create_task(self._run(made, config, request.lead), name="calibration")
         return made
 
     def _newest_config(self) -> RunFile:
@@ -100,10 +104,12 @@ class CalibrationHost:
             raise InvalidInputError("RUN.toml", f"{self._context.node} has had no run yet; name a run file")
         return run_file.read(RunPaths(known.directory).run_file)
 
-    async def _run(self, calibration: _Calibration, config: RunFile) -> None:
+    async def _run(self, calibration: _Calibration, config: RunFile, lead: str | None) -> None:
         folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
         try:
             profile = await self._measured(calibration, config, folder)
+            if lead is not None and lead != self._context.node:
+                profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
             calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile.key)
             await asyncio.to_thread(self._profiles.add, profile)
             calibration.profile = profile
@@ -112,6 +118,19 @@ class CalibrationHost:
         finally:
             self._role.is_calibrating = False
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _link(self, calibration: _Calibration, peer: str) -> tuple[LinkRate, ...]:
+        """The link to another node; none if it can't be measured, for which the progress has the reason."""
+        try:
+            found = await self._links.measured(peer)
+        except (TrainctlError, OSError, ValueError) as error:
+            calibration.progress.append(f"link to {peer}: not measured: {error}")
+            return ()
+        calibration.progress.append(
+            f"link to {peer}: {found.sent_bytes_per_second / 1e9:.3g} GB/s sent, "
+            f"{found.received_bytes_per_second / 1e9:.3g} GB/s received at once"
+        )
+        return (found,)
 
     async def _measured(self, calibration: _Calibration, config: RunFile, folder: Path) -> DeviceProfile:
         """What the process measures. Raises RefusedError with its last line if it fails, and OSError."""

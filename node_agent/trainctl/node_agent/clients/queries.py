@@ -132,7 +132,7 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             | m.WorkFileRequest() | m.SliceRequest()
         ):  # fmt: skip
             raise AssertionError("requests about separate work go to WorkLead")
-        case m.CalibrateRequest() | m.ProfilesRequest():
+        case m.CalibrateRequest() | m.ProfilesRequest() | m.LinkRequest():
             raise AssertionError("requests about calibrations go to CalibrationHost")
         case m.Command():
             raise AssertionError("commands go through the command journal")

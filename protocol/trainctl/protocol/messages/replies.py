@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.calibration.profile import DeviceProfile, Rate
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
 from trainctl.protocol.messages.telemetry import (
@@ -310,6 +310,13 @@ class Profiles(Reply, tag="profiles", frozen=True):
     profiles: tuple[DeviceProfile, ...]  # newest first
 
 
+class LinkReply(Reply, tag="link-reply", frozen=True):
+    """Answer to link-request."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]  # TCP port at the agent's address that takes one connection
+    bytes_per_second: Rate | None = None  # received from the node that asks; null: not measured yet, or not possible
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A request that was refused because of missing permissions."""
 
@@ -441,7 +448,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | LogPart | Viewers
-    | Facts | Digests | Disk | Calibration | Profiles | Audit | RunKept | Works | WorkStatus | WorkHosted
+    | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | RunKept | Works | WorkStatus | WorkHosted
     | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

@@ -136,6 +136,15 @@ class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unk
 
     calibration: WorkId  # ID of the calibration, chosen by the client
     config: dict[str, Any]  # parsed run file; empty: the one of the node's newest run
+    lead: Name | None = None  # node to which the link is measured too; null: none
+
+
+class LinkRequest(Request, tag="link-request", frozen=True, forbid_unknown_fields=True):
+    """A node's agent asks another one to measure the link between them over one TCP connection, both directions at
+    once. Sending it again waits for the end of the measurement and returns the result. Refused during a run."""
+
+    node: Name  # node that asks
+    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]  # first bytes of the connection
 
 
 class ProfilesRequest(Request, tag="profiles-request", frozen=True, forbid_unknown_fields=True):
@@ -298,10 +307,11 @@ WorkRequest = (
     WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
 )
 GuestRequest = AttachRun | RunSteps | EndRun
-CalibrationRequest = CalibrateRequest | ProfilesRequest
+CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest
-    | DiskRequest | CalibrateRequest | ProfilesRequest | AuditRequest | AttachRun | RunSteps | EndRun | WorksRequest
-    | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest | Command
+    | DiskRequest | CalibrateRequest | ProfilesRequest | LinkRequest | AuditRequest | AttachRun | RunSteps | EndRun
+    | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
+    | Command
 )  # fmt: skip

@@ -86,18 +86,20 @@ def calibrate(
 ) -> int:
     """Measure which micro-batch is the fastest on each node, and how fast its parts are. It takes about a minute per
     node, one after another, and no run may be in progress. Prints samples per second and peak memory by micro-batch,
-    the rates of matrix products, memory, disk and data, and what has become slower. Each node stores its profile.
+    the rates of matrix products, memory, disk and data, the link to the lead's node, and what has become slower. Each
+    node stores its profile.
     Exits with 3 if a node can't be calibrated.
     """
     from trainctl.tui.setup import calibration_request
 
     at = where(ctx, connect, cluster)
     config = _config(file, set_ or [], at)
+    lead = _lead(at)
     found, problems = dict[str, m.Calibration](), dict[str, str]()
     for name, address in _nodes(at, config, node):
         try:
             found[name] = agent_call.call(
-                address, partial(calibration_request.measured, config, partial(_tell, name, json))
+                address, partial(calibration_request.measured, config, lead, partial(_tell, name, json))
             )
         except TrainctlError as error:
             problems[name] = str(error)
@@ -133,6 +135,17 @@ def _nodes(at: "Where", config: dict[str, Any], node: str | None) -> list[tuple[
         return [(name, at.addresses[0])]
     of_run = [name for name in at.cluster.nodes if name in config.get("nodes", {})] or [*at.cluster.nodes]
     return [(name, at.cluster.address_of(name)) for name in ([node] if node is not None else of_run)]
+
+
+def _lead(at: "Where") -> str | None:
+    """The cluster's node whose agent would lead a run that is started now; None without a cluster file or an answer."""
+    if at.cluster is None:
+        return None
+    try:
+        address = agent_call.find_lead(at.addresses)
+    except TrainctlError:
+        return None  # each node's own call says why
+    return next((name for name in at.cluster.nodes if at.cluster.address_of(name) == address), None)
 
 
 async def _name(client: "Client") -> str:

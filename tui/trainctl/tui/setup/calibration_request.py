@@ -17,13 +17,15 @@ LOST_SECONDS = 30.0
 """Time that an agent may be silent during its calibration."""
 
 
-async def measured(config: dict[str, Any], tell: Callable[[str], None], client: Client) -> m.Calibration:
-    """The finished calibration of an agent's node; `tell` receives each line of progress. Raises RefusedError if it
-    fails, and what the client raises."""
+async def measured(
+    config: dict[str, Any], lead: str | None, tell: Callable[[str], None], client: Client
+) -> m.Calibration:
+    """The finished calibration of an agent's node, with its link to the lead's; `tell` receives each line of progress.
+    Raises RefusedError if it fails, and what the client raises."""
     id, shown, heard = f"calibration-{uuid.uuid4().hex[:12]}", 0, time.monotonic()
     while True:
         try:
-            state = await client.calibration(id, config)
+            state = await client.calibration(id, config, lead)
         except UnreachableError:
             if time.monotonic() - heard > LOST_SECONDS:
                 raise

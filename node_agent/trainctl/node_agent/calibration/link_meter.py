@@ -1,0 +1,143 @@
+"""The link to another node's agent, measured over one TCP connection that their authenticated sockets agree on.
+
+Both sides send zeros at once, as the sum of gradients does, which is plain TCP too: the agents' sockets are slower.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.protocol import messages as m
+from trainctl.protocol.calibration.profile import LinkRate
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import addresses
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.machine.link_speed import echo, exchange, round_trip
+
+LINK_SECONDS: Final = 2.0
+"""Time for which each side sends."""
+LINK_BYTES: Final = 256_000_000
+"""Bytes after which a side stops sending and receiving."""
+CONNECT_SECONDS: Final = 5.0
+"""Time in which the connection must be made and begin with its token."""
+ANSWER_SECONDS: Final = 10.0
+"""Time that the other agent has to answer, also for the end of its own side of the exchange."""
+
+
+class LinkMeter:
+    """Both sides of a measurement: `measured` asks another node's agent, whose `reply` takes part in one at a time."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, address_of: Callable[[str], str | None]) -> None:
+        """`address_of` returns the address of another node's agent, None if it isn't in the cluster."""
+        self._context, self._role, self._address_of = context, role, address_of
+        self._token, self._port = "", 0
+        self._task: asyncio.Task[float | None] | None = None
+
+    async def measured(self, peer: str) -> LinkRate:
+        """The link to another node. Raises TrainctlError, OSError or ValueError if it can't be measured."""
+        address, own = self._address_of(peer), self._context
+        if address is None:
+            raise InvalidInputError(peer, f"not in the cluster file of {own.node}; add it there")
+        keys = own.authenticator.keyring if own.authenticator is not None else None
+        token = secrets.token_hex(16)
+        async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=keys, context=own.zmq_context) as client:
+            port = (await client.ask(self._request(token), m.LinkReply)).port
+            received, trip = await asyncio.to_thread(_called, _host(address), port, token)
+            sent = (await client.ask(self._request(token), m.LinkReply)).bytes_per_second
+        if sent is None:
+            raise RefusedError(f"the exchange with {peer} broke off")
+        return LinkRate(peer, sent, received, trip)
+
+    def _request(self, token: str) -> m.LinkRequest:
+        return m.LinkRequest(rid=uuid.uuid4().hex, node=self._context.node, token=token)
+
+    # ------------------------------------------------------------ the side that is asked
+
+    async def reply(self, request: m.LinkRequest) -> m.LinkReply:
+        """Listen for the connection, or say what arrived over it. Raises RefusedError, InvalidInputError or OSError."""
+        if request.token == self._token and self._task is not None:
+            return m.LinkReply(rid=request.rid, port=self._port, bytes_per_second=await asyncio.shield(self._task))
+        if not self._role.is_idle:
+            raise RefusedError(f"{self._context.node} takes part in a run")
+        self._role.check_no_work()
+        server = _listening(_host(self._context.address))
+        self._token, self._port = request.token, server.getsockname()[1]
+        self._role.is_calibrating = True  # no run starts meanwhile
+        self._task = asyncio.create_task(_answered(server, request.token), name="link")
+        self._task.add_done_callback(lambda _: self._finish(server))
+        return m.LinkReply(rid=request.rid, port=self._port)
+
+    async def close(self) -> None:
+        """End the measurement that this node was asked for."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _finish(self, server: socket.socket) -> None:
+        server.close()
+        self._role.is_calibrating = False
+
+
+async def _answered(server: socket.socket, token: str) -> float | None:
+    """Bytes per second received over the first connection; None if it isn't the right one, or breaks off."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            connection = await _accepted(server, token.encode())
+        with connection:
+            try:
+                return await asyncio.to_thread(_echoed, connection)
+            finally:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # ends the thread if this was cancelled
+    except (OSError, ValueError):
+        return None
+
+
+def _host(address: str) -> str:
+    """Raises InvalidInputError for an agent that has no TCP address."""
+    host: str | None = addresses.split(address).hostname
+    if not host:
+        raise InvalidInputError(address, "a link is measured between agents with TCP addresses only")
+    return host
+
+
+def _listening(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.create_server((host, 0), family=family, backlog=1)
+    server.setblocking(False)
+    return server
+
+
+async def _accepted(server: socket.socket, token: bytes) -> socket.socket:
+    """The first connection. Raises OSError if it doesn't begin with the token."""
+    loop = asyncio.get_running_loop()
+    connection, _ = await loop.sock_accept(server)
+    try:
+        told = b""
+        while len(told) < len(token) and (part := await loop.sock_recv(connection, len(token) - len(told))):
+            told += part
+        if not secrets.compare_digest(told, token):
+            raise ConnectionRefusedError("the connection has another token")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _echoed(connection: socket.socket) -> float:
+    echo(connection)
+    return exchange(connection, LINK_SECONDS, LINK_BYTES)
+
+
+def _called(host: str, port: int, token: str) -> tuple[float, float]:
+    """Bytes per second received, and seconds of a round trip. Raises OSError or ValueError."""
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(token.encode())
+        trip = round_trip(connection)
+        return exchange(connection, LINK_SECONDS, LINK_BYTES), trip
