@@ -86,7 +86,7 @@ async def test_keys_change_the_mode_turn_it_off_and_undo_its_last_command() -> N
         await until(pilot, lambda: len(source.commands) == 1)
         await pilot.press("enter")
         await until(pilot, lambda: type(app.screen).__name__ != "PoliciesScreen")
-        assert "rebalance" in dialog_text(app)
+        assert "what the policy does automatically" in dialog_text(app)
         await pilot.press("escape", "u")
         await until(pilot, lambda: bool(app.screen.query("#dialog-text")) and "undo" in dialog_text(app))
         await pilot.press("escape")

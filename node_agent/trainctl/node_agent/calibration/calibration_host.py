@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -30,6 +31,7 @@ MOST_LINES: Final = 200
 """Lines of progress that are kept, the newest."""
 LINE_BYTES: Final = 1 << 20
 """Longest line that the process may print: a profile of many nodes' links is far shorter."""
+_log: Final = logging.getLogger(__name__)
 
 
 class _Calibration:
@@ -105,8 +107,9 @@ class CalibrationHost:
         return run_file.read(RunPaths(known.directory).run_file)
 
     async def _run(self, calibration: _Calibration, config: RunFile, lead: str | None) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
+        folder = None
         try:
+            folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
             profile = await self._measured(calibration, config, folder)
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
@@ -115,9 +118,13 @@ class CalibrationHost:
             calibration.profile = profile
         except (RefusedError, OSError) as error:
             calibration.problem = str(error)
+        except Exception as error:  # noqa: BLE001  or its client would wait for ever
+            _log.exception("calibration")
+            calibration.problem = f"{type(error).__name__}: {error}; {self._context.node}'s agent log has more"
         finally:
             self._role.is_calibrating = False
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def _link(self, calibration: _Calibration, peer: str) -> tuple[LinkRate, ...]:
         """The link to another node; none if it can't be measured, for which the progress has the reason."""

@@ -216,7 +216,7 @@ class Proposals:
             memory = {**self._kept(name).memory, **proposal.remember}
             if memory != self._kept(name).memory:
                 self._keep(name, memory=memory)
-            self._state.persist(settings=proposal.edit.settings)
+            self._state.persist(settings=proposal.edit.settings, changed_at=self._state.progress.step)
             change = d.caused(proposal.edit.change, proposal.reason)
             self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)
         elif not self._is_busy(name, proposal):

@@ -1,8 +1,10 @@
 """The measuring process from outside: started again for what is left when it runs out of memory."""
 
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Final, cast
 
@@ -14,6 +16,8 @@ from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMe
 MODULE: Final = "trainctl.trainer.calibration.measure_node"
 MOST_STARTS: Final = 12
 """Processes of one calibration. Each but the last one has left out a size or a part."""
+SILENT_SECONDS: Final = 300.0
+"""Seconds without a line after which a measuring process counts as hung and is killed. Loading is silent."""
 
 
 def measured(known: Findings, arguments: Sequence[str], say: Callable[[str], None]) -> Findings:
@@ -28,10 +32,13 @@ def measured(known: Findings, arguments: Sequence[str], say: Callable[[str], Non
         if micro is not None:
             say(f"micro-batch {micro}: out of memory")
             known = known.without_memory_for(micro)
-        elif status > 0 or ended.trying.part is None:
-            raise TrainctlError(ended.last_words or f"the measuring process ended with {status}")
+        elif ended.trying.part in (None, "passes") and not known.passes:
+            raise TrainctlError(ended.problem)
+        elif ended.trying.part is None:
+            say(f"not measured further: {ended.problem}")
+            break
         else:
-            say(f"{ended.trying.part}: the process was ended by signal {-status}")
+            say(f"{ended.trying.part}: not measured: {ended.problem}")
             known = known.with_done(ended.trying.part)
         if known.out_of_memory_micro == 1:
             raise TrainctlError(
@@ -48,7 +55,9 @@ class _Measured:
     def __init__(self, known: Findings) -> None:
         self.found, self.trying = known, Trying()
         self.out_of_memory: int | None = None
-        self.last_words = ""
+        self.problem = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._is_hung = False
 
     def follow(self, arguments: Sequence[str], say: Callable[[str], None]) -> int:
         """The exit status; negative: the signal that ended it."""
@@ -57,17 +66,40 @@ class _Measured:
                 [sys.executable, "-m", MODULE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=errors, text=True,
             )  # fmt: skip
+            self._process = process
             with process:
                 source, into = cast(IO[str], process.stdout), cast(IO[str], process.stdin)
                 into.write(msgspec.json.encode(self.found).decode() + "\n")
                 into.flush()
+                hang = self._start_timer()
                 for line in source:
+                    hang.cancel()
                     self._hear(line, say)
+                    hang = self._start_timer()
+                hang.cancel()
             errors.seek(0)
-            self.last_words = (errors.read().strip().splitlines() or [""])[-1]
-        if process.returncode < 0 and self.out_of_memory is None:
-            self.out_of_memory = self.trying.micro  # killed, as Linux does where memory runs out
+            self.problem = self._problem(process.returncode, errors.read())
+        if process.returncode == -signal.SIGKILL and not self._is_hung and self.out_of_memory is None:
+            self.out_of_memory = self.trying.micro  # as Linux does where memory runs out
         return process.returncode
+
+    def _start_timer(self) -> threading.Timer:
+        timer = threading.Timer(SILENT_SECONDS, self._kill_hung)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _kill_hung(self) -> None:
+        assert self._process is not None
+        self._is_hung = True
+        self._process.kill()
+
+    def _problem(self, status: int, errors: str) -> str:
+        if self._is_hung:
+            return f"the measuring process said nothing for {SILENT_SECONDS:g} s and was killed"
+        if status < 0:
+            return f"the measuring process was ended by {signal.Signals(-status).name}"
+        return (errors.strip().splitlines() or [f"the measuring process ended with {status}"])[-1]
 
     def _hear(self, line: str, say: Callable[[str], None]) -> None:
         try:
