@@ -75,6 +75,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/key_press.py
 	$(BIN)/python benchmarks/equal.py
 	$(BIN)/python benchmarks/unequal.py
+	$(BIN)/python benchmarks/rebalance.py
 	$(BIN)/python benchmarks/score_speed.py
 	$(BIN)/python benchmarks/reference_speed.py
 	$(BIN)/python benchmarks/data_wait.py
