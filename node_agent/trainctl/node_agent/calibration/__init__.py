@@ -1,1 +1,1 @@
-"""Calibrations of this node: measuring process, link to the lead, stored profiles, and the one that fits."""
+"""Calibrations of this node: the measuring process, the link to the lead, the stored profiles, and which one fits."""
