@@ -54,6 +54,7 @@ def test_on_a_policy_acts_by_its_own_name_with_reason_and_figures() -> None:
     assert shares(simulation) == {"a": 8, "b": 4}
     (event,) = [event for event in simulation.happened if event.by == "auto:first-shares"]
     assert (event.verb, event.step, event.kind) == ("rebalance", 0, "rank")
+    assert simulation.journal.changed_at == 0, "other policies wait for its effect too"
 
 
 def test_advising_it_names_the_command_and_leaves_all_as_it_is() -> None:

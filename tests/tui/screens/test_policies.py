@@ -104,7 +104,7 @@ async def test_a_run_that_is_not_active_says_so() -> None:
 
 
 class Moving(Clock):
-    """A clock that goes on only when it is told to."""
+    """A clock that advances only on request."""
 
     at = 0.0
 

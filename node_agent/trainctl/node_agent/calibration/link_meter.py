@@ -119,10 +119,10 @@ async def _accepted(server: socket.socket, token: bytes) -> socket.socket:
     loop = asyncio.get_running_loop()
     connection, _ = await loop.sock_accept(server)
     try:
-        told = b""
-        while len(told) < len(token) and (part := await loop.sock_recv(connection, len(token) - len(told))):
-            told += part
-        if not secrets.compare_digest(told, token):
+        received = b""
+        while len(received) < len(token) and (part := await loop.sock_recv(connection, len(token) - len(received))):
+            received += part
+        if not secrets.compare_digest(received, token):
             raise ConnectionRefusedError("the connection has another token")
     except BaseException:
         connection.close()

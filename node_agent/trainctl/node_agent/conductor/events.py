@@ -145,7 +145,7 @@ class Retract:
     step: int
 
 
-class RankDone(msgspec.Struct, frozen=True):  # each rank's at each step: made in a fifth of a dataclass's time
+class RankDone(msgspec.Struct, frozen=True):  # one for each rank and step: a dataclass takes longer to make
     """Another rank's part of a step that is committed; the next step may be by then."""
 
     part: m.RankStep

@@ -28,7 +28,7 @@ LEAST_SCATTER: Final = 0.005
 
 
 class SlowdownDetector:
-    """Takes durations (seconds, or seconds per sample) in order. A level that gets shorter for good is learned anew.
+    """Takes durations (seconds, or seconds per sample) in order. A level that gets shorter for good is learned again.
 
     It is a slowdown if the sum reaches ALARM_SCATTERS and the median of the newest RECENT_STEPS is at least half of
     SOUGHT above the level. It is over when that median no longer is.

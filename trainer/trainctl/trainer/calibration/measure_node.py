@@ -40,7 +40,7 @@ _FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
 
 
 class _Measuring:
-    """One process's work: parts in order, each told before it begins."""
+    """One process's work: parts in order, each reported before it begins."""
 
     def __init__(self, config: RunFile, node: str, caches: Path, known: Findings, where: str, folder: Path) -> None:
         """Loads data and model. Raises TrainctlError."""

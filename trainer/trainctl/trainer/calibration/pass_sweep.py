@@ -40,7 +40,7 @@ class Sweep:
         self._timer, self._most, self._trying, self._found, self._clock = timer, most, trying, found, clock
 
     def run(self, known: Findings) -> Findings:
-        """Measure what isn't known yet. Raises DeviceMemoryError after `trying` was told which size."""
+        """Measure what isn't known yet. Raises DeviceMemoryError after `trying` was called with the size."""
         deadline = self._clock() + SWEEP_SECONDS
         known = self._doubled(known, deadline)
         if not known.passes:

@@ -127,7 +127,7 @@ class StepRunner:
         )  # fmt: skip
 
     def _report(self, micro: int, run: Callable[[], m.Report]) -> m.Report:
-        """The executor goes on with half a micro-batch that doesn't fit, and fails where a single sample doesn't."""
+        """The executor continues with half a micro-batch that doesn't fit, and fails where a single sample doesn't."""
         try:
             report = run()
         except TrainctlError as error:

@@ -13,7 +13,7 @@ MUTE_MINUTES = 60.0
 
 
 class _Unwatched:
-    """Nothing on screen follows the command: the person is told how it ended."""
+    """Nothing on screen follows the command: a notification says how it ended."""
 
     watching = False
 
@@ -22,7 +22,7 @@ class _Unwatched:
 
 
 def send_unwatched(app: AppContext, order: Order) -> None:
-    """Send a command that no dialog follows: the person is told how it ended."""
+    """Send a command that no dialog follows: a notification says how it ended."""
     send(app, order, _Unwatched())
 
 

@@ -77,7 +77,7 @@ def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) ->
 
 def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
     """The seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model if
-    neither tells."""
+    neither is known."""
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat
     if seat.model is not None and not seat.model.is_linear:

@@ -8,14 +8,13 @@ from trainctl.protocol.calibration.peak import is_comparable
 from trainctl.protocol.calibration.profile import DeviceProfile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.screens import calibration_view
-from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.state.rank_rows import Row, rows
+from trainctl.tui.screens.chosen_rank import ChosenRankScreen
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import Line
 from trainctl.tui.widgets.theme import series_role
 
 
-class CalibrationScreen(BaseScreen):
+class CalibrationScreen(ChosenRankScreen):
     """The newest profile of the node of the rank that is chosen, over the earlier ones of its kind."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -27,13 +26,6 @@ class CalibrationScreen(BaseScreen):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self._profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node, newest first
-
-    def on_screen_resume(self) -> None:
-        super().on_screen_resume()
-        self.reload()
-
-    def arrived(self) -> None:
-        self.reload()
 
     def reload(self) -> None:
         """Asks the node's agent for its profiles: when it is opened, and after each attachment."""
@@ -51,13 +43,6 @@ class CalibrationScreen(BaseScreen):
         self._profiles[row.view.node] = tuple(one for one in found if is_comparable(one.key, found[0].key))
         self.paint()
 
-    @property
-    def row(self) -> Row | None:
-        """The rank that is chosen, or the first."""
-        owner = self.owner
-        table = rows(owner.shown, owner.clock, owner.selected)
-        return next((row for row in table if row.selected), table[0] if table else None)
-
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, row = self.owner, self.row
         node = row.view.node if row is not None else ""
@@ -69,12 +54,5 @@ class CalibrationScreen(BaseScreen):
         body = calibration_view.lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
         return [self.head(columns), *body][:rows]
 
-    def action_turn(self, by: int) -> None:
-        """To the next node, round the ends."""
-        run, row = self.owner.shown.run, self.row
-        if run is None or row is None:
-            return
-        ranks = sorted(view.rank for view in run.ranks)
-        self.owner.selected = ranks[(ranks.index(row.view.rank) + by) % len(ranks)]
+    def turned(self) -> None:
         self.reload()
-        self.paint()

@@ -7,13 +7,13 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
+from trainctl.tui.screens.chosen_rank import ChosenRankScreen
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state import step_phases
-from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.text.styled_line import Line, Piece, fit, line
 
 
-class NodeScreen(LogScreen):
+class NodeScreen(ChosenRankScreen, LogScreen):
     """The node of the rank that is chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -26,13 +26,6 @@ class NodeScreen(LogScreen):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.past = step_phases.RecordedPhases()
-
-    def on_screen_resume(self) -> None:
-        super().on_screen_resume()
-        self.reload()
-
-    def arrived(self) -> None:
-        self.reload()
 
     def reload(self) -> None:
         """Asks the record for the run's last steps: when it is opened, and after each attachment."""
@@ -54,13 +47,6 @@ class NodeScreen(LogScreen):
 
     # ------------------------------------------------------------ what is shown
 
-    @property
-    def row(self) -> Row | None:
-        """The rank that is chosen, or the first."""
-        owner = self.owner
-        table = rows(owner.shown, owner.clock, owner.selected)
-        return next((row for row in table if row.selected), table[0] if table else None)
-
     def names(self) -> dict[int, lv.Named]:
         row = self.row
         return {rank: name for rank, name in lv.names_of(self.owner.shown).items() if row and rank == row.view.rank}
@@ -76,15 +62,8 @@ class NodeScreen(LogScreen):
 
     # ------------------------------------------------------------ keys
 
-    def action_turn(self, by: int) -> None:
-        """To the next node, round the ends."""
-        run, row = self.owner.shown.run, self.row
-        if run is None or row is None:
-            return
-        ranks = sorted(view.rank for view in run.ranks)
-        self.owner.selected = ranks[(ranks.index(row.view.rank) + by) % len(ranks)]
+    def turned(self) -> None:
         self.view = lv.View(query=self.view.query, only=self.view.only)
-        self.paint()
 
     def action_back(self) -> None:
         if self.view.query.text or self.rows_between():
