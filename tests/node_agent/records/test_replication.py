@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.node_agent.support.records import check_rollups
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.records import keys, replication
@@ -170,6 +171,37 @@ async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(no
     assert theirs.contents()[:3] == ours.contents()[:3]
     with RecordReader(theirs.paths) as reader:
         assert [reader.is_retracted(step, m.Generation(1, 0)) for step in (5, 6, 7, 8)] == [False, True, True, True]
+    await made.close()
+
+
+async def test_a_copy_takes_the_rows_of_steps_that_the_next_lead_commits_again(nodes):
+    """Of the same generation, for the ranks' reports of them are: the old lead had sent its rows to nobody."""
+    ours, theirs = nodes
+    old = Lead(theirs, 1, 1)
+    theirs.recorder.on_kept = lambda item: replication.keep(ours.recorder, item)
+    for _ in range(40):
+        old.commit()
+    theirs.recorder.on_kept = lambda _: None
+    for _ in range(2):
+        old.commit()
+    for number in (41, 42):
+        row = msgspec.structs.replace(
+            committed(number, old.generation), committed_at=1000.0 + number, step_seconds=3.5, seconds_total=99.0,
+            values={"remaining_seconds": 12.5},
+        )  # fmt: skip
+        ours.recorder.commit(row, [msgspec.structs.replace(part(row, 0), values={"wait_seconds": 1.5})], 1000.0)
+        ours.recorder.commit(row, [part(row, 1)], 1000.0)
+    new = Lead(ours, 2, 2)
+    made = Copies(ours.paths, {"n1": theirs}, lambda: ())
+    ours.recorder.on_kept = made.add
+    assert theirs.contents() != ours.contents()
+    await come_to_rest(made, theirs)
+    assert theirs.contents() == ours.contents()
+    for _ in range(20):  # past the buckets of those steps
+        new.commit()
+    await made.flush()
+    assert theirs.contents() == ours.contents()
+    check_rollups(theirs.paths)
     await made.close()
 
 

@@ -83,6 +83,41 @@ def test_committing_twice_changes_nothing(paths: RunPaths) -> None:
         assert rows(paths, "SELECT count(*) FROM evaluations") == [(1,)]
 
 
+def test_a_row_of_the_lead_replaces_this_record_s_own_of_the_same_step(paths: RunPaths) -> None:
+    """Where it differs in anything; rows that are the same are left alone, also those with a NaN."""
+    ours = msgspec.structs.replace(step(2, loss=math.nan), values={"clip_scale": 0.5, "user:a": 1.0})
+    with RunDb(paths) as recorder:
+        for row in (step(1), ours, step(3)):
+            recorder.commit(row, [part(row.step), part(row.step, 1)], 1000.0)
+        before = rows(paths, "SELECT * FROM steps, rank_steps, rollups, metric_values")
+        for row in (step(1), ours, step(3)):
+            recorder.known_step(row)
+            recorder.known_part(part(row.step), 2000.0)
+        assert rows(paths, "SELECT * FROM steps, rank_steps, rollups, metric_values") == before
+        for values in ({"clip_scale": 0.5, "user:b": 2.0}, {}):
+            its = msgspec.structs.replace(ours, committed_at=5.0, seconds_total=9.0, loss=1.5, values=values)
+            its_part = msgspec.structs.replace(part(2), replays=3, values={"user:tries": 8.0})
+            recorder.known_step(its)
+            recorder.known_part(its_part, 2000.0)
+            with RecordReader(paths) as reader:
+                assert reader.steps()[0] == (step(1), its, step(3))
+                assert reader.rank_steps(2) == (its_part, part(2, 1))
+    assert rows(paths, "SELECT DISTINCT finished_at FROM rank_steps") == [(1000.0,)]
+    check_rollups(paths)
+
+
+def test_a_step_that_was_retracted_here_stands_if_the_lead_has_it(paths: RunPaths) -> None:
+    with RunDb(paths) as recorder:
+        recorder.commit(step(1), [part(1)], 1000.0)
+        recorder.retract_after(0)
+        recorder.known_step(step(1))
+        recorder.known_part(part(1), 1000.0)
+        with RecordReader(paths) as reader:
+            assert reader.steps()[0] == (step(1),)
+            assert reader.rank_steps(1) == (part(1),)
+    check_rollups(paths)
+
+
 def test_parts_of_other_ranks_are_added_later_and_in_any_order(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
         recorder.commit(step(1), [part(1, 0)], 1000.0)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainctl.node_agent.records.keys import OWN_KEYS
-from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.records.run_db import RECENT_PLANS, RunDb
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -81,12 +81,17 @@ class Copies:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _catch_up(self, node: Node, hosted: m.HostedRank) -> None:
-        """Page after page. Whatever is kept from the last one's reading on waits behind it."""
+        """Page after page. Whatever is kept from the last one's reading on waits behind it.
+
+        The steps of the newest plans are sent even if the node has them: a lead that takes over commits those that its
+        predecessor may have committed already, and then the node may have the predecessor's rows.
+        """
         with contextlib.suppress(InvalidInputError), RecordReader(self._paths) as reader:
             step, last_event = agreed(reader, hosted)
             first = step
             if step < hosted.step or last_event < hosted.event:
                 await self._send(node, [m.KeptRetraction(after_step=step, after_event=last_event)])
+            step = max(0, step - RECENT_PLANS)
             while True:
                 steps, more_steps = reader.steps(step, PAGE_STEPS)
                 events, more_events = reader.events(last_event, PAGE_EVENTS)
@@ -207,9 +212,9 @@ def keep(recorder: RunDb, item: m.Kept) -> None:
         case m.KeptPlan(plan=plan):
             recorder.plan(plan, time.time())
         case m.KeptStep(step=step):
-            recorder.commit(step, [], step.committed_at)
+            recorder.known_step(step)
         case m.KeptPart(part=part):
-            recorder.parts([part], time.time())
+            recorder.known_part(part, time.time())
         case m.KeptEvent(event=event):
             recorder.known_event(event)
         case m.KeptValue(key=key, value=value):

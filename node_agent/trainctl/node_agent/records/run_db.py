@@ -124,16 +124,25 @@ class RunDb:
         self._write(writes.commit(step, ranks, finished_at))
         if (step.step, step.generation) != self._told_step:
             self._told_step = step.step, step.generation
-            self._steps += 1
-            if self._steps % FORGET_EVERY_STEPS == 0:
-                self._write(writes.forget_values)
+            self._forget_values()
             self.on_kept(m.KeptStep(step=step))
         for part in ranks:
             self.on_kept(m.KeptPart(part=part))
 
-    def parts(self, parts: Sequence[m.RankStep], finished_at: float) -> None:
-        """Keep ranks' parts in steps that are in the record already, as another node has them."""
-        self._write(writes.parts(parts, finished_at))
+    def known_step(self, step: m.StepCommitted) -> None:
+        """Keep a step as the run's lead has it, which may have committed it again: its row is what stands."""
+        self._write(writes.known_step(step))
+        self._forget_values()
+
+    def _forget_values(self) -> None:
+        """With every FORGET_EVERY_STEPS steps, let go of the metrics by name that are old."""
+        self._steps += 1
+        if self._steps % FORGET_EVERY_STEPS == 0:
+            self._write(writes.forget_values)
+
+    def known_part(self, part: m.RankStep, finished_at: float) -> None:
+        """Keep a rank's part in a step that is in the record already, as the run's lead has it."""
+        self._write(writes.known_part(part, finished_at))
 
     def add_parts(self, parts: Sequence[m.RankStep]) -> None:
         """Keep ranks' parts in steps that are committed already; those of other steps or generations are left out."""

@@ -79,7 +79,48 @@ def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
     return write
 
 
-_STANDS = "SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND NOT retracted"
+def known_step(step: m.StepCommitted) -> Write:
+    """The step as the run's lead has it: its row replaces this record's own of the same step and generation."""
+    row, add = _step_row(step), commit(step, (), step.committed_at)
+    key = (step.step, step.generation.term, step.generation.n)
+
+    def write(connection: sqlite3.Connection) -> None:
+        known = connection.execute(f"SELECT * FROM steps WHERE {_STEP_KEY}", key).fetchone()  # noqa: S608
+        if known == _as_read(row) and _values_are(connection, step.step, RUN_RANK, step.values):
+            return
+        if known is not None:
+            connection.execute(f"DELETE FROM steps WHERE {_STEP_KEY}", key)  # noqa: S608
+        add(connection)
+        if known is not None:
+            rebuild_rollups(connection, step.step, step.step)
+
+    return write
+
+
+def known_part(part: m.RankStep, finished_at: float) -> Write:
+    """The same for a rank's part in a step. `finished_at` (Unix seconds) is used where the record has no such part."""
+    key = (part.step, part.generation.term, part.generation.n, part.rank)
+
+    def write(connection: sqlite3.Connection) -> None:
+        where = f"{_STEP_KEY} AND rank = ?"
+        known = connection.execute(f"SELECT * FROM rank_steps WHERE {where}", key).fetchone()  # noqa: S608
+        if known is not None:
+            row = _as_read(_rank_row(part, known[_FINISHED_AT]))
+            stands = connection.execute(_STANDS, key[:3]).fetchone()
+            if known == row and (not stands or _values_are(connection, part.step, part.rank, part.values)):
+                return
+            connection.execute(f"DELETE FROM rank_steps WHERE {where}", key)  # noqa: S608
+        parts([part], known[_FINISHED_AT] if known is not None else finished_at)(connection)
+        if known is not None:
+            rebuild_rollups(connection, part.step, part.step)
+
+    return write
+
+
+_STEP_KEY = "step = ? AND term = ? AND n = ?"
+_STANDS = f"SELECT 1 FROM steps WHERE {_STEP_KEY} AND NOT retracted"  # noqa: S608
+_FINISHED_AT = 19
+"""Place of `finished_at` in a row of `rank_steps`."""
 
 
 _DELETE_VALUES = f"""
@@ -89,16 +130,31 @@ _DELETE_VALUES = f"""
 
 
 def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> None:
-    """Those that have no column."""
+    """Those that have no column, in place of any that are there."""
+    packed = _packed(connection, values)
+    if packed is None:
+        connection.execute("DELETE FROM metric_values WHERE step = ? AND rank = ?", (step, rank))
+    else:
+        connection.execute("REPLACE INTO metric_values VALUES (?, ?, ?, ?)", (step, rank, *packed))
+
+
+def _values_are(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> bool:
+    """Whether the record has exactly these for the step, of those that have no column."""
+    known = "SELECT present, body FROM metric_values WHERE step = ? AND rank = ?"
+    found: tuple[bytes, bytes] | None = connection.execute(known, (step, rank)).fetchone()
+    return found == _packed(connection, values)
+
+
+def _packed(connection: sqlite3.Connection, values: Mapping[str, float]) -> tuple[bytes, bytes] | None:
+    """Those that have no column, under ids that new names get here; None if there are none."""
     named = {name: value for name, value in values.items() if m.is_by_name(name)}
     if not named:
-        return
+        return None
     ids = dict(connection.execute("SELECT name, id FROM metric_names"))
     if new := [(name,) for name in named if name not in ids]:
         connection.executemany("INSERT INTO metric_names (name) VALUES (?)", new)
         ids = dict(connection.execute("SELECT name, id FROM metric_names"))
-    packed = pack({ids[name]: value for name, value in named.items()})
-    connection.execute("REPLACE INTO metric_values VALUES (?, ?, ?, ?)", (step, rank, *packed))
+    return pack({ids[name]: value for name, value in named.items()})
 
 
 _RANKS_WITH_VALUES = """
@@ -240,6 +296,11 @@ def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
         rank.replays, *seconds, *map(rank.values.get, m.RANK_COLUMNS), finished_at,
         rank.weight,
     )  # fmt: skip
+
+
+def _as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row as SQLite gives it back, where NaN is NULL."""
+    return tuple(None if value != value else value for value in row)
 
 
 def _or_zero(value: float | None) -> float | None:
