@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 from tests import waiting
@@ -11,10 +12,11 @@ from tests.waiting import MOST_RESTARTS, Patience, until
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """A machine of two cores, its time and its load."""
-    now = {"seconds": 0.0, "load": 0.0}
+    now = {"seconds": 0.0, "load": 0.0, "runnable": 0.0}
     monkeypatch.setattr(time, "monotonic", lambda: now["seconds"])
     monkeypatch.setattr(os, "getloadavg", lambda: (now["load"], 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(waiting, "runnable", lambda: now["runnable"])
     return now
 
 
@@ -26,9 +28,15 @@ def seconds_until_over(patience: Patience, clock: dict[str, float], progress: ob
 
 
 @pytest.mark.parametrize(("load", "seconds"), [(0.0, 61), (2.0, 61), (8.0, 241)])
-def test_a_busy_machine_has_longer(clock: dict[str, float], load: float, seconds: float) -> None:
-    clock["load"] = load
+@pytest.mark.parametrize("measure", ["load", "runnable"])
+def test_a_busy_machine_has_longer(clock: dict[str, float], measure: str, load: float, seconds: float) -> None:
+    """Also one that has been busy for a moment only, whose mean load is still low."""
+    clock[measure] = load
     assert seconds_until_over(Patience(60), clock) == seconds
+
+
+def test_this_test_wants_a_core() -> None:
+    assert waiting.runnable() >= 1 or not Path("/proc/loadavg").exists()
 
 
 def test_what_gets_on_has_longer_but_not_for_ever(clock: dict[str, float]) -> None:

@@ -1,8 +1,10 @@
 """How long tests wait: by how far a thing has come and by how busy the machine is, not by the clock alone."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 LEAST_SECONDS = 30.0
@@ -15,8 +17,16 @@ MOST_RESTARTS = 10
 
 
 def slowness() -> float:
-    """How many processes want each core, 1 while there are cores to spare: by so much is everything slower."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """How many processes want each core, 1 while there are cores to spare: by so much is everything slower. The mean of
+    the last minute, or the number now if that is larger: when a suite begins, the mean is still that of a quiet one."""
+    return max(1.0, max(os.getloadavg()[0], runnable()) / (os.cpu_count() or 1))
+
+
+def runnable() -> float:
+    """How many processes want a core at this moment; 0 where the system doesn't say."""
+    with contextlib.suppress(OSError):
+        return float(Path("/proc/loadavg").read_text("ascii").split()[3].partition("/")[0])
+    return 0.0
 
 
 class Patience:

@@ -50,7 +50,7 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
 
 def test_a_training_node_is_not_calibrated_and_a_calibrated_node_does_not_train(agent, run_toml, run_config):
     with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=2000)}, wait="applied")
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="applied")
         assert_one_line(calibrate(agent, run_toml), 3, "takes part in", "stop the run")
         client.send("stop", {"checkpoint": False}, wait="accepted")
         wait_for_end(client)

@@ -268,7 +268,8 @@ def test_the_log_of_any_rank_comes_from_any_agent(group):
     for asked in NODES:
         with cluster.client(asked) as client:
             for rank, node in enumerate(NODES):
-                assert client.log(run, rank).text == cluster.run_paths(node, run).log(rank).read_text()
+                log = cluster.run_paths(node, run).log(rank)
+                until(lambda c=client, r=rank, log=log: c.log(run, r).text == log.read_text(), what="all that is in it")
             with pytest.raises(RefusedError, match="rank 7"):
                 client.log(run, 7)
 

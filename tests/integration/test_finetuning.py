@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster, have_back, kill_trainer, on
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, kill_trainer, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
@@ -121,7 +121,7 @@ def test_an_adapter_s_run_resumes_from_its_checkpoint_and_peft_opens_it(cluster:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    config = make(adapter=LORA, nodes=on("alpha"))
+    config = make(adapter=LORA, nodes=on("alpha"), run__steps=FOREVER)
     with cluster.client() as client:
         begun = client.send("start-run", {"config": config})
         wait_for_step(client, 12)
@@ -136,7 +136,10 @@ def test_an_adapter_s_run_resumes_from_its_checkpoint_and_peft_opens_it(cluster:
         opened: Any = PeftModel.from_pretrained(loader.from_pretrained(config["model"]["path"]), str(folder))
         assert any(parameter.any() for name, parameter in opened.named_parameters() if "lora_B" in name)
         resumed = client.send("start-run", {"resume": begun.run})
-        assert resumed.state == "applied", resumed.reason
-        assert wait_for_end(client).state == "finished"
+        assert (resumed.state, resumed.step) == ("applied", stopped.step + 1), resumed.reason
+        wait_for_step(client, stopped.step + 20)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        assert wait_for_end(client).state == "stopped"
         steps = all_steps(client, begun.run)
-    assert worst_deviation(steps, one_rank_curve(config)) < 1e-5
+    assert len(steps) >= stopped.step + 20
+    assert worst_deviation(steps, one_rank_curve(config, len(steps))) < 1e-5

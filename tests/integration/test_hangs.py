@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, Cluster, have_back, kill_trainer, on
 from tests.integration.support.exactness import check_ledger
+from tests.waiting import slowness
 
 from trainctl.protocol.client.blocking import BlockingClient
 
@@ -41,7 +42,7 @@ def texts_of(client: BlockingClient) -> list[str]:
 def test_a_rank_that_hangs_in_its_checkpoint_is_replaced_and_without_its_node_the_run_goes_back(cluster, run_config):
     config = run_config(
         run__steps=FOREVER, nodes=on(*NODES), batch__micro=2, checkpoint={"every_steps": EVERY, "at_end": False},
-        group={"hung_seconds": 1.0, "first_shares": "even"},
+        group={"hung_seconds": round(slowness(), 1), "first_shares": "even"},  # no rank that only waits for a core
     )  # fmt: skip
     with cluster.client() as client:
         begun = client.send("start-run", {"config": config})

@@ -13,7 +13,7 @@ import zmq
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until
 from tests.integration.support.clusters import free_addresses
-from tests.waiting import HANG_SECONDS, slowness
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
@@ -218,7 +218,7 @@ def test_a_viewer_hears_what_it_asked_itself_and_nothing_else(guarded: Guarded) 
 
 
 def received(dealer: Any) -> bytes:
-    assert dealer.poll(AT_ONCE_SECONDS * 1000), "no answer"
+    assert dealer.poll(PATIENT_MILLISECONDS), "no answer"
     frame: bytes = dealer.recv()
     return frame
 

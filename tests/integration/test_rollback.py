@@ -3,15 +3,18 @@
 from typing import Any
 
 from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import Cluster, on
+from tests.integration.support.clusters import FOREVER, Cluster, on
+
+from trainctl.protocol.client.blocking import BlockingClient
 
 G = 12
+CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False}
+"""None goes, however many steps a run makes before it is looked at."""
 
 
 def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, run_config: Any) -> None:
-    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
     with agent.client() as client:
-        begun = client.send("start-run", {"config": run_config(run__steps=20, checkpoint=checkpoint)})
+        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, checkpoint=CHECKPOINT)})
         assert begun.state == "applied", begun.reason
         wait_for_step(client, 7)
         assert client.send("defragment", {}).state == "applied"
@@ -29,26 +32,37 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
         until(is_back, what="the run, at step 5")
         assert client.snapshot(0).run.skipped == ((60, 36),)  # type: ignore[union-attr]
         assert client.send("resume", {}).state == "applied"
-        assert wait_for_end(client).state == "finished"
+        wait_for_step(client, 12)
+        last = stop(client)
         cursors = {step.step: step.cursor for step in all_steps(client)}
-        assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, 21)}
+        assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, last + 1)}
         events = client.events(begun.run, limit=500).events
         assert not [event.text for event in events if event.severity == "error"]
         texts = [event.text for event in events]
         assert any("positions 60 to 95 are skipped: their samples aren't trained on" in text for text in texts)
 
 
+def stop(client: BlockingClient) -> int:
+    """The last step of the run, which ends here."""
+    assert client.send("stop", {"checkpoint": False}).state == "applied"
+    view = wait_for_end(client)
+    assert view.state == "stopped", view.reason
+    return view.step
+
+
 def test_several_nodes_go_back_together_and_none_is_said_to_have_failed(cluster: Cluster, run_config: Any) -> None:
-    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
     nodes = on("alpha", "beta", "gamma")
     with cluster.client("alpha") as client:
-        config = run_config(run__steps=20, nodes=nodes, checkpoint=checkpoint)
+        config = run_config(run__steps=FOREVER, nodes=nodes, checkpoint=CHECKPOINT)
         begun = client.send("start-run", {"config": config}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
         wait_for_step(client, 12)
+        term = client.snapshot(0).run.generation  # type: ignore[union-attr]
         assert client.send("rollback", {"step": 5, "skip_batches": 2}).state == "applied"
-        assert wait_for_end(client).state == "finished"
+        until(lambda: client.snapshot(0).run.generation > term, what="the run, at step 5")  # type: ignore[union-attr]
+        wait_for_step(client, 12)
+        last = stop(client)
         cursors = {step.step: step.cursor for step in all_steps(client)}
-        assert cursors == {step: G * (step if step <= 5 else step + 2) for step in range(1, 21)}
+        assert cursors == {step: G * (step if step <= 5 else step + 2) for step in range(1, last + 1)}
         assert {rank.node: rank.state for rank in client.snapshot(0).run.ranks} == dict.fromkeys(nodes, "done")  # type: ignore[union-attr]
         assert not [event.text for event in client.events(begun.run, limit=500).events if event.severity == "error"]

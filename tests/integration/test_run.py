@@ -146,17 +146,21 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
 def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
     """The newest one; what had been committed after it is marked, and made again to the same losses."""
     with agent.client() as client:
-        config = run_config(run__steps=24, checkpoint={"every_steps": 5})
+        config = run_config(run__steps=100_000, checkpoint={"every_steps": 5, "at_end": False})
         begun = client.send("start-run", {"config": config}, wait="accepted")
         wait_for_step(client, 12)
         before = {step.step: step for step in all_steps(client, begun.run or "")}
+        last = before[max(before)]
         (pid,) = until(agent.trainer_pids)
         os.kill(pid, signal.SIGKILL)
         until(lambda: agent.trainer_pids() not in ([], [pid]), 30, "another trainer")
+        until(lambda: client.snapshot(0).run.generation > last.generation, what="the run from its checkpoint")
+        wait_for_step(client, last.step + 10)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
         view = wait_for_end(client)
-        assert (view.state, view.step, view.run) == ("finished", 24, begun.run)
+        assert (view.state, view.run) == ("stopped", begun.run)
         after = all_steps(client, begun.run or "")
-        assert [step.step for step in after] == list(range(1, 25))
+        assert [step.step for step in after] == list(range(1, view.step + 1))
         assert all(step.loss == before[step.step].loss for step in after if step.step in before)
         texts = [event.text for event in client.events(newest=True).events]
         assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts), texts
