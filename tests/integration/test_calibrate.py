@@ -8,6 +8,7 @@ import tomli_w
 from tests.integration.conftest import AgentProcess, until, wait_for_end
 from tests.integration.support.clusters import free_addresses, on
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.peak import peak
@@ -67,7 +68,7 @@ def test_an_agent_that_ends_leaves_no_measuring_process(agent, run_config):
         client._run(client._client.calibration("calibration-abcd", run_config()))
     children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), 20, "the measuring process")
     agent.terminate()
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not psutil.wait_procs(children, timeout=HANG_SECONDS)[1]
     assert not [*agent.directory.glob("calibration-*")]
 
 

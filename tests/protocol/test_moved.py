@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 import trainctl.protocol.client as package
 from trainctl.protocol.client import client
@@ -41,7 +42,7 @@ def test_an_old_path_gives_the_same_thing_and_warns_who_imports_it(
     )
     done = subprocess.run(
         [sys.executable, "-W", "always::DeprecationWarning", script],
-        env={"PYTHONPATH": str(ROOT / "protocol")}, capture_output=True, text=True, timeout=120, check=False,
+        env={"PYTHONPATH": str(ROOT / "protocol")}, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"{script}:1: DeprecationWarning: trainctl.protocol.{old} is now trainctl.protocol.{new}" in done.stderr
@@ -51,7 +52,12 @@ def test_the_paths_that_stay_do_not_warn() -> None:
     script = "; ".join(f"from trainctl.protocol.{module} import {name}" for module, name in KEPT)
     command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", script]
     done = subprocess.run(
-        command, env={"PYTHONPATH": str(ROOT / "protocol")}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env={"PYTHONPATH": str(ROOT / "protocol")},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import ROOT
+from tests.waiting import HANG_SECONDS
 
 SCRIPT = ROOT / "tools" / "setup_venv.py"
 _spec = importlib.util.spec_from_file_location("setup_venv", SCRIPT)
@@ -111,12 +112,12 @@ def test_make_demo_announces_it_before_anything_is_fetched_and_keeps_standard_ou
         (binaries / name).chmod(0o755)
     words = ["make", "-C", str(ROOT), "--no-print-directory", "demo"]
     words += [f"VENV={tmp_path / 'v'}", f"PYTHON={sys.executable}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {}
     said = done.stderr.splitlines()
     assert "download" in said[0] and "GB" in said[0]
     assert any(line.startswith("setup: installing ") for line in said[1:])
     assert "WARNING" not in done.stderr
-    again = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (again.returncode, again.stdout, again.stderr) == (0, "{}\n", "")

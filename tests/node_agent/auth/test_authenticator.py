@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights
@@ -275,7 +275,7 @@ def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(auth: Auth
                 if speaks:
                     assert (await heard(auth, bob, socket, b"mine"))[1] == identity
                 await socket.send_multipart([identity, b"by identity alone"])
-                assert bob.poll(2000) and bob.recv() == b"by identity alone", "it has what Anna had"
+                assert bob.poll(PATIENT_MILLISECONDS) and bob.recv() == b"by identity alone", "it has what Anna had"
                 assert auth.reply_identity(caller) is None
             finally:
                 context.destroy(linger=0)

@@ -45,6 +45,16 @@ def words(supervisor: socket.socket) -> list[str]:
     return found
 
 
+async def words_with(supervisor: socket.socket, word: str, count: int) -> list[str]:
+    """What the supervisor has been told once one word has come so often, and no more than that."""
+    found: list[str] = []
+    async with asyncio.timeout(HANG_SECONDS):
+        while found.count(word) < count:
+            await asyncio.sleep(0.02)
+            found += words(supervisor)
+    return found
+
+
 # ---------------------------------------------------------------- word to the supervisor
 
 
@@ -58,19 +68,16 @@ def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_stil
 
     async def main() -> tuple[list[str], list[str], list[str]]:
         async with supervised(from_environment(environment), 0, lambda: doing[0], lambda: None):
-            await asyncio.sleep(0.5)
-            turning = words(supervisor)
+            turning = await words_with(supervisor, "WATCHDOG=1", 2)
             time.sleep(0.5)  # the stall
             standing = words(supervisor)
             doing[0] = "conducts x"
-            await asyncio.sleep(0.25)
-            return turning, standing, words(supervisor)
+            return turning, standing, await words_with(supervisor, "WATCHDOG=1\nSTATUS=conducts x", 1)
 
     turning, standing, after = asyncio.run(main())
     assert turning[0] == "READY=1\nSTATUS=idle"
-    assert turning.count("WATCHDOG=1") >= 2
     assert standing == []
-    assert "WATCHDOG=1\nSTATUS=conducts x" in after
+    assert len(after) <= 2, "one beat that was due when the stall ended, and one with the new state"
     assert words(supervisor) == ["STOPPING=1"]
     assert environment == {}  # trainers, which inherit it, are not what is watched
 
@@ -133,12 +140,12 @@ async def main(folder, limit, stall):
             print("woke", flush=True)
 
 def sleep_soundly():
-    time.sleep(60)
+    time.sleep(3600)  # longer than the test waits
 
 def sleep_with_the_log():
     import logging
     with logging.getLogger().handlers[0].lock:
-        time.sleep(60)
+        time.sleep(3600)
 
 asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
 """
@@ -146,13 +153,11 @@ asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
 
 @pytest.mark.parametrize("way", ["sleep_soundly", "sleep_with_the_log"])
 def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path, way: str) -> None:
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", STALLS, str(tmp_path), str(0.4 * slowness()), way], env=ENVIRONMENT,
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
-    assert time.monotonic() - began < 50, "it does not sleep for its 60 s"
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
         assert " CRITICAL the event loop hung for " in text
@@ -163,7 +168,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
 def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: Path) -> None:
     code = STALLS.replace("await asyncio.sleep(3 * limit)", "print('on', flush=True); await asyncio.sleep(4 * limit)")
     with subprocess.Popen(
-        [sys.executable, "-c", code.replace("time.sleep(60)", "return"), str(tmp_path), "1", "sleep_soundly"],
+        [sys.executable, "-c", code.replace("time.sleep(3600)", "return"), str(tmp_path), "1", "sleep_soundly"],
         env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None

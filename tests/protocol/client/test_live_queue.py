@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
@@ -19,7 +20,7 @@ from trainctl.protocol.wire import codec, sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
 OTHER_VERSION = msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99})
-SECONDS = 10.0
+SECONDS = HANG_SECONDS
 
 
 @pytest.fixture
@@ -66,6 +67,13 @@ async def ends(context: zmq.asyncio.Context) -> AsyncIterator[Ends]:
         publisher.socket.close()
 
 
+async def arrived(queue: LiveQueue, count: int) -> None:
+    """Until so many messages wait to be taken."""
+    async with asyncio.timeout(SECONDS):
+        while len(queue._messages) < count:
+            await asyncio.sleep(0.005)
+
+
 async def numbers(queue: LiveQueue, count: int) -> list[list[int]]:
     """The numbers of so many messages, as they were given."""
     found: list[list[int]] = []
@@ -89,7 +97,7 @@ async def test_all_that_has_come_is_given_at_once_and_others_have_turns(ends: En
             await asyncio.sleep(0)
 
     other = asyncio.create_task(others())
-    await asyncio.sleep(0.2)
+    await arrived(queue, 900)
     other.cancel()
     given = await numbers(queue, 900)
     assert [*itertools.chain(*given)] == list(range(900))
@@ -129,7 +137,7 @@ async def test_what_nobody_takes_waits_in_bounded_room_and_then_goes_on(
     publisher, queue = ends
     for seq in range(300):
         publisher.say(seq)
-    await asyncio.sleep(0.2)
+    await arrived(queue, 50)
     given = await numbers(queue, 300)
     assert [*itertools.chain(*given)] == list(range(300)) and max(map(len, given)) == 50
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.conftest import MARK, our_processes
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.machine.process_title import role_of
 
@@ -25,7 +26,9 @@ def run() -> Callable[..., Any]:
 
     def run(script: str, *words: str) -> Any:
         command = [sys.executable, "-c", textwrap.dedent(script), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.lacking import memory_groups
+from tests.waiting import HANG_SECONDS
 
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import host_memory
@@ -123,7 +124,7 @@ def test_the_cap_is_that_of_the_control_group_unless_the_node_s_limit_is_lower(l
         version_1, version_2 = group / "memory.limit_in_bytes", group / "memory.max"
         (version_1 if version_1.exists() else version_2).write_text(str(2**29))
         command = [sys.executable, "-c", CAP, str(group), str(limit)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     finally:
         group.rmdir()
     assert int(done.stdout) == cap

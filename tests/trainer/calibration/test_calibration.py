@@ -13,6 +13,7 @@ import msgspec
 import psutil
 import pytest
 import tomli_w
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationResult
 from trainctl.protocol.calibration.peak import peak
@@ -143,8 +144,8 @@ def test_it_ends_with_its_parent(folder):
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.stdin.close()
-    process.wait(timeout=30)
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    process.wait(timeout=HANG_SECONDS)
+    assert not psutil.wait_procs(children, timeout=HANG_SECONDS)[1]
     process.stdout.close()
     process.stderr.close()
 
@@ -152,7 +153,7 @@ def test_it_ends_with_its_parent(folder):
 def test_a_wrong_run_file_is_one_line(folder):
     file = write(folder, "wrong.toml", model_path="/no/such/model")
     with start(file) as process:
-        process.wait(timeout=60)
+        process.wait(timeout=HANG_SECONDS)
         told = process.stderr.read()
     assert process.returncode == 2
     assert told.count("\n") == 1

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, snapshot
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
@@ -189,7 +190,7 @@ def test_what_takes_long_counts_its_seconds_on_a_terminal_in_one_line(monkeypatc
     monkeypatch.setattr(stages, "QUIET_SECONDS", 0.0)
     shown = Terminal()
     with stages.stage("demo: starting agents", shown):
-        assert shown.ticked.wait(30)
+        assert shown.ticked.wait(HANG_SECONDS)
     assert re.match(r"demo: starting agents\rdemo: starting agents \.\.\. \d+ s", shown.getvalue())
     assert shown.getvalue().count("\n") == 1
 

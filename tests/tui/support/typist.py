@@ -8,8 +8,9 @@ import time
 
 import pytest
 from tests.tui.support.cli_calls import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 class Typist:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.lib.pseudo_terminal import Terminal
 from tests.tui.support.driving import driven, until
 from tests.tui.support.recorded import source_of
+from tests.waiting import HANG_SECONDS
 from textual._context import visible_screen_stack
 from textual._xterm_parser import XTermParser
 from textual.app import App
@@ -26,7 +27,7 @@ from trainctl.tui.terminal import guard
 from trainctl.tui.terminal.driver import TerminalDriver
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 UNKNOWN = """
 from trainctl.tui.terminal import guard
 guard.version = lambda: "99.0.0"
