@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,8 @@ GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it anew
+    sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: nothing is fetched, and no thread reports use
 os.environ[MARK] = secrets.token_hex(8)
 _state = tempfile.TemporaryDirectory(prefix="tt-state-")
