@@ -12,7 +12,7 @@ from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol.record.paths import RunPaths
 
-CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(3600)'])"
 
 
 def test_a_trainer_is_read_with_its_keeper_and_its_children(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         for limit, how in ((HANG_SECONDS, "was ended by signal 9"), (0.5, "is gone")):
             monkeypatch.setattr(rank_ports, "SHIM_SECONDS", limit)
-            host.start(paths, 0, ["sleep", "60"], ENVIRONMENT)
+            host.start(paths, 0, ["sleep", "3600"], ENVIRONMENT)
             trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
             port.look()
             os.kill(trainer.keeper_pid, signal.SIGSTOP)

@@ -20,7 +20,7 @@ from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 
 STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(3600)"
 )
 
 
@@ -55,7 +55,7 @@ def record(paths: RunPaths, rank: int, pid: int, **changes: object) -> None:
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "3600"])
     yield process
     process.kill()
     process.wait(HANG_SECONDS)
@@ -65,9 +65,12 @@ def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
     host = TrainerSupervisor()
     assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
     for status in (0, 5):  # the second time over the files of the first
-        host.start(paths, 0, ["/bin/sh", "-c", f"echo one; echo two >&2; sleep 0.2; exit {status}"])
+        go = paths.directory / f"go-{status}"  # it lives until it has been seen
+        wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
+        host.start(paths, 0, ["/bin/sh", "-c", f"echo one; echo two >&2; {wait}; exit {status}"])
         found = alive(host, paths)
         assert found.command[0] == "/bin/sh" and found.started_at is not None
+        go.touch()
         wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
         assert host.exit_status(paths, 0) == status
     assert host.log_tail(paths, 0, 3) == ("two", "one", "two")
@@ -88,13 +91,13 @@ def test_a_trainer_is_ending_until_its_exit_status_is_there(paths: RunPaths) -> 
 
 def test_ranks_are_apart_and_a_running_one_is_not_started_again(paths: RunPaths) -> None:
     host = TrainerSupervisor()
-    host.start(paths, 0, ["sleep", "60"])
+    host.start(paths, 0, ["sleep", "3600"])
     with pytest.raises(RefusedError, match="rank 0 of run-1 is already running"):
-        host.start(paths, 0, ["sleep", "60"])
-    host.start(paths, 1, ["sleep", "60"])
+        host.start(paths, 0, ["sleep", "3600"])
+    host.start(paths, 1, ["sleep", "3600"])
     assert alive(host, paths, 0).pid != alive(host, paths, 1).pid
     with pytest.raises(RefusedError, match="rank 1 of run-1 is already running, pid"):
-        TrainerSupervisor().start(paths, 1, ["sleep", "60"])
+        TrainerSupervisor().start(paths, 1, ["sleep", "3600"])
 
 
 def test_the_environment_is_the_one_given(paths: RunPaths) -> None:
@@ -118,7 +121,7 @@ def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunP
         "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerSupervisor;"
         "from trainctl.protocol.record.paths import RunPaths;"
         "paths = RunPaths(Path(sys.argv[1])); host = TrainerSupervisor();"
-        "host.start(paths, 0, ['sleep', '60'])\n"
+        "host.start(paths, 0, ['sleep', '3600'])\n"
         "while host.find(paths, 0).pid is None: pass\n"
         "print(host.find(paths, 0).pid, flush=True); sys.stdin.read()"
     )
@@ -156,11 +159,11 @@ def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> N
 
 def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
     host = TrainerSupervisor()
-    host.start(paths, 0, ["sleep", "60"])
+    host.start(paths, 0, ["sleep", "3600"])
     assert host.kill(paths, 0)
     wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
     assert host.exit_status(paths, 0) in (-signal.SIGKILL, -signal.SIGTERM)
-    host.start(paths, 0, ["sleep", "60"])  # and the next one is not
+    host.start(paths, 0, ["sleep", "3600"])  # and the next one is not
     assert alive(host, paths).pid is not None
     assert host.find(paths, 0) is not None
 
@@ -180,7 +183,7 @@ def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(
 
 
 def test_a_zombie_is_dead(paths: RunPaths) -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "3600"])
     record(paths, 0, child.pid)
     host = TrainerSupervisor()
     assert host.find(paths, 0) is not None

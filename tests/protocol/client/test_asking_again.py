@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import zmq
 import zmq.asyncio
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as c
@@ -30,7 +31,7 @@ async def test_asked_again_until_it_is_answered_or_its_time_is_up(monkeypatch, l
     address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
     agent = asyncio.create_task(deaf(socket, lost))
     try:
-        async with c.Client(address, timeout_seconds=20 if answered else 0.5) as client:
+        async with c.Client(address, timeout_seconds=HANG_SECONDS if answered else 0.5) as client:
             if answered:
                 assert (await client.runs()).runs == ()
             else:

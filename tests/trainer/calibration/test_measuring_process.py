@@ -4,6 +4,7 @@ import signal
 
 import msgspec
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.calibration.profile import Pass
 from trainctl.protocol.errors import TrainctlError
@@ -37,7 +38,10 @@ def test_a_process_that_hangs_later_costs_the_part_that_it_was_at() -> None:
 
 
 @pytest.mark.parametrize(("number", "micro"), [(signal.SIGKILL, 4), (signal.SIGSEGV, None)])
-def test_only_a_kill_means_that_memory_ran_out(number: signal.Signals, micro: int | None) -> None:
+def test_only_a_kill_means_that_memory_ran_out(
+    number: signal.Signals, micro: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring_process, "SILENT_SECONDS", HANG_SECONDS)  # it ends by its own signal
     said: list[str] = []
     given = [line(Trying(part="passes", micro=4)), str(int(number))]
     found = measuring_process.measured(Findings(passes=(PASS,)), given, said.append)

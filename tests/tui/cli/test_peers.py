@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.protocol.wire import codec
@@ -42,7 +43,7 @@ def peer(answer: bytes | None, snapshot: bytes | None = None) -> Iterator[str]:
         yield f"tcp://127.0.0.1:{port}"
     finally:
         over.set()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         context.destroy(linger=0)
 
 
@@ -72,7 +73,8 @@ NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client
 def test_a_peer_that_is_not_right_is_exit_code_5(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, code: str, says: str
 ) -> None:
-    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 1.0)
+    if answer is None:
+        monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 1.0)
     with peer(answer) as address:
         assert_one_line(call("ls", "--connect", address), 5, says)
         assert call_json("ls", "--connect", address, status=5)["error"]["code"] == code

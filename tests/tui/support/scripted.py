@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
@@ -56,7 +57,7 @@ class Scripted:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(HANG_SECONDS)
         self._context.destroy(linger=0)
 
     def _serve(self) -> None:
