@@ -37,8 +37,9 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     assert "micro-batch 2" in done.stderr
     (profile,) = profile_file.all_stored(agent.directory / "profiles")
     assert f"{peak(profile.passes).micro:,} " in next(line for line in done.stdout.splitlines() if "peak" in line)
+    micro = min(12, profile.passes[-1].micro)  # on a busy machine larger ones aren't measured
     with agent.client() as client:
-        client.send("start-run", {"config": run_config()}, wait="accepted")
+        client.send("start-run", {"config": run_config(batch__micro=micro)}, wait="accepted")
         view = wait_for_end(client)
         (kept,) = client._run(client._client.profiles()).profiles
         (part,) = client.snapshot(0).rank_steps

@@ -1,5 +1,6 @@
 """What `ps` shows of a cluster's processes, and that they are found, taken up again and counted under their titles."""
 
+import contextlib
 import os
 
 import psutil
@@ -8,6 +9,7 @@ from tests.integration.conftest import until, wait_for_step
 from tests.integration.support.clusters import NODES, Cluster, on
 
 from trainctl.node_agent.readings.processes import ProcessMeter
+from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 
 
@@ -41,7 +43,8 @@ def check_titles(cluster: Cluster, run: str, node: str, rank: int, generation: s
     assert shown(trainer) == f"trainctl: trainer {who}"
     until(lambda: shown(trainer.parent()) == f"trainctl: shim {who}", 20, "the shim's title")
     assert shown(server) == f"trainctl: fork server {who}"
-    assert [shown(child) for child in server.children()] == [f"trainctl: reducer {who} {generation}"]
+    wanted = [f"trainctl: reducer {who} {generation}"]
+    until(lambda: [title for _, title in reducers(server)] == wanted, 20, f"{wanted} alone", lambda: reducers(server))
     meter = ProcessMeter()
     meter.find(cluster.run_paths(node, run).directory)
     return sorted(reading.role for reading in meter.read() if reading.rank == rank)
@@ -50,11 +53,27 @@ def check_titles(cluster: Cluster, run: str, node: str, rank: int, generation: s
 def kill_reducer(cluster: Cluster, client: BlockingClient) -> None:
     """The run goes on in a generation of its own."""
     (trainer,) = cluster["beta"].trainer_pids()
-    (reducer,) = [child for child in psutil.Process(trainer).children(recursive=True) if "reducer" in shown(child)]
-    before = client.snapshot(0).run
-    reducer.kill()
-    until(lambda: client.snapshot(0).run.generation > before.generation, 30, "another generation")
+    (server,) = psutil.Process(trainer).children()
+
+    def find() -> tuple[m.Generation, int] | None:
+        """The one of the generation that trains: after the agent's return, one of an older may still be there."""
+        run = client.snapshot(0).run
+        found = [pid for pid, title in reducers(server) if title.endswith(f" {run.generation}")]
+        return (run.generation, found[0]) if run.state == "running" and found else None
+
+    before, pid = until(find, what="the reducer of the run's generation")
+    psutil.Process(pid).kill()
+    until(lambda: client.snapshot(0).run.generation > before, 30, "another generation")
     wait_for_step(client, client.snapshot(0).run.step + 2)
+
+
+def reducers(server: psutil.Process) -> list[tuple[int, str]]:
+    """The live processes that a fork server has made, each with its title."""
+    found = []
+    for child in server.children():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, or has not been reaped yet
+            found.append((child.pid, shown(child)))
+    return found
 
 
 def shown(process: psutil.Process | None) -> str:
