@@ -101,6 +101,8 @@ def middle(values: Iterable[float]) -> float:
     ordered = sorted(values)
     median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     low, high = (1 - NEAR) * median, (1 + NEAR) * median
+    if low <= ordered[0] and ordered[-1] <= high:
+        return sum(ordered) / len(ordered)
     near = ordered[bisect_left(ordered, low) : bisect_right(ordered, high)]
     return sum(near) / len(near) if near else median
 

@@ -33,6 +33,9 @@ FASTER = 1.02
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
 
+_Peaks = tuple[Stepped, dict[int, float]]
+"""A step, and the part of its cap that each rank's peak took in it."""
+
 
 class MicroBatch(Policy):
     """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
@@ -84,10 +87,13 @@ def _table(facts: RunFacts) -> MicroBatchTable:
 def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     """Keep the newest steps. Whether a rank's peak is above the target: then the means are looked at, and else once in
     a window."""
-    target, window = _table(facts).target, _table(facts).window
-    steps: deque[Stepped] = memory.evidence.setdefault("steps", deque(maxlen=window))
-    steps.append(stepped)
-    return any((m.of_cap(report.values, "peak") or 0.0) > target for report in stepped.reports.values())
+    steps: deque[_Peaks] | None = memory.evidence.get("steps")
+    if steps is None:
+        steps = memory.evidence["steps"] = deque(maxlen=_table(facts).window)
+    found = [(rank, m.of_cap(report.values, "peak")) for rank, report in stepped.reports.items()]
+    uses = {rank: use for rank, use in found if use is not None}
+    steps.append((stepped, uses))
+    return max(uses.values(), default=0.0) > _table(facts).target
 
 
 def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
@@ -111,14 +117,13 @@ def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Prop
 def _uses(facts: RunFacts, memory: Memory) -> dict[int, float]:
     """The part of its cap that each rank's peaks took, the mean over a whole window of steps with the newest size:
     peaks of another size say nothing of this one."""
-    steps: deque[Stepped] = memory.evidence.get("steps", deque())
-    newest = _sizes(steps[-1].plan) if steps else {}
+    steps: deque[_Peaks] = memory.evidence.get("steps", deque())
+    newest = _sizes(steps[-1][0].plan) if steps else {}
     since, uses = memory.evidence.get("since", {}), dict[int, list[float]]()
-    for step in steps:
+    for step, found in steps:
         sizes = _sizes(step.plan)
-        for rank, report in step.reports.items():
-            use = m.of_cap(report.values, "peak")
-            if use is not None and sizes[rank] == newest.get(rank) and step.plan.step >= since.get(rank, 0):
+        for rank, use in found.items():
+            if sizes[rank] == newest.get(rank) and step.plan.step >= since.get(rank, 0):
                 uses.setdefault(rank, []).append(use)
     return {rank: statistics.fmean(found) for rank, found in uses.items() if len(found) == _table(facts).window}
 
