@@ -78,7 +78,8 @@ class Timing(NamedTuple):
     @classmethod
     def of(cls, samples: int, phases: Phases, micro: int = 0) -> "Timing":
         """Of what a rank has reported."""
-        return cls(samples, micro, phases.busy, phases.sync, phases.optimizer, phases.wait)
+        busy = phases.data + phases.forward + phases.backward
+        return cls(samples, micro, busy, phases.sync, phases.optimizer, phases.wait)
 
     @property
     def work(self) -> tuple[int, int]:
