@@ -275,6 +275,8 @@ class Facts(Reply, tag="facts", frozen=True):
     on_battery: bool | None
     battery_percent: float | None
     lid_closed: bool | None
+    cpu_count: Count | None = None  # processors of the machine, whatever the agent may use of them
+    boot: str | None = None  # identifies this boot of the machine: equal for agents of one machine
 
 
 class Digests(Reply, tag="digests", frozen=True):
@@ -302,6 +304,7 @@ class Calibration(Reply, tag="calibration", frozen=True):
     profile: DeviceProfile | None = None  # finished: the result, which the node has stored
     earlier: DeviceProfile | None = None  # finished: the newest comparable profile before it; None: there is none
     problem: str = ""  # failed: reason
+    waits: Annotated[int, Meta(ge=0, le=3)] = 0  # beside others: stage that it is ready for; 0: none
 
 
 class Profiles(Reply, tag="profiles", frozen=True):
