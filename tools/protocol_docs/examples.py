@@ -331,7 +331,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             disk_total_bytes=2000 * _GIGABYTE, memory_total_bytes=192 * _GIGABYTE, memory_limit_bytes=None,
             open_files=65_536,
             interfaces=(m.InterfaceFacts(name="en5", is_up=True, addresses=("10.0.7.1/24",)),), on_battery=False,
-            battery_percent=None, lid_closed=None,
+            battery_percent=None, lid_closed=None, cpu_count=24, boot="7D2C9E0A-51B4-4C0F-8E57-3F2B6A1D9C40",
         ),
         "digests": m.Digests(
             rid=_RID, digest="b" * 64,

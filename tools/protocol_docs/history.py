@@ -98,5 +98,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added link-request between agents, its reply link-reply, and CalibrateRequest.lead: a calibration measures the"
         " link to the lead's node.",
     ),
+    (2, "2026-11-26", "Added Facts.cpu_count and Facts.boot, by which nodes of one machine are known."),
 )
 """(version, date, what it added), oldest first."""

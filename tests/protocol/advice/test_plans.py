@@ -12,7 +12,7 @@ from trainctl.protocol.advice.device_table import ethernet
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.what_if import batch_for
 from trainctl.protocol.batch.eta import Schedule
-from trainctl.protocol.calibration.profile import DiskRate, GridPoint
+from trainctl.protocol.calibration.profile import DiskRate, GridPoint, Pass
 
 RATES = {"studio": 1.95, "mbp": 1.03}
 
@@ -116,7 +116,7 @@ def test_whole_steps_are_slower_than_passes_as_calibration_measured() -> None:
     slower = msgspec.structs.replace(
         profile, optimizer_seconds=0.5, grid=(GridPoint(1, 48, 0.5 + 1.1 * 24), GridPoint(8, 6, 0.5 + 1.1 * 24))
     )
-    changed = AdviceFacts(run=facts.run, nodes=(msgspec.structs.replace(facts.nodes[0], profile=slower),))
+    changed = AdviceFacts(run=facts.run, nodes=(msgspec.structs.replace(facts.nodes[0], profiles=(slower,)),))
     assert plan_of(changed, ["studio"], "alone").step_seconds == pytest.approx(0.5 + 1.1 * 24)
 
 
@@ -137,7 +137,7 @@ def test_checkpoints_and_evaluations_take_time_too() -> None:
     profile = busy.nodes[0].profile
     assert profile is not None
     disk = msgspec.structs.replace(profile, disk=DiskRate(0.5e9))
-    busy = msgspec.structs.replace(busy, nodes=(msgspec.structs.replace(busy.nodes[0], profile=disk),))
+    busy = msgspec.structs.replace(busy, nodes=(msgspec.structs.replace(busy.nodes[0], profiles=(disk,)),))
     more = [plan_of(one, ["studio"], "alone").expected_seconds or 0.0 for one in (facts, busy)]
     assert more[1] - more[0] == pytest.approx(10 * 60 / 0.5 + 99 * 60 / 2.0 / 3, rel=0.1)
 
@@ -147,10 +147,49 @@ def test_given_shares_are_kept() -> None:
     assert plan(facts, "sync").step_seconds == pytest.approx(24 / 1.03 + GRADIENTS / ethernet(10))
 
 
-def test_nodes_of_one_machine_that_were_measured_one_at_a_time_are_named() -> None:
+def on_one_machine(beside: bool) -> AdviceFacts:
+    """Two nodes that were measured alone, and perhaps also at once: half as fast."""
     facts = facts_of(RATES, 1e9, {name: {"machine": "one"} for name in RATES})
-    assert "slow each other" in plan(facts, "separate").notes[0]
+    slow = facts_of({name: rate / 2 for name, rate in RATES.items()}, 1e9).nodes
+    nodes = []
+    for node, halved, other in zip(facts.nodes, slow, reversed([*RATES]), strict=True):
+        assert halved.profile is not None
+        together = msgspec.structs.replace(halved.profile, beside=(other,))
+        nodes.append(msgspec.structs.replace(node, profiles=((together,) if beside else ()) + node.profiles))
+    return msgspec.structs.replace(facts, nodes=tuple(nodes))
+
+
+def test_nodes_of_one_machine_that_were_measured_one_at_a_time_are_named() -> None:
+    facts = on_one_machine(beside=False)
+    assert "will slow it" in plan(facts, "separate").notes[0]
+    assert plan(facts, "separate").source == "estimated"
     assert not plan(facts, "alone").notes
+
+
+def test_nodes_of_one_machine_are_predicted_by_what_was_measured_at_once() -> None:
+    facts = on_one_machine(beside=True)
+    assert plan(facts, "separate").samples_per_second == pytest.approx(2.98 / 2)
+    assert plan(facts, "separate").source == "measured"
+    assert plan(facts, "alone").samples_per_second == pytest.approx(1.95)
+    alone = msgspec.structs.replace(facts.nodes[0], profiles=facts.nodes[0].profiles[:1])
+    found = plan_of(msgspec.structs.replace(facts, nodes=(alone,)), ["studio"], "alone")
+    assert "without them it is faster" in found.notes[0]
+
+
+def test_rows_are_scored_at_the_forward_rate_with_a_pause_between_slices() -> None:
+    facts = facts_of({"studio": 2.0}, 1e9)
+    estimate = advise(facts).scoring
+    assert estimate is not None
+    assert estimate.source == "estimated"
+    profile = facts.nodes[0].profile
+    assert profile is not None
+    forward = msgspec.structs.replace(profile, forward=tuple(Pass(micro, micro / 50.0) for micro in (1, 8, 16)))
+    found = advise(
+        msgspec.structs.replace(facts, nodes=(msgspec.structs.replace(facts.nodes[0], profiles=(forward,)),))
+    )
+    assert found.scoring is not None
+    assert found.scoring.source == "measured"
+    assert found.scoring.rows_per_second == pytest.approx(50 * 2.0 / 2.1)
 
 
 def test_links_are_assumed_where_none_was_measured() -> None:

@@ -51,7 +51,7 @@ def test_nccl_is_named_between_nvidia_devices_alone() -> None:
 
 def test_the_peak_micro_batch_is_a_change_only_if_another_is_set() -> None:
     passes = tuple(Pass(micro, seconds) for micro, seconds in ((1, 0.01), (4, 0.016), (16, 0.1)))
-    curved = node_of("studio", 1.0, profile=profile_of(passes=passes), micro=16)
+    curved = node_of("studio", 1.0, profiles=(profile_of(passes=passes),), micro=16)
     facts = facts_of({"studio": 1.0}, 1e9)
     found = changes(msgspec.structs.replace(facts, nodes=(curved,)))
     assert found["micro-batch 4 on studio"] == pytest.approx(0.1 / 16 / (0.016 / 4) - 1, rel=0.02)

@@ -18,7 +18,7 @@ def node_of(name: str, rate: float, **fields: Any) -> NodeFacts:
     """A node that trains so many samples per second whatever its micro-batch."""
     passes = tuple(Pass(micro, micro / rate, 1000 * (10 + micro)) for micro in (1, 2, 4, 8, 16))
     profile = profile_of(passes=passes, memory_cap_bytes=64 * BILLION)
-    return NodeFacts(**{"name": name, "profile": profile, "micro": 8, "machine": name, **fields})
+    return NodeFacts(**{"name": name, "profiles": (profile,), "micro": 8, "machine": name, **fields})
 
 
 def run_of(**fields: Any) -> RunFacts:

@@ -1,5 +1,1 @@
-"""Advice before a run: which nodes, in step or apart, how long, at what cost, and what would change that. Pure.
-
-It computes on plain facts: a run file's settings, nodes' profiles and device tables. Imports batch and the
-folders below it.
-"""
+"""Pure advice before a run: predictions for sets of nodes, what would change them, a checklist, device tables."""

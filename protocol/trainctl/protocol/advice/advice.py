@@ -13,7 +13,8 @@ from trainctl.protocol.advice.environment import Variable, platform_of, variable
 from trainctl.protocol.advice.group_links import link_of
 from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
 from trainctl.protocol.advice.plans import Plan, plan_of
-from trainctl.protocol.advice.reference_cluster import Reference, reference_of
+from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
+from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
 from trainctl.protocol.advice.what_if import WhatIf, batch_for, what_ifs
 
 ALL_SETS: Final = 5
@@ -42,8 +43,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[Plan, ...]  # the fastest first; those that can't run last
     batch_sizes: tuple[BatchSize, ...] = ()
     what_ifs: tuple[WhatIf, ...] = ()
+    scoring: ScoringRate | None = None
     model_sizes: tuple[SizeRange, ...] = ()
-    reference: Reference | None = None
+    reference: ReferenceCluster | None = None
     checklist: tuple[Check, ...] = ()
     variables: tuple[Variable, ...] = ()
     needs: tuple[str, ...] = ()  # what trainctl doesn't do, and where it would be needed
@@ -61,7 +63,7 @@ def advise(facts: AdviceFacts, checks: tuple[Check, ...] = ()) -> Advice:
     return Advice(
         answer=answer, independent=independent, plans=tuple(plans), batch_sizes=tuple(_batch_sizes(facts, sync)),
         what_ifs=what_ifs(facts, sync, answer), model_sizes=size_ranges(facts.nodes, rates),
-        reference=reference_of(facts), checklist=checks,
+        reference=reference_of(facts), scoring=scoring_rate(facts), checklist=checks,
         variables=variables_for({platform_of(node.system, node.device) for node in facts.nodes}),
         needs=tuple(_needs(facts, plans, sync)),
         unknown={

@@ -1,6 +1,6 @@
 """What advice is computed from: the run, its nodes and the links between them, as plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -17,7 +17,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as far as it is known."""
 
     name: str
-    profile: DeviceProfile | None = None  # of this run's model and settings
+    profiles: tuple[DeviceProfile, ...] = ()  # of this run's model and settings, newest first
     other_profile: DeviceProfile | None = None  # newest one of another model or other settings: for its device's rates
     device: str = ""  # as its driver reports it
     machine: str = ""  # equal for nodes of one machine; empty: not known
@@ -32,6 +32,17 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None = None
     watts: float | None = None  # while it trains
     problem: str = ""  # why nothing is known from its agent
+
+    @property
+    def profile(self) -> DeviceProfile | None:
+        """The newest one that was measured alone, or else beside others."""
+        return self.profile_beside(())
+
+    def profile_beside(self, others: Collection[str]) -> DeviceProfile | None:
+        """The newest one that was measured beside these nodes of its machine; without it the one beside those that
+        differ least from them."""
+        wanted = set(others)
+        return min(self.profiles, key=lambda one: len(wanted ^ set(one.beside)), default=None)
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,8 @@ class NodeSpeed(NamedTuple):
     micro: int  # of its passes
     source: Source
     how: str  # where the figures come from
-    together: bool = True  # False: other nodes of its machine slow it, by how much isn't known
+    forward: PassCurve | None = None  # forward passes only
+    company: str = ""  # how other nodes of its machine make the figures wrong; empty: they don't
 
     def seconds(self, share: int, added: float = 0.0) -> float:
         """A step of `share` samples, with `added` seconds that don't depend on the share."""
@@ -42,20 +43,36 @@ class NodeSpeed(NamedTuple):
 
 def speed_of(node: NodeFacts, run: RunFacts, beside: Collection[str] = ()) -> NodeSpeed | None:
     """None if nothing is known of the node. `beside`: other nodes of its machine that work at the same time."""
-    if node.profile is not None:
-        return _calibrated(node, node.profile, run, beside)
+    profile = node.profile_beside(beside)
+    if profile is not None:
+        return _calibrated(node, profile, run, beside)
     rate, how = _estimated_rate(node, run)
     if rate is None:
         return None
     micro = node.micro if isinstance(node.micro, int) else min(8, run.global_batch)
-    return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, together=not beside)
+    return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
 
 
 def _calibrated(node: NodeFacts, profile: DeviceProfile, run: RunFacts, beside: Collection[str]) -> NodeSpeed:
-    passes = profile.passes
-    curve = curve_of(passes)
+    curve = curve_of(profile.passes)
     model = StepModel(curve, profile.optimizer_seconds or 0.0, step_factor(profile, curve))
-    return NodeSpeed(model, micro_of(node, profile, run.global_batch), "measured", "calibrated", not beside)
+    forward, company = curve_of(profile.forward) if profile.forward else None, _company(node, profile.beside, beside)
+    source: Source = "estimated" if company else "measured"
+    return NodeSpeed(
+        model, micro_of(node, profile, run.global_batch), source, company or "calibrated", forward, company
+    )
+
+
+def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]) -> str:
+    """What to say where the node was measured beside others than those that work with it."""
+    missing, more = sorted(set(beside) - set(measured)), sorted(set(measured) - set(beside))
+    if missing:
+        return f"measured without {', '.join(missing)} of its machine, which will slow it: run trainctl calibrate"
+    if more:
+        return (
+            f"measured beside {', '.join(more)} of its machine; without them it is faster: trainctl calibrate --alone"
+        )
+    return ""
 
 
 def curve_of(passes: Collection[Pass]) -> PassCurve:

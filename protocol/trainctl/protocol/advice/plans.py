@@ -1,7 +1,7 @@
 """Predictions for a set of nodes in one mode: alone, in step, or each with work of its own. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,7 +14,11 @@ from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft
 from trainctl.protocol.batch.split import slowest, split
 
 Mode = Literal["alone", "sync", "separate"]
-JOULES_PER_KWH = 3.6e6
+JOULES_PER_KWH: Final = 3.6e6
+FORWARD_PART: Final = 1 / 3
+"""Part of a forward and a backward pass that the forward pass takes: 2 of 6 operations per parameter."""
+_DISK_BYTES: Final = 1e9
+"""Bytes per second that a disk writes which wasn't measured."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +78,7 @@ def plan_of(
         )
     source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
     base = Plan(
-        nodes=tuple(names), mode=mode, source=source, memory=memory, micro=micro, notes=_notes(facts, speeds, micro)
+        nodes=tuple(names), mode=mode, source=source, memory=memory, micro=micro, notes=_notes(speeds)
     )  # fmt: skip
     if mode == "sync":
         return _in_step(facts, base, speeds, batch, link or link_of(facts, names))
@@ -155,17 +159,11 @@ def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) ->
     disk = profile.disk.write_bytes_per_second if profile is not None and profile.disk is not None else _DISK_BYTES
     seconds = {
         "checkpoint": run.checkpoint_bytes / disk,
-        "evaluate": run.held_out * step_seconds / run.global_batch * _FORWARD_PART,
+        "evaluate": run.held_out * step_seconds / run.global_batch * FORWARD_PART,
     }
     return {
         kind: schedule._replace(assumed_seconds=seconds.get(kind, 0.0)) for kind, schedule in run.schedules.items()
     }  # fmt: skip
-
-
-_DISK_BYTES = 1e9
-"""Bytes per second that a disk writes which wasn't measured."""
-_FORWARD_PART = 1 / 3
-"""Part of a forward and a backward pass that the forward pass takes: 2 of 6 operations per parameter."""
 
 
 def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
@@ -173,9 +171,5 @@ def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, Node
     return tuple(f"{node.name} is unknown: {node.problem or 'no profile'}" for node in missing)
 
 
-def _notes(facts: AdviceFacts, speeds: Mapping[str, NodeSpeed], micro: Mapping[str, int]) -> tuple[str, ...]:
-    found = [f"{name}: {speed.how}" for name, speed in speeds.items() if speed.source == "estimated"]
-    shared = [name for name, speed in speeds.items() if not speed.together]
-    if shared:
-        found.append(f"{', '.join(shared)} share a machine and were measured one at a time: they slow each other")
-    return tuple(found)
+def _notes(speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
+    return tuple(f"{name}: {speed.how}" for name, speed in speeds.items() if speed.source == "estimated")

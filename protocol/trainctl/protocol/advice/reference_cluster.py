@@ -13,11 +13,13 @@ from trainctl.protocol.calibration.profile import LinkRate
 
 COUNT: Final = 8
 _DEVICE: Final = DEVICES[0]
+LEAST_SECONDS: Final = 0.02
+"""Seconds of a step below which such a device waits for its host, so that its peak says nothing."""
 OTHER_MEMORY: Final = 60_000_000
 """Bytes beside the trainer's estimate that a CUDA device needs at least."""
 
 
-class Reference(msgspec.Struct, frozen=True):
+class ReferenceCluster(msgspec.Struct, frozen=True):
     """What the run would take there, in bfloat16: an estimate."""
 
     name: str
@@ -30,8 +32,9 @@ class Reference(msgspec.Struct, frozen=True):
     assumed: str
 
 
-def reference_of(facts: AdviceFacts) -> Reference | None:
-    """None if the model's sizes aren't known, or the global batch has too few samples."""
+def reference_of(facts: AdviceFacts) -> ReferenceCluster | None:
+    """None if the model's sizes aren't known, the global batch has too few samples, or its steps
+    would be too short to keep such devices busy."""
     run, flops = facts.run, facts.run.sample_flops
     if not flops or run.gradient_bytes is None or run.global_batch < COUNT:
         return None
@@ -39,9 +42,11 @@ def reference_of(facts: AdviceFacts) -> Reference | None:
     link = LinkRate("", _DEVICE.nvlink_bytes_per_second, _DEVICE.nvlink_bytes_per_second)
     step = share * flops / (USED_PART * _DEVICE.tflops * 1e12) + sum_seconds(run.gradient_bytes, COUNT, [link])
     left = time_of(facts, step, ERRORS["estimated"], [facts.nodes[0].name])
+    if step < LEAST_SECONDS:
+        return None
     rate = run.global_batch / step
     estimates = [node.memory.total for node in facts.nodes if node.memory is not None]
-    return Reference(
+    return ReferenceCluster(
         name=f"{COUNT} x {_DEVICE.name}",
         fits=min(estimates) + OTHER_MEMORY <= _DEVICE.memory_bytes if estimates else None,
         samples_per_second=rate, tokens_per_second=rate * run.tokens_per_sample, step_seconds=step,

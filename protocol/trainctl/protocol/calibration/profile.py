@@ -92,6 +92,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory_micro: Micro | None = None  # smallest micro-batch that ran out of memory; None: none did
     grid: Annotated[tuple[GridPoint, ...], Meta(max_length=MOST_PASSES)] = ()  # steps of one effective batch
     optimizer_seconds: Seconds | None = None  # time for the update of a step
+    forward: Annotated[tuple[Pass, ...], Meta(max_length=MOST_PASSES)] = ()  # forward passes only, as scoring runs them
+    beside: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()  # nodes of the machine that were calibrated with it
     matmul: Annotated[tuple[MatmulRate, ...], Meta(max_length=16)] = ()  # by data type
     memory_bytes_per_second: Rate | None = None  # bandwidth of copies in the device's memory, read and written
     memory_cap_bytes: Size | None = None  # memory that the trainer may take

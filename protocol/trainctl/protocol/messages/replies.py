@@ -275,6 +275,8 @@ class Facts(Reply, tag="facts", frozen=True):
     on_battery: bool | None
     battery_percent: float | None
     lid_closed: bool | None
+    cpu_count: Count | None = None  # processors of the machine, whatever the agent may use of them
+    boot: str | None = None  # identifies this boot of the machine: equal for agents of one machine
 
 
 class Digests(Reply, tag="digests", frozen=True):
