@@ -120,13 +120,17 @@ def pair(tmp_path):
             agent.clean_up()
 
 
-def test_the_link_to_the_lead_is_measured_and_sums_are_compared_with_it(pair, tmp_path, run_config):
+def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_the_link(pair, tmp_path, run_config):
     file, person, (alpha, beta) = pair
     config = run_config(nodes=on("alpha", "beta"), run__steps=100_000)
     (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
-    words = ("calibrate", tmp_path / "run.toml", "--node", "beta", "--cluster", file)
+    words = ("calibrate", tmp_path / "run.toml", "--cluster", file)
     mine = {"TRAINCTL_KEYS": str(person.path)}
-    (link,) = call_json(*words, **mine)["nodes"]["beta"]["profile"]["links"]
+    profiles = {node: found["profile"] for node, found in call_json(*words, **mine)["nodes"].items()}
+    assert {node: found["beside"] for node, found in profiles.items()} == {"alpha": ["beta"], "beta": ["alpha"]}
+    assert all(found["matmul"] and found["forward"] for found in profiles.values())
+    (link,) = profiles["beta"]["links"]
+    assert profiles["alpha"]["links"] == []
     assert link["peer"] == "alpha"
     assert min(link["sent_bytes_per_second"], link["received_bytes_per_second"]) > 1e5
     assert 0 < link["latency_seconds"] < 1

@@ -44,7 +44,8 @@ _PROFILE = profile.DeviceProfile(
     grid=(profile.GridPoint(2, 12, 0.389), profile.GridPoint(4, 6, 0.3)), optimizer_seconds=0.00125,
     matmul=(profile.MatmulRate("float32", 103.9, 52.1),), memory_bytes_per_second=2.8e10,
     memory_cap_bytes=16 * _GIGABYTE, disk=profile.DiskRate(412_000_000.0, 1_900_000_000.0),
-    data=profile.DataRate(13_646.0, 7_772.0), links=(profile.LinkRate("mbp", 1.1e9, 1.0e9, 0.0003),),
+    data=profile.DataRate(13_646.0, 7_772.0), forward=(profile.Pass(1, 0.0052, 402_653_184),), beside=("studio-b",),
+    links=(profile.LinkRate("mbp", 1.1e9, 1.0e9, 0.0003),),
 )  # fmt: skip
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,

@@ -99,5 +99,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " link to the lead's node.",
     ),
     (2, "2026-11-26", "Added Facts.cpu_count and Facts.boot, by which nodes of one machine are known."),
+    (
+        2,
+        "2026-11-26",
+        "Added CalibrateRequest.beside, stage and cancel, Calibration.waits, and DeviceProfile.forward and beside:"
+        " nodes of one machine are calibrated at the same time.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
@@ -37,23 +38,75 @@ def config(tmp_path, monkeypatch):
     return made
 
 
-def request(config):
-    return m.CalibrateRequest(rid="1", calibration="calibration-abcd", config=config)
+@pytest.fixture
+def host(context):
+    role = AgentRole()
+    links = LinkMeter(context, role, lambda _: None)
+    return CalibrationHost(context, role, StoredProfiles("a", context.directory), links)
 
 
-async def end_of(host, config):
-    while getattr(reply := await host.reply(request(config)), "state", "") == "running":
+def request(config, **fields):
+    return m.CalibrateRequest(rid="1", calibration="calibration-abcd", config=config, **fields)
+
+
+async def end_of(host, config, **fields):
+    while getattr(reply := await host.reply(request(config, **fields)), "state", "") == "running":
         await asyncio.sleep(0.1)
     return reply
 
 
-async def test_a_line_that_is_too_long_fails_the_calibration(context, config):
-    role = AgentRole()
-    links = LinkMeter(context, role, lambda _: None)
-    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links)
+async def test_a_line_that_is_too_long_fails_the_calibration(context, config, host):
     reply = await asyncio.wait_for(end_of(host, config("print('x' * (2 << 20), flush=True)")), 60)
     assert isinstance(reply, m.Calibration), reply
     assert reply.state == "failed"
     assert "ValueError" in reply.problem
-    assert not role.is_calibrating
+    assert not host._role.is_calibrating
     assert not [*context.directory.glob("calibration-*")]
+
+
+HANGS = 'import sys, time\nprint(\'{"type":"progress","text":"begun"}\', flush=True)\ntime.sleep(1000)'
+
+
+async def begun(host, config, **fields):
+    while not (await host.reply(request(config, **fields))).progress:
+        await asyncio.sleep(0.05)
+
+
+async def test_a_calibration_is_cancelled_by_a_request(context, config, host):
+    assert isinstance(await host.reply(request({}, cancel=True)), m.Refusal)
+    config = config(HANGS)
+    await asyncio.wait_for(begun(host, config), 60)
+    await host.reply(request(config, cancel=True))
+    reply = await asyncio.wait_for(end_of(host, config), 60)
+    assert (reply.state, reply.problem) == ("failed", "the calibration was cancelled")
+    await asyncio.wait_for(host.close(), 60)
+    assert not host._role.is_calibrating
+    assert not psutil.Process().children(recursive=True)
+    assert not [*context.directory.glob("calibration-*")]
+
+
+STAGES = """
+import sys
+say = lambda **fields: print(__import__("json").dumps(fields), flush=True)
+assert "--together" in sys.argv
+for stage in sys.stdin:
+    say(type="progress", text="stage " + stage.strip())
+    say(type="waits", stage=int(stage) + 1)
+    sys.exit(3) if stage == "2\\n" else None
+"""
+
+
+async def test_stages_reach_the_process_and_what_it_waits_for_its_client(config, host):
+    config, seen = config(STAGES), [0]
+    while (reply := await host.reply(request(config, beside=("b",), stage=seen[-1]))).state == "running":
+        seen += [reply.waits] if reply.waits > seen[-1] else []
+        await asyncio.sleep(0.05)
+    assert reply.state == "failed"
+    assert seen[:3] == [0, 1, 2]
+    assert reply.progress == ("stage 0", "stage 1", "stage 2")
+
+
+async def test_without_its_client_a_calibration_beside_others_ends(config, host, monkeypatch):
+    monkeypatch.setattr("trainctl.node_agent.calibration.calibration_host.CLIENT_SECONDS", 0.0)
+    reply = await asyncio.wait_for(end_of(host, config(HANGS), beside=("b",)), 60)
+    assert "not heard from" in reply.problem

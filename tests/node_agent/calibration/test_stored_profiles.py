@@ -46,5 +46,5 @@ def test_an_earlier_profile_of_other_versions_is_comparable(profiles):
     old = profile_of(key=msgspec.structs.replace(KEY, backend_version="1.0"), created_at=5.0)
     for one in (old, profile_of(key=msgspec.structs.replace(KEY, dtype="bfloat16"), created_at=9.0)):
         profiles.add(one)
-    assert profiles.comparable(KEY) == old
+    assert profiles.comparable(profile_of(key=KEY)) == old
     assert [one.created_at for one in profiles.newest(16)] == [9.0, 5.0]

@@ -99,6 +99,9 @@ def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend)
     assert all(
         point.micro * point.accumulation >= 24 > point.micro * (point.accumulation - 1) for point in profile.grid
     )
+    assert [one.micro for one in profile.forward] == sizes
+    assert min(one.seconds for one in profile.forward) < max(one.seconds for one in profile.passes)
+    assert profile.beside == ()
     assert {rate.dtype for rate in profile.matmul} == {"float32", "bfloat16", "float16"}
     assert all((rate.gflops_per_core is not None) == (backend == "torch") for rate in profile.matmul)
     assert None not in (profile.memory_bytes_per_second, profile.disk, profile.data, profile.optimizer_seconds)

@@ -25,7 +25,7 @@ TIMED = (1, 2, 4)
 STEPS = ((12, 2), (12, 4), (10, 4))
 """Samples and micro-batch of the steps that are predicted: some are not timed as such."""
 NEAR = 0.25
-"""Relative error. To leave out a step's last pass, or to take all passes at the smallest one's rate, is wrong by more."""
+"""Relative error. To leave out a step's last pass, or its curve, is wrong by more."""
 
 
 @pytest.fixture

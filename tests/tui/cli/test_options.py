@@ -15,7 +15,7 @@ FROZEN = {
     "advise": "--cluster --connect --help --json --no-data --server-key --set -h RUN.toml",
     "alerts": "--cluster --connect --help --json --server-key -h",
     "attach": "--cluster --config --connect --help --read-only --server-key -h",
-    "calibrate": "--cluster --connect --help --json --node --server-key --set -h [RUN.toml]",
+    "calibrate": "--alone --cluster --connect --help --json --node --server-key --set -h [RUN.toml]",
     "check": "--cluster --help --json --set -h RUN.toml",
     "cluster": "--help -h",
     "cluster add": "--address --cluster --extras --help --here --json --name --pip-args --python --ssh-config "

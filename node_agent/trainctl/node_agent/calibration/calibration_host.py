@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,12 @@ from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration.calibration_lines import CalibrationLine, CalibrationProgress, CalibrationResult
+from trainctl.protocol.calibration.calibration_lines import (
+    CalibrationLine,
+    CalibrationProgress,
+    CalibrationResult,
+    CalibrationWaits,
+)
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
@@ -31,14 +37,19 @@ MOST_LINES: Final = 200
 """Lines of progress that are kept, the newest."""
 LINE_BYTES: Final = 1 << 20
 """Longest line that the process may print: a profile of many nodes' links is far shorter."""
+CLIENT_SECONDS: Final = 60.0
+"""Silence of the client after which a calibration beside others, which waits for it, ends."""
 _log: Final = logging.getLogger(__name__)
 
 
 class _Calibration:
     """One calibration; it stays here after its end, so that its client can get the result."""
 
-    def __init__(self, id: str) -> None:
-        self.id = id
+    def __init__(self, request: m.CalibrateRequest) -> None:
+        self.id, self.beside, self.lead = request.calibration, request.beside, request.lead
+        self.heard_monotonic, self.stage = time.monotonic(), request.stage
+        self.waits = 0  # the stage that the process is ready for
+        self.process: Process | None = None
         self.progress: list[str] = []
         self.profile: DeviceProfile | None = None
         self.earlier: DeviceProfile | None = None
@@ -51,8 +62,32 @@ class _Calibration:
             state = "failed" if self.problem else "finished"
         return m.Calibration(
             rid=rid, state=state, progress=tuple(self.progress[-MOST_LINES:]), profile=self.profile,
-            earlier=self.earlier, problem=self.problem,
+            earlier=self.earlier, problem=self.problem, waits=self.waits,
         )  # fmt: skip
+
+    def hear(self, request: m.CalibrateRequest) -> None:
+        """Its client asks again: what may begin, or that it is to end."""
+        self.heard_monotonic = time.monotonic()
+        if request.cancel:
+            self.cancel()
+        elif request.stage > self.stage:
+            self.stage = request.stage
+            self.tell_stage()
+
+    def cancel(self) -> None:
+        """End it, once; its process is ended before its task."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
+
+    def tell_stage(self) -> None:
+        """To the process, if it lives: what may begin."""
+        if self.beside and self.process is not None and self.process.stdin is not None:
+            self.process.stdin.write(b"%d\n" % self.stage)
+
+    def check_client(self) -> None:
+        """Raises RefusedError if it waits for others and no client is there to end that."""
+        if self.beside and time.monotonic() - self.heard_monotonic > CLIENT_SECONDS:
+            raise RefusedError("the client that calibrated several nodes at once was not heard from any more")
 
 
 class CalibrationHost:
@@ -80,13 +115,16 @@ class CalibrationHost:
         """End the process, and the measurement of a link."""
         await self._links.close()
         if self._newest is not None and self._newest.task is not None:
-            self._newest.task.cancel()
+            self._newest.cancel()
             await asyncio.gather(self._newest.task, return_exceptions=True)
 
     def _asked(self, request: m.CalibrateRequest) -> _Calibration:
         """The calibration that was requested before, or a new one. Raises InvalidInputError or RefusedError."""
         if self._newest is not None and self._newest.id == request.calibration:
+            self._newest.hear(request)
             return self._newest
+        if request.cancel:
+            raise RefusedError(f"{self._context.node} has no calibration {request.calibration}")
         node = self._context.node
         config = run_file.parse(request.config, "config") if request.config else self._newest_config()
         if config.nodes and node not in config.nodes:
@@ -95,9 +133,9 @@ class CalibrationHost:
             run = self._role.run or (self._role.followed.run if self._role.followed is not None else "a run")
             raise RefusedError(f"{node} takes part in {run}; stop the run, or calibrate after its end")
         self._role.check_no_work()
-        self._newest = made = _Calibration(request.calibration)
+        self._newest = made = _Calibration(request)
         self._role.is_calibrating = True
-        made.task = asyncio.create_task(self._run(made, config, request.lead), name="calibration")
+        made.task = asyncio.create_task(self._run(made, config), name="calibration")
         return made
 
     def _newest_config(self) -> RunFile:
@@ -106,16 +144,20 @@ class CalibrationHost:
             raise InvalidInputError("RUN.toml", f"{self._context.node} has had no run yet; name a run file")
         return run_file.read(RunPaths(known.directory).run_file)
 
-    async def _run(self, calibration: _Calibration, config: RunFile, lead: str | None) -> None:
-        folder = None
+    async def _run(self, calibration: _Calibration, config: RunFile) -> None:
+        folder, lead = None, calibration.lead
         try:
             folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
             profile = await self._measured(calibration, config, folder)
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
-            calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile.key)
+            profile = msgspec.structs.replace(profile, beside=calibration.beside)
+            calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile)
             await asyncio.to_thread(self._profiles.add, profile)
             calibration.profile = profile
+        except asyncio.CancelledError:
+            calibration.problem = "the calibration was cancelled"
+            raise
         except (RefusedError, OSError) as error:
             calibration.problem = str(error)
         except Exception as error:  # noqa: BLE001  or its client would wait for ever
@@ -144,10 +186,19 @@ class CalibrationHost:
         node, file = self._context.node, folder / "run.toml"
         file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
         caches = run_file.cache_folder(config, node, self._context.directory / "data")
-        arguments = [str(file), "--node", node, "--caches", str(caches)]
+        arguments = [
+            str(file),
+            "--node",
+            node,
+            "--caches",
+            str(caches),
+            *(["--together"] if calibration.beside else []),
+        ]
         with (folder / "errors").open("w+b") as errors:
             process = await _started(arguments, config.nodes.get(node, NodeTable()), errors.fileno())
             try:
+                calibration.process = process
+                calibration.tell_stage()
                 profile = await self._heard(calibration, process)
                 status = await process.wait()
             finally:
@@ -162,10 +213,13 @@ class CalibrationHost:
         profile = None
         assert process.stdout is not None
         async for line in process.stdout:
+            calibration.check_client()
             with contextlib.suppress(msgspec.DecodeError):  # what a library prints
                 match msgspec.json.decode(line, type=CalibrationLine):
                     case CalibrationProgress(text):
                         calibration.progress.append(text)
+                    case CalibrationWaits(stage):
+                        calibration.waits = stage
                     case CalibrationResult(found):
                         profile = found
         return profile

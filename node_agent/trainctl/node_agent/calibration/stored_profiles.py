@@ -27,9 +27,9 @@ class StoredProfiles:
         """The newest first."""
         return tuple(reversed(profile_file.all_stored(self._folder)[-limit:]))
 
-    def comparable(self, key: ProfileKey) -> DeviceProfile | None:
+    def comparable(self, profile: DeviceProfile) -> DeviceProfile | None:
         """The newest profile that tells whether the machine has become slower, of any versions of the libraries."""
-        return next((one for one in self.newest(2**20) if is_comparable(one.key, key)), None)
+        return next((one for one in self.newest(2**20) if is_comparable(one, profile)), None)
 
     def with_profile(self, message: m.FromTrainer, config: RunFile) -> m.FromTrainer:
         """A rank's message, with the profile that fits the rank if it says what the rank has loaded."""

@@ -297,8 +297,7 @@ class Conductor:
         if done is None or self.stage == "leaving":  # then every command has its outcome
             return
         if report.kind == "train":
-            for rank in done.ranks:
-                self._restarts.stepped(rank)
+            self._restarts.stepped(done.ranks)
             if self.durable.mode == "running" and done.plan.finishes is None:
                 self._proposals.ask(self._stepped(done))
         if report.kind == "probe":

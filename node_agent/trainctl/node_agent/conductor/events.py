@@ -80,7 +80,8 @@ Said = (
 )
 Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Computing | Quorum | Ticked
 
-# ---------------------------------------------------------------- decisions out
+# ---------------------------------------------------------------- decisions out; what each step has is a struct, which
+# takes less time to make than a dataclass
 
 
 def caused(change: Change, why: str) -> Change:
@@ -111,8 +112,7 @@ class Kill:
     rank: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Issue:
+class Issue(msgspec.Struct, frozen=True):
     """Journal the durable state, then the plan, then send the plan to its ranks (unless `held`).
 
     Killed between the two, the settings are of a step that has no plan yet: its plan is made again from them.
@@ -123,15 +123,13 @@ class Issue:
     held: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Journal the durable state."""
 
     durable: Durable
 
 
-@dataclasses.dataclass(frozen=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """A step is committed; `first` is the part of the rank that reported it first."""
 
     step: m.StepCommitted
@@ -145,7 +143,7 @@ class Retract:
     step: int
 
 
-class RankDone(msgspec.Struct, frozen=True):  # one for each rank and step: a dataclass takes longer to make
+class RankDone(msgspec.Struct, frozen=True):
     """Another rank's part of a step that is committed; the next step may be by then."""
 
     part: m.RankStep

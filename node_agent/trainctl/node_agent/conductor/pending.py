@@ -30,7 +30,9 @@ class Pending:
 
     def next_side(self) -> str | None:
         """The kind of side plan that is due first, if any."""
-        return next((kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind]), None)
+        if not self.scheduled and not any(self.side.values()):
+            return None
+        return next(kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind])
 
     def take_side(self, kind: str) -> list[Commanded]:
         """The commands that a side plan answers; whatever wanted that plan is satisfied by it. Each command to sample

@@ -14,6 +14,12 @@ class PeriodicPlans:
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
         self._done: dict[str, int] = {}  # step of the last plan of each kind
         self._ending_scheduled = False
+        config = state.config
+        self._every_steps = {
+            "sync": config.group.sync_weights_every, "evaluate": config.evaluate.every_steps,
+            "sample": config.samples.every_steps if config.samples.prompts else 0,
+            "checkpoint": config.checkpoint.every_steps,
+        }  # fmt: skip
 
     def note_done(self, plan: m.StepPlan) -> None:
         self._done[plan.kind] = plan.step
@@ -30,20 +36,16 @@ class PeriodicPlans:
 
     def schedule_periodic(self, step: int) -> None:
         """What is due after `step`."""
-        config = self._state.config
-        if not 0 < step < config.run.steps:
+        if not 0 < step < self._state.config.run.steps:
             return
-        every = {
-            "sync": config.group.sync_weights_every if len(self._state.settings.live) > 1 else 0,
-            "evaluate": config.evaluate.every_steps if self._rendezvous.any_ready().held_out else 0,
-            "sample": config.samples.every_steps if config.samples.prompts else 0,
-            "checkpoint": config.checkpoint.every_steps,
-        }
-        if self._state.durable.eval_step == step:
-            every["evaluate"] = 0
-        self._pending.scheduled |= {
-            kind for kind, steps in every.items() if steps and step % steps == 0 and self._done.get(kind) != step
-        }
+        for kind, steps in self._every_steps.items():
+            if steps and step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
+                self._pending.scheduled.add(kind)
+
+    def _is_of_use(self, kind: str, step: int) -> bool:
+        if kind == "evaluate":
+            return self._rendezvous.any_ready().held_out > 0 and self._state.durable.eval_step != step
+        return kind != "sync" or len(self._state.settings.live) > 1
 
     def schedule_ending(self, step: int) -> None:
         """The last evaluation and checkpoint of a run of which `step` is planned, once."""

@@ -106,13 +106,17 @@ class Pipeline:
         """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
         pause, the next plan is journaled with them."""
         lacks = self._lacks_data(now)
-        carried, step = self._state.durable.carried.values(), self.planned_step
-        carries = self._pending.staged or any(one.step > step for one in carried)
-        if lacks and carries and self.is_still:
+        if lacks and self._carries and self.is_still:
             self.hold_next_plan(now)
             lacks = self._lacks_data(now)
         self._state.waiting = lacks
         return not lacks
+
+    @property
+    def _carries(self) -> bool:
+        """Whether the next plan has commands."""
+        carried = self._state.durable.carried.values()
+        return bool(self._pending.staged) or any(one.step > self.planned_step for one in carried)
 
     def _lacks_data(self, now: float) -> str:
         """What is missing for the next step with the edits that it takes up."""

@@ -39,6 +39,7 @@ class Proposals:
     def __init__(self, state: ConductorState) -> None:
         self._state = state
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
+        self._memories: dict[PolicyName, Memory] = {}  # with that evidence, as policies are asked with them
         self._generation = state.durable.generation  # that the evidence is of
         self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
         self._modes_known: Mapping[PolicyName, PolicyMode] = {}
@@ -70,29 +71,35 @@ class Proposals:
         """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
         for name, policy in REGISTRY.items():
             if self.mode(name) != "off":
-                memory = Memory(evidence=self._evidence.setdefault(name, {}))
-                policy.replay(self._state.config, memory, steps)
+                policy.replay(self._state.config, self._memory(name), steps)
 
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
         facts = self._facts(occasion)
         self._last = occasion if isinstance(occasion, Stepped) else self._last
-        for name, policy in REGISTRY.items():
-            mode = self._modes[name]
+        for name, mode in self._modes.items():
             if mode == "off":
                 continue
             if facts.durable is not self._state.durable:
                 facts = self._facts(occasion)
-            kept = self._kept(name)
-            memory = Memory(dict(kept.memory), self._evidence.setdefault(name, {}))
-            proposal = policy.propose(facts, memory)
+            kept, memory = self._kept(name), self._memory(name)
+            proposal = REGISTRY[name].propose(facts, memory)
             if memory.kept != kept.memory:
-                self._keep(name, memory=memory.kept)
+                self._keep(name, memory=dict(memory.kept))
             if isinstance(proposal, Advice):
                 self._say(name, "", proposal.reason, proposal.severity)
             elif proposal is not None:
                 self._do(name, proposal) if mode == "on" and not proposal.advise_only else self._advise(name, proposal)
+
+    def _memory(self, name: PolicyName) -> Memory:
+        """A policy's own, for it to write to."""
+        memory, kept = self._memories.get(name), self._kept(name).memory
+        if memory is None:
+            memory = self._memories[name] = Memory(evidence=self._evidence.setdefault(name, {}))
+        if memory.kept != kept:
+            memory.kept = dict(kept)
+        return memory
 
     def set_mode(self, command: d.Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
@@ -189,6 +196,11 @@ class Proposals:
         if self._generation != self._state.durable.generation:
             self._generation, self._last = self._state.durable.generation, None
             self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
+            self._memories.clear()
+        if self._expected:
+            self._forget_lost()
+
+    def _forget_lost(self) -> None:
         step = self._state.progress.step
         lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
         for name in POLICIES if lost else ():

@@ -138,6 +138,8 @@ class Rendezvous:
     def returning(self) -> list[int]:
         """Lost ranks that are there again, ascending."""
         settings = self._state.settings
+        if len(settings.live) == len(settings.ranks):
+            return []
         lost = (
             rank for rank in sorted(settings.ranks.keys() - settings.live.keys()) if settings.ranks[rank].out == "lost"
         )

@@ -168,6 +168,7 @@ class Restarts:
         """Whether another process has been asked for, and has not ended."""
         return rank in self._starts and not self._rendezvous.ranks[rank].ended
 
-    def stepped(self, rank: int) -> None:
-        """It took part in a step."""
-        self._starts.pop(rank, None)
+    def stepped(self, ranks: Collection[int]) -> None:
+        """They took part in a step."""
+        if self._starts:
+            self._starts = {rank: starts for rank, starts in self._starts.items() if rank not in ranks}

@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 
+_OF_RUN = frozenset(name for name, metric in m.METRICS.items() if metric.scope == "run")
+"""Values that go to the run's row of a step."""
+_OF_OTHERS = frozenset(name for name, metric in m.METRICS.items() if metric.scope != "rank")
+"""Values that don't go to a rank's row of a step; one that no table knows does."""
+
 
 class RunSums(NamedTuple):
     """Of all committed steps of a run."""
@@ -29,7 +34,7 @@ def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, totals: RunS
         samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
         global_batch=plan.global_batch, plan_version=plan.plan_version, step_seconds=report.step_seconds,
         tokens=report.tokens, weight_total=totals.weight, tokens_total=totals.tokens, seconds_total=totals.seconds,
-        skipped=report.skipped, values=_of_scope(report, "run"),
+        skipped=report.skipped, values={name: value for name, value in report.values.items() if name in _OF_RUN},
     )  # fmt: skip
 
 
@@ -39,7 +44,7 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
         run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
         tokens=report.own_tokens, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
         step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
-        values=_of_scope(report, "rank"),
+        values={name: value for name, value in report.values.items() if name not in _OF_OTHERS},
     )  # fmt: skip
 
 
@@ -56,11 +61,3 @@ def samples(
             tokens=answer.tokens, ended=answer.ended, seconds=answer.seconds, loss=loss, eval_loss=eval_loss,
             max_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=how.seed, node=node, by=by,
         )  # fmt: skip
-
-
-_SCOPES = {name: metric.scope for name, metric in m.METRICS.items()}
-
-
-def _of_scope(report: m.Report, scope: m.Scope) -> dict[str, float]:
-    """The values that go to the run's row of a step, or to the rank's; one that no table knows is the rank's."""
-    return {name: value for name, value in report.values.items() if _SCOPES.get(name, "rank") == scope}

@@ -42,6 +42,11 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         """Those that take part, by rank in ascending order."""
         return {rank: self.ranks[rank] for rank in sorted(self.ranks) if not self.ranks[rank].out}
 
+    @cached_property
+    def micros(self) -> Mapping[int, int]:
+        """Samples per forward/backward of the live ranks."""
+        return {rank: setting.micro_in_force for rank, setting in self.live.items()}
+
     def label(self, rank: int) -> str:
         """What a person calls the rank: its node, and its number too where the node has several."""
         node = self.ranks[rank].node

@@ -123,8 +123,7 @@ def _plan(
 
 
 def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
-    live = durable.settings.live.items()
-    return tuple(RankWork(rank, dealt.get(rank, ()), setting.micro_in_force) for rank, setting in live)
+    return tuple([RankWork(rank, dealt.get(rank, ()), micro) for rank, micro in durable.settings.micros.items()])
 
 
 def _weights(durable: Durable) -> dict[int, float]:

@@ -63,9 +63,11 @@ class Rates:
         self._steps.clear()
 
     def _take(self, report: m.Report) -> None:
-        rows = self._timings.setdefault(report.rank, deque(maxlen=NEWEST))
+        rows = self._timings.get(report.rank)
+        if rows is None:
+            rows = self._timings[report.rank] = deque(maxlen=NEWEST)
         timing = Timing.of(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
-        if rows and rows[-1].work != timing.work:
+        if rows and rows[-1][:2] != timing[:2] and rows[-1].work != timing.work:
             self._note(report.rank, [row for row in rows if row.work == rows[-1].work])
         rows.append(timing)
         if report.rank in self._seen and [row.work for row in rows].count(timing.work) == FEW:

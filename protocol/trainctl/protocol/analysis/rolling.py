@@ -55,10 +55,11 @@ class RollingStatistics:
 
     def add(self, step: int, value: float | None) -> None:
         """Take a step's value. One that is missing, NaN or infinite is left out."""
-        self.go_back_to(step)
+        if self._steps and self._steps[-1] >= step:
+            self.go_back_to(step)
         if value is None or not is_usable(value):
             return
-        if self.is_full:
+        if len(self._values) == self._window:
             self._steps.popleft()
             self._drop(self._values.popleft())
         self._steps.append(step)

@@ -41,6 +41,7 @@ class SpikeDetector:
         self._away: list[tuple[int, float, float | None]] = []  # steps above the trend, since the first of them
         self._back = 0  # losses in a row that are back
         self._spike: Spike | None = None
+        self._newest = -1  # step
 
     @property
     def spike(self) -> Spike | None:
@@ -59,7 +60,9 @@ class SpikeDetector:
 
     def add(self, step: int, loss: float | None, grad_norm: float | None) -> Spike | None:
         """Take a committed step. One that was made again takes the place of itself and of all steps after it."""
-        self._go_back_to(step)
+        if step <= self._newest:
+            self._go_back_to(step)
+        self._newest = step
         if loss is None or not is_usable(loss):
             return self._spike
         is_above = self._loss.is_above(loss) and (grad_norm is None or self._norm.is_above(grad_norm))

@@ -78,7 +78,8 @@ class Timing(NamedTuple):
     @classmethod
     def of(cls, samples: int, phases: Phases, micro: int = 0) -> "Timing":
         """Of what a rank has reported."""
-        return cls(samples, micro, phases.busy, phases.sync, phases.optimizer, phases.wait)
+        busy = phases.data + phases.forward + phases.backward
+        return cls(samples, micro, busy, phases.sync, phases.optimizer, phases.wait)
 
     @property
     def work(self) -> tuple[int, int]:
@@ -101,6 +102,8 @@ def middle(values: Iterable[float]) -> float:
     ordered = sorted(values)
     median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     low, high = (1 - NEAR) * median, (1 + NEAR) * median
+    if low <= ordered[0] and ordered[-1] <= high:
+        return sum(ordered) / len(ordered)
     near = ordered[bisect_left(ordered, low) : bisect_right(ordered, high)]
     return sum(near) / len(near) if near else median
 

@@ -17,4 +17,10 @@ class CalibrationResult(msgspec.Struct, frozen=True, tag_field="type", tag="prof
     profile: DeviceProfile
 
 
-CalibrationLine = CalibrationProgress | CalibrationResult
+class CalibrationWaits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
+    """Beside other calibrations of the machine: it is ready for a stage."""
+
+    stage: int
+
+
+CalibrationLine = CalibrationProgress | CalibrationWaits | CalibrationResult

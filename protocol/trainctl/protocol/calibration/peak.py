@@ -86,15 +86,19 @@ def slower(earlier: DeviceProfile, later: DeviceProfile) -> list[Slowdown]:
     return [one for one in found if one.now < (1 - SLOWER) * one.before]
 
 
-def is_comparable(one: ProfileKey, other: ProfileKey) -> bool:
-    """Whether the passes of two profiles were of the same kind, whatever versions of the libraries ran them."""
-    versions = {"backend_version": "", "trainctl_version": ""}
-    return msgspec.structs.replace(one, **versions) == msgspec.structs.replace(other, **versions)
+def is_comparable(one: DeviceProfile, other: DeviceProfile) -> bool:
+    """Whether the passes of two profiles were of the same kind, beside as many other nodes of the machine, whatever
+    versions of the libraries ran them."""
+    return _kind(one.key) == _kind(other.key) and len(one.beside) == len(other.beside)
+
+
+def _kind(key: ProfileKey) -> ProfileKey:
+    return msgspec.structs.replace(key, backend_version="", trainctl_version="")
 
 
 def _both(earlier: DeviceProfile, later: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """What the two have in common: its name, the earlier rate and the later one."""
-    if is_comparable(earlier.key, later.key):
+    if is_comparable(earlier, later):
         rates = {one.micro: one.rate for one in earlier.passes}
         ratios = [one.rate / rates[one.micro] for one in later.passes if one.micro in rates]
         if ratios:

@@ -162,10 +162,17 @@ class Client(AttachedRuns):
         """How fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
         return await self.ask(m.DiskRequest(rid=_rid(), folder=folder), m.Disk)
 
-    async def calibration(self, id: str, config: dict[str, Any], lead: str | None = None) -> m.Calibration:
+    async def calibration(
+        self, id: str, config: dict[str, Any], lead: str | None = None, *, beside: tuple[str, ...] = (), stage: int = 0,
+        cancel: bool = False,
+    ) -> m.Calibration:  # fmt: skip
         """Begin a calibration of the agent's node under an ID of one's own, or get its state. `lead`: the node to which
-        the link is measured too."""
-        return await self.ask(m.CalibrateRequest(rid=_rid(), calibration=id, config=config, lead=lead), m.Calibration)
+        the link is measured too. `beside`: nodes of the machine that are calibrated at the same time, with the last
+        `stage` that may begin."""
+        request = m.CalibrateRequest(
+            rid=_rid(), calibration=id, config=config, lead=lead, beside=beside, stage=stage, cancel=cancel
+        )
+        return await self.ask(request, m.Calibration)
 
     async def profiles(self, limit: int = 16) -> m.Profiles:
         """The stored profiles of the agent's node, newest first."""

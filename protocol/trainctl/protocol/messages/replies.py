@@ -304,6 +304,7 @@ class Calibration(Reply, tag="calibration", frozen=True):
     profile: DeviceProfile | None = None  # finished: the result, which the node has stored
     earlier: DeviceProfile | None = None  # finished: the newest comparable profile before it; None: there is none
     problem: str = ""  # failed: reason
+    waits: Annotated[int, Meta(ge=0, le=3)] = 0  # beside others: stage that it is ready for; 0: none
 
 
 class Profiles(Reply, tag="profiles", frozen=True):

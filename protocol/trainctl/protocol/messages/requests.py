@@ -132,11 +132,15 @@ class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_field
 
 class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unknown_fields=True):
     """Requests a calibration of the agent's node for a run file. It takes about a minute, and no run may be in progress
-    there. Sending it again returns the progress, and at last the profile."""
+    there. Sending it again returns the progress, and at last the profile. Beside others of the machine it waits before
+    each stage until a request allows it: 1: passes, 2: idle once it has no more of them, 3: the other parts, alone."""
 
     calibration: WorkId  # ID of the calibration, chosen by the client
     config: dict[str, Any]  # parsed run file; empty: the one of the node's newest run
     lead: Name | None = None  # node to which the link is measured too; null: none
+    beside: Annotated[tuple[Name, ...], Meta(max_length=63)] = ()  # nodes of the machine calibrated at the same time
+    stage: Annotated[int, Meta(ge=0, le=3)] = 0  # with beside: last stage that may begin
+    cancel: bool = False  # ends the calibration
 
 
 class LinkRequest(Request, tag="link-request", frozen=True, forbid_unknown_fields=True):

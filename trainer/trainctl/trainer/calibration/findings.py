@@ -7,8 +7,8 @@ from msgspec import Meta
 
 from trainctl.protocol.calibration.profile import DataRate, DiskRate, GridPoint, MatmulRate, Pass
 
-Part = Literal["data", "passes", "grid", "matmul", "memory", "disk"]
-PARTS: tuple[Part, ...] = ("data", "passes", "grid", "matmul", "memory", "disk")
+Part = Literal["data", "passes", "grid", "forward", "matmul", "memory", "disk"]
+PARTS: tuple[Part, ...] = ("data", "passes", "grid", "forward", "matmul", "memory", "disk")
 """In the order in which they are measured. Only `passes` must succeed."""
 
 
@@ -23,6 +23,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory_micro: int | None = None
     grid: tuple[GridPoint, ...] = ()
     optimizer_seconds: float | None = None
+    forward: tuple[Pass, ...] = ()  # forward passes only, by micro-batch, ascending
     matmul: tuple[MatmulRate, ...] = ()
     memory_bytes_per_second: float | None = None
     disk: DiskRate | None = None
@@ -71,4 +72,10 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag_field="type", tag="out-of-mem
     micro: int
 
 
-Line = Trying | Said | Found | OutOfMemory
+class Waits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
+    """It is ready for a stage, which other calibrations of the machine aren't; repeated as a sign of life."""
+
+    stage: int
+
+
+Line = Trying | Said | Found | OutOfMemory | Waits

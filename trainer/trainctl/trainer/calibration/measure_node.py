@@ -1,8 +1,9 @@
 """`python -m trainctl.trainer.calibration.measure_node RUN.toml --node NODE --caches FOLDER`: measures what is left.
 
-Standard input has one line, what has been found before; it then stays open as long as the parent lives. Each line of
-standard output is a `Line` of findings.py. Exit status 0: all is measured, or a micro-batch ran out of memory, which
-the last line says; 2: one line on standard error says what is wrong.
+Standard input has one line, what has been found before, and then a line with the number of each stage that may begin
+(stages.py); it stays open as long as the parent lives. Each line of standard output is a `Line` of findings.py. Exit
+status 0: all is measured, or a micro-batch ran out of memory, which the last line says; 2: one line on standard error
+says what is wrong.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +28,9 @@ from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.calibration import device_speed
 from trainctl.trainer.calibration.data_rate import data_rate
-from trainctl.trainer.calibration.findings import PARTS, Findings, Found, Line, OutOfMemory, Part, Said, Trying
+from trainctl.trainer.calibration.findings import PARTS, Findings, Found, Line, OutOfMemory, Part, Said, Trying, Waits
 from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.stages import BEGINS, QUIET, REST, Stages
 from trainctl.trainer.calibration.step_grid import grid
 from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memory
 from trainctl.trainer.common import logs
@@ -36,15 +39,21 @@ from trainctl.trainer.data.dataset import open_dataset
 
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
+FORWARD_SECONDS: Final = 4.0
+"""Time for forward passes; a size that would take longer isn't begun, but for the smallest."""
+WAIT_SECONDS: Final = 10.0
+"""Time between two lines of a process that waits."""
 _FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
 
 
 class _Measuring:
     """One process's work: parts in order, each reported before it begins."""
 
-    def __init__(self, config: RunFile, node: str, caches: Path, known: Findings, where: str, folder: Path) -> None:
+    def __init__(
+        self, config: RunFile, node: str, caches: Path, known: Findings, stages: Stages, where: str, folder: Path
+    ) -> None:  # fmt: skip
         """Loads data and model. Raises TrainctlError."""
-        self._config, self._node, self._caches, self._found = config, node, caches, known
+        self._config, self._node, self._caches, self._found, self._stages = config, node, caches, known, stages
         self._trying: Trying = Trying()
         _tell(self._trying)
         self._dataset = open_dataset(config, caches, where)
@@ -62,8 +71,8 @@ class _Measuring:
     def run(self) -> None:
         """Measure what isn't done. A micro-batch that runs out of memory ends it early."""
         work: dict[Part, Callable[[], dict[str, Any]]] = {
-            "data": self._data, "passes": self._passes, "grid": self._grid, "matmul": self._matmul,
-            "memory": self._memory, "disk": self._disk,
+            "data": self._data, "passes": self._passes, "grid": self._grid, "forward": self._forward,
+            "matmul": self._matmul, "memory": self._memory, "disk": self._disk,
         }  # fmt: skip
         try:
             self._try(None, 1)
@@ -71,10 +80,22 @@ class _Measuring:
             for part in PARTS:
                 if part not in self._found.done:
                     self._try(part)
+                    self._wait_for(BEGINS[part])
                     self._take(msgspec.structs.replace(self._found, **work[part]()).with_done(part))
         except DeviceMemoryError:
             assert self._trying.micro is not None, "only passes and steps have a micro-batch"
             _tell(OutOfMemory(self._trying.micro))
+
+    def _wait_for(self, stage: int) -> None:
+        """Until it may begin. Others may still be timing passes: they should find the machine as busy as it was."""
+        if stage == REST and not self._stages.has(REST):
+            fastest = max(self._found.passes, key=lambda one: one.rate)
+            while not self._stages.has(QUIET):
+                _tell(Waits(QUIET))
+                self._runner.time_again(fastest)
+        while not self._stages.has(stage):
+            _tell(Waits(stage))
+            self._stages.has(stage, WAIT_SECONDS)
 
     def _data(self) -> dict[str, Any]:
         _tell(Said("reading the data without training"))
@@ -91,6 +112,16 @@ class _Measuring:
         effective = own or self._config.batch.global_
         points, update = grid(self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro))
         return {"grid": points, "optimizer_seconds": update}
+
+    def _forward(self) -> dict[str, Any]:
+        """Sizes whose training passes fit, the smallest first, until FORWARD_SECONDS have passed."""
+        _tell(Said("forward passes"))
+        found, deadline = list[Pass](), time.monotonic() + FORWARD_SECONDS
+        for one in self._found.passes:
+            if not found or time.monotonic() + one.seconds < deadline:
+                self._try("forward", one.micro)
+                found.append(self._runner.time_forward(one.micro))
+        return {"forward": tuple(found)}
 
     def _matmul(self) -> dict[str, Any]:
         _tell(Said("matrix products"))
@@ -133,9 +164,10 @@ def _tell(line: Line) -> None:
     sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, then end this process, whatever it is doing."""
-    sys.stdin.read()
+def _listen(stages: Stages) -> None:
+    """Take the numbers of stages. At the end of standard input, end this process, whatever it is doing."""
+    for line in sys.stdin:
+        stages.raise_to(int(line))
     os._exit(1)
 
 
@@ -155,12 +187,13 @@ def main() -> int:
     set_title("calibration", given.node)
     _first_to_go()
     known = msgspec.json.decode(sys.stdin.readline(), type=Findings)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    stages = Stages()
+    threading.Thread(target=_listen, args=(stages,), daemon=True).start()
     logs.configure()
     try:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
-            measuring = _Measuring(config, given.node, given.caches, known, str(given.run_file), Path(folder))
+            measuring = _Measuring(config, given.node, given.caches, known, stages, str(given.run_file), Path(folder))
             try:
                 measuring.run()
             finally:

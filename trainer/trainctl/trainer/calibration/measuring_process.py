@@ -11,7 +11,8 @@ from typing import IO, Final, cast
 import msgspec
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMemory, Said, Trying
+from trainctl.trainer.calibration.findings import Findings, Found, Line, OutOfMemory, Said, Trying, Waits
+from trainctl.trainer.calibration.stages import StageRelay
 
 MODULE: Final = "trainctl.trainer.calibration.measure_node"
 MOST_STARTS: Final = 12
@@ -20,10 +21,14 @@ SILENT_SECONDS: Final = 300.0
 """Seconds without a line after which a measuring process counts as hung and is killed. Loading is silent."""
 
 
-def measured(known: Findings, arguments: Sequence[str], say: Callable[[str], None]) -> Findings:
-    """Everything that can be measured. Raises TrainctlError with the reason if there is no pass."""
+def measured(
+    known: Findings, arguments: Sequence[str], say: Callable[[str], None], stages: StageRelay | None = None
+) -> Findings:  # fmt: skip
+    """Everything that can be measured; `stages` of a calibration beside others. Raises TrainctlError with the reason if
+    there is no pass."""
+    stages = stages or StageRelay.alone()
     for _ in range(MOST_STARTS):
-        ended = _Measured(known)
+        ended = _Measured(known, stages)
         status = ended.follow(arguments, say)
         known = ended.found
         if status == 0 and ended.out_of_memory is None:
@@ -52,8 +57,8 @@ def measured(known: Findings, arguments: Sequence[str], say: Callable[[str], Non
 class _Measured:
     """One process, from its start to its end."""
 
-    def __init__(self, known: Findings) -> None:
-        self.found, self.trying = known, Trying()
+    def __init__(self, known: Findings, stages: StageRelay) -> None:
+        self.found, self.trying, self._stages = known, Trying(), stages
         self.out_of_memory: int | None = None
         self.problem = ""
         self._process: subprocess.Popen[str] | None = None
@@ -71,6 +76,7 @@ class _Measured:
                 source, into = cast(IO[str], process.stdout), cast(IO[str], process.stdin)
                 into.write(msgspec.json.encode(self.found).decode() + "\n")
                 into.flush()
+                self._stages.begin(into)
                 hang = self._start_timer()
                 for line in source:
                     hang.cancel()
@@ -115,3 +121,5 @@ class _Measured:
                 self.found = findings
             case OutOfMemory(micro):
                 self.out_of_memory = micro
+            case Waits(stage):
+                self._stages.waits(stage)

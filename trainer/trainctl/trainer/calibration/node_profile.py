@@ -11,24 +11,25 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer.calibration.findings import Findings
 from trainctl.trainer.calibration.measuring_process import measured
+from trainctl.trainer.calibration.stages import StageRelay
 
 
 def node_profile(
-    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None]
+    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None], stages: StageRelay | None = None
 ) -> DeviceProfile:  # fmt: skip
     """For the run file that lies in `file`; `config` is as this machine has it. `say` receives the progress, and may
-    end everything by an exception. Raises TrainctlError if not even one sample fits, or the model's files change
-    meanwhile; OSError."""
+    end everything by an exception. `stages`: of a calibration beside others. Raises TrainctlError if not even one
+    sample fits, or the model's files change meanwhile; OSError."""
     begun, model = time.monotonic(), Path(config.model.path)
     before = model_digests(model).whole
     caches.mkdir(parents=True, exist_ok=True)
-    found = measured(Findings(), [str(file), "--node", node, "--caches", str(caches)], say)
+    found = measured(Findings(), [str(file), "--node", node, "--caches", str(caches)], say, stages)
     if model_digests(model).whole != before:
         raise InvalidInputError(str(model), "the model's files changed during the calibration; calibrate again")
     return DeviceProfile(
         key=key_of(config, node, backend=found.backend, device=found.device, model_digest=before),
         created_at=time.time(), duration_seconds=time.monotonic() - begun, passes=found.passes,
         out_of_memory_micro=found.out_of_memory_micro, grid=found.grid, optimizer_seconds=found.optimizer_seconds,
-        matmul=found.matmul, memory_bytes_per_second=found.memory_bytes_per_second,
+        forward=found.forward, matmul=found.matmul, memory_bytes_per_second=found.memory_bytes_per_second,
         memory_cap_bytes=found.memory_cap_bytes, disk=found.disk, data=found.data,
     )  # fmt: skip

@@ -99,6 +99,19 @@ class StepRunner:
         self._fastest[known.micro] = found
         return Pass(known.micro, statistics.fmean(seconds for _, seconds in found), peak or None)
 
+    def time_forward(self, micro: int) -> Pass:
+        """A forward pass alone, as scoring runs it: the fastest of several, after one that warms up."""
+        self._backend.discard()
+        batch = self._data.batch(self._data.samples_at(self._pieces(micro, 1)[0], self._seed))
+        seconds, begun = list[float](), time.perf_counter()
+        while len(seconds) < 1 + REPEATS or time.perf_counter() - begun < ENOUGH_SECONDS:
+            started = time.perf_counter()
+            self._backend.token_log_probabilities(batch)
+            seconds.append(time.perf_counter() - started)
+            if time.perf_counter() - begun > MOST_SECONDS:
+                break
+        return Pass(micro, max(min(seconds[1:] or seconds), 1e-9), self._backend.memory().peak_bytes or None)
+
     def step(self, micro: int, samples: int) -> StepTime:
         """A training step of so many samples."""
         plan = self._plan("train", micro, (m.Range(0, samples),))

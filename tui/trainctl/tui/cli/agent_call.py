@@ -1,7 +1,8 @@
 """One call to an agent from a subcommand. ZeroMQ loads with the first call, not for `--help`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from trainctl.protocol import messages as m
@@ -34,6 +35,21 @@ def call(
                 return await work(client)
         async with Client(elsewhere, timeout_seconds=seconds) as client:
             return await work(client)
+
+    return asyncio.run(connected())
+
+
+def call_all(addresses: Mapping[str, str], work: "Callable[[Mapping[str, Client]], Awaitable[T]]") -> T:
+    """Run `work` with a client connected to each address, by the same names. The clients' exceptions are passed on."""
+    from trainctl.protocol.client.client import Client
+
+    async def connected() -> T:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(Client(address, timeout_seconds=ANSWER_SECONDS))
+                for name, address in addresses.items()
+            }
+            return await work(clients)
 
     return asyncio.run(connected())
 

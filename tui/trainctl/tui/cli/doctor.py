@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
     from trainctl.tui.commands.targets import Where
     from trainctl.tui.doctor.findings import ClusterFacts, Level
+    from trainctl.tui.setup.calibration_request import Wanted
 
 app = subcommands()
 
@@ -79,13 +80,17 @@ def calibrate(
         Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file. Default: that of each node's newest run.")
     ] = None,
     node: Annotated[str | None, typer.Option("--node", help="Calibrate only this node.")] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Measure nodes of one machine one after another, not at the same time.")
+    ] = False,
     set_: Set = None,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Measure which micro-batch is the fastest on each node, and how fast its parts are. It takes about a minute per
-    node, one after another, and no run may be in progress. Prints samples per second and peak memory by micro-batch,
+    machine, one after another, and no run may be in progress. Nodes of one machine are measured at the same time, as
+    they would train. Ctrl-C cancels. Prints samples per second and peak memory by micro-batch,
     the rates of matrix products, memory, disk and data, the link to the lead's node, and what has become slower. Each
     node stores its profile.
     Exits with 3 if a node can't be calibrated.
@@ -93,21 +98,18 @@ def calibrate(
     from trainctl.tui.setup import calibration_request
 
     at = where(ctx, connect, cluster)
-    config = _config(file, set_ or [], at)
-    lead = _lead(at)
+    wanted = calibration_request.Wanted(_config(file, set_ or [], at), _lead(at))
     found, problems = dict[str, m.Calibration](), dict[str, str]()
-    for name, address in _nodes(at, config, node):
-        try:
-            found[name] = agent_call.call(
-                address, partial(calibration_request.measured, config, lead, partial(_tell, name, json))
-            )
-        except TrainctlError as error:
-            problems[name] = str(error)
-            if not json:
-                output.complain(f"{name}: {error}")
-            continue
-        if not json:
-            _show(name, found[name])
+    for group in _machines(_nodes(at, wanted.config, node), alone):
+        for name, result in _calibrated(wanted, group, json).items():
+            if isinstance(result, m.Calibration):
+                found[name] = result
+                if not json:
+                    _show(name, result)
+            else:
+                problems[name] = str(result)
+                if not json:
+                    output.complain(f"{name}: {result}")
     if json:
         nodes = {name: calibration_request.fields(one) for name, one in found.items()}
         output.emit({"ok": not problems, "nodes": nodes, "problems": problems})
@@ -161,6 +163,46 @@ def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
     return targets.run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).config
 
 
+def _calibrated(
+    wanted: "Wanted", addresses: dict[str, str], json: bool
+) -> dict[str, m.Calibration | TrainctlError]:  # fmt: skip
+    """The nodes of one machine at the same time, or one node; by name, with why one failed."""
+    from trainctl.tui.setup import calibration_request
+
+    def tell(node: str, line: str) -> None:
+        if not json:
+            output.tell(f"{node}: {line}")
+
+    try:
+        if len(addresses) > 1:
+            return agent_call.call_all(addresses, partial(calibration_request.measured_together, wanted, tell))
+        ((name, address),) = addresses.items()
+        return {name: agent_call.call(address, partial(calibration_request.measured, wanted, partial(tell, name)))}
+    except TrainctlError as error:
+        return dict.fromkeys(addresses, error)
+
+
+def _machines(nodes: list[tuple[str, str]], alone: bool) -> list[dict[str, str]]:
+    """The nodes' addresses in groups that are measured at the same time: those of one machine, if not `alone`."""
+    groups = dict[str, dict[str, str]]()
+    for name, address in nodes:
+        machine = "" if alone or len(nodes) < 2 else _machine(address)
+        groups.setdefault(machine or name, {})[name] = address
+    return [*groups.values()]
+
+
+def _machine(address: str) -> str:
+    """What identifies an agent's machine; empty if that isn't known, or the agent doesn't answer."""
+    try:
+        return agent_call.call(address, _boot)
+    except TrainctlError:
+        return ""  # its own call says why
+
+
+async def _boot(client: "Client") -> str:
+    return (await client.facts()).boot or ""
+
+
 def _nodes(at: "Where", config: dict[str, Any], node: str | None) -> list[tuple[str, str]]:
     """Name and address of each node to calibrate. Raises InvalidInputError for one that isn't known."""
     if at.cluster is None:
@@ -185,11 +227,6 @@ def _lead(at: "Where") -> str | None:
 
 async def _name(client: "Client") -> str:
     return (await client.snapshot(0)).node.node
-
-
-def _tell(node: str, json: bool, line: str) -> None:
-    if not json:
-        output.tell(f"{node}: {line}")
 
 
 def _show(node: str, found: m.Calibration) -> None:

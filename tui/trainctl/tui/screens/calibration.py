@@ -40,7 +40,7 @@ class CalibrationScreen(ChosenRankScreen):
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
             return
-        self._profiles[row.view.node] = tuple(one for one in found if is_comparable(one.key, found[0].key))
+        self._profiles[row.view.node] = tuple(one for one in found if is_comparable(one, found[0]))
         self.paint()
 
     def lines(self, columns: int, rows: int) -> list[Line]:

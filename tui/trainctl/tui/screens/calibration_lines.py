@@ -47,6 +47,9 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
     cuts = (f"{one.micro}x{one.accumulation} {fmt.seconds(one.seconds)}" for one in profile.grid)
     yield f"step of {samples:,}", ", ".join(cuts)
     yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""
+    if profile.forward:
+        best = max(profile.forward, key=lambda one: one.rate)
+        yield "forward only", f"{number(best.rate)} samples/s, micro-batch {best.micro:,}"
     for rate in profile.matmul:
         core = f", {number(rate.gflops_per_core)} on one core" if rate.gflops_per_core is not None else ""
         yield f"{rate.dtype} products", f"{number(rate.gflops)} GFLOPS{core}"
@@ -62,6 +65,7 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
         cold = profile.data.cold_samples_per_second
         warm = f"{fmt.compact(profile.data.warm_samples_per_second)} samples/s from memory"
         yield "data", warm + (f", {fmt.compact(cold)} from the disk" if cold is not None else "")
+    yield "measured beside", ", ".join(profile.beside)
     for link in profile.links:
         trip = f", round trip {fmt.seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
         both = f"{_bytes(link.sent_bytes_per_second)} sent, {_bytes(link.received_bytes_per_second)} received at once"

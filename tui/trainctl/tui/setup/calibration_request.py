@@ -1,44 +1,127 @@
-"""A calibration that a node's agent is asked for, from the request to the profile."""
+"""Calibrations that agents are asked for: of one node, or of a machine's nodes at once, from request to profile.
+
+Nodes of one machine slow each other when they train together, so they measure their passes at the same time: each
+stage begins on all of them once all are ready for it, and the parts that need the machine alone come last, one node
+after another.
+"""
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import RefusedError, UnreachableError
+from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 
 AGAIN_SECONDS = 0.5
 """Time between two looks at a calibration."""
 LOST_SECONDS = 30.0
 """Time that an agent may be silent during its calibration."""
+QUIET = 2
+"""Last stage of `CalibrateRequest.stage` that all nodes of a machine begin together."""
+Tell = Callable[[str], None]
 
 
-async def measured(
-    config: dict[str, Any], lead: str | None, tell: Callable[[str], None], client: Client
-) -> m.Calibration:
-    """The finished calibration of an agent's node, with its link to the lead's; `tell` receives each line of progress.
-    Raises RefusedError if it fails, and what the client raises."""
-    id, shown, heard = f"calibration-{uuid.uuid4().hex[:12]}", 0, time.monotonic()
-    while True:
+class Wanted(NamedTuple):
+    """What all nodes are calibrated for."""
+
+    config: dict[str, Any]  # parsed run file; empty: that of each node's newest run
+    lead: str | None  # node to which links are measured
+
+
+class _Calibrating:
+    """One node's calibration, as its client follows it."""
+
+    def __init__(self, wanted: Wanted, client: Client, tell: Tell, beside: tuple[str, ...] = ()) -> None:
+        self._id = f"calibration-{uuid.uuid4().hex[:12]}"
+        self._wanted, self._client, self._tell, self._beside = wanted, client, tell, beside
+        self._shown, self._heard = 0, time.monotonic()
+        self.waits = 0  # stage that it is ready for
+        self.result: m.Calibration | TrainctlError | None = None
+
+    async def look(self, stage: int = 0) -> None:
+        """Ask once more; its stages up to `stage` may begin."""
         try:
-            state = await client.calibration(id, config, lead)
-        except UnreachableError:
-            if time.monotonic() - heard > LOST_SECONDS:
-                raise
-            continue
-        heard = time.monotonic()
-        for line in state.progress[shown:]:
-            tell(line)
-        shown = len(state.progress)
+            state = await self._ask(stage=stage)
+        except UnreachableError as error:
+            if time.monotonic() - self._heard > LOST_SECONDS:
+                self.result = error
+            return
+        except TrainctlError as error:
+            self.result = error
+            return
+        self._heard, self.waits = time.monotonic(), state.waits
+        for line in state.progress[self._shown :]:
+            self._tell(line)
+        self._shown = len(state.progress)
         if state.state == "failed":
-            raise RefusedError(state.problem)
-        if state.state == "finished":
-            return state
-        await asyncio.sleep(AGAIN_SECONDS)
+            self.result = RefusedError(state.problem)
+        elif state.state == "finished":
+            self.result = state
+
+    async def cancel(self) -> None:
+        """End it, if its agent answers."""
+        if self.result is None:
+            with contextlib.suppress(TrainctlError):
+                await self._ask(cancel=True)
+
+    async def _ask(self, stage: int = 0, cancel: bool = False) -> m.Calibration:
+        return await self._client.calibration(
+            self._id, self._wanted.config, self._wanted.lead, beside=self._beside, stage=stage, cancel=cancel
+        )
+
+
+async def measured(wanted: Wanted, tell: Tell, client: Client) -> m.Calibration:
+    """The finished calibration of an agent's node; `tell` receives each line of progress. Cancelled, it cancels the
+    calibration. Raises RefusedError if it fails, and what the client raises."""
+    one = _Calibrating(wanted, client, tell)
+    await _followed({"": one})
+    if isinstance(one.result, m.Calibration):
+        return one.result
+    assert one.result is not None, "a calibration that was followed has ended"
+    raise one.result
+
+
+async def measured_together(
+    wanted: Wanted, tell: Callable[[str, str], None], clients: Mapping[str, Client]
+) -> dict[str, m.Calibration | TrainctlError]:
+    """The calibrations of a machine's nodes, by node, or why one failed; `tell` receives the node and a line of
+    progress. Cancelled, it cancels all of them."""
+
+    def of(node: str) -> Tell:
+        return lambda line: tell(node, line)
+
+    order = sorted(clients, key=lambda node: node != wanted.lead)  # links need a lead that is done
+    ones = {
+        node: _Calibrating(wanted, clients[node], of(node), tuple(other for other in clients if other != node))
+        for node in order
+    }
+    await _followed(ones)
+    return {node: one.result for node, one in ones.items() if one.result is not None}
+
+
+async def _followed(ones: Mapping[str, _Calibrating]) -> None:
+    """Look at all of them until each has ended."""
+    try:
+        while waits := {node: one.waits for node, one in ones.items() if one.result is None}:
+            stages = may_begin(waits)
+            await asyncio.gather(*(ones[node].look(stage) for node, stage in stages.items()))
+            if any(ones[node].result is None for node in stages):
+                await asyncio.sleep(AGAIN_SECONDS)
+    except asyncio.CancelledError:
+        await asyncio.gather(*(one.cancel() for one in ones.values()))
+        raise
+
+
+def may_begin(waits: Mapping[str, int]) -> dict[str, int]:
+    """The stage that each node of a machine may begin, by the stage that each is ready for: what all are ready for,
+    but the last one only the first of the nodes."""
+    ready = min(waits.values())
+    return {node: ready if number == 0 else min(ready, QUIET) for number, node in enumerate(waits)}
 
 
 def fields(found: m.Calibration) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import dataclasses
 import statistics
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import (
@@ -34,6 +35,13 @@ HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
 
 
+class _Peaks(NamedTuple):
+    """What a rank's newest steps in a row took, all with one micro-batch: peaks of another say nothing of it."""
+
+    micro: int  # samples of a pass
+    uses: deque[float]  # peaks as parts of the cap
+
+
 class MicroBatch(Policy):
     """Node by node: its ranks have one micro-batch, which the rank nearest to its cap decides."""
 
@@ -42,9 +50,9 @@ class MicroBatch(Policy):
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         match facts.occasion:
             case Replayed(plan, report):
-                _bar(facts, memory, report.rank, _sizes(plan)[report.rank], plan.step)
+                _bar(facts, memory, report.rank, _sizes(plan)[report.rank])
             case MemoryDeath(rank, _, size):
-                _bar(facts, memory, rank, size, facts.step + 1)
+                _bar(facts, memory, rank, size)
             case Stepped() as stepped:
                 bars.go_back(memory.kept, facts.step, _table(facts).barred_steps)
                 if _observe(facts, memory, stepped) or facts.step % _table(facts).window == 0:
@@ -71,10 +79,10 @@ def _sizes(plan: m.StepPlan) -> dict[int, int]:
     return {work.rank: work.micro_batch for work in plan.work}
 
 
-def _bar(facts: RunFacts, memory: Memory, rank: int, size: int, step: int) -> None:
-    """A rank ran out of memory with micro-batches of this size. Its peaks before `step` count no more."""
+def _bar(facts: RunFacts, memory: Memory, rank: int, size: int) -> None:
+    """A rank ran out of memory with micro-batches of this size. Its peaks before that count no more."""
     memory.kept |= bars.barred(rank, size, facts.step + _table(facts).barred_steps)
-    memory.evidence.setdefault("since", {})[rank] = step
+    _peaks(memory).pop(rank, None)
 
 
 def _table(facts: RunFacts) -> MicroBatchTable:
@@ -84,10 +92,23 @@ def _table(facts: RunFacts) -> MicroBatchTable:
 def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     """Keep the newest steps. Whether a rank's peak is above the target: then the means are looked at, and else once in
     a window."""
-    target, window = _table(facts).target, _table(facts).window
-    steps: deque[Stepped] = memory.evidence.setdefault("steps", deque(maxlen=window))
-    steps.append(stepped)
-    return any((m.of_cap(report.values, "peak") or 0.0) > target for report in stepped.reports.values())
+    table, peaks, highest = _table(facts), _peaks(memory), 0.0
+    for work in stepped.plan.work:
+        use, known = m.of_cap(stepped.reports[work.rank].values, "peak"), peaks.get(work.rank)
+        if use is None:
+            peaks.pop(work.rank, None)
+            continue
+        if known is None or known.micro != work.micro_batch:
+            known = peaks[work.rank] = _Peaks(work.micro_batch, deque(maxlen=table.window))
+        known.uses.append(use)
+        highest = max(highest, use)
+    return highest > table.target
+
+
+def _peaks(memory: Memory) -> dict[int, _Peaks]:
+    """Of each rank."""
+    found: dict[int, _Peaks] = memory.evidence.setdefault("peaks", {})
+    return found
 
 
 def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
@@ -109,18 +130,9 @@ def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Prop
 
 
 def _uses(facts: RunFacts, memory: Memory) -> dict[int, float]:
-    """The part of its cap that each rank's peaks took, the mean over a whole window of steps with the newest size:
-    peaks of another size say nothing of this one."""
-    steps: deque[Stepped] = memory.evidence.get("steps", deque())
-    newest = _sizes(steps[-1].plan) if steps else {}
-    since, uses = memory.evidence.get("since", {}), dict[int, list[float]]()
-    for step in steps:
-        sizes = _sizes(step.plan)
-        for rank, report in step.reports.items():
-            use = m.of_cap(report.values, "peak")
-            if use is not None and sizes[rank] == newest.get(rank) and step.plan.step >= since.get(rank, 0):
-                uses.setdefault(rank, []).append(use)
-    return {rank: statistics.fmean(found) for rank, found in uses.items() if len(found) == _table(facts).window}
+    """The part of its cap that each rank's peaks took, the mean over a whole window of steps."""
+    window = _table(facts).window
+    return {rank: statistics.fmean(of.uses) for rank, of in _peaks(memory).items() if len(of.uses) == window}
 
 
 def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size: int, use: float) -> Iterator[Proposal]:

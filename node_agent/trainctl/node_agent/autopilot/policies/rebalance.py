@@ -6,7 +6,9 @@ before, or a better one, and twice as long a wait.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainctl.node_agent.autopilot import bars
@@ -52,24 +54,64 @@ class _Gain(NamedTuple):
         return self.seconds / self.best - 1
 
 
+@dataclass
+class _Seen:
+    """What steps with one plan version have shown."""
+
+    version: int
+    gains: deque[float]  # of the best split, in whole windows of steps
+    steps: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))  # of the newest steps
+    usual_seconds: float = math.inf  # their median, at the end of the last window
+    settled: tuple[float, float] = (0.0, 0.0)  # a step's seconds, and its bound, when a search found too little
+
+    @classmethod
+    def of(cls, facts: RunFacts, memory: Memory) -> "_Seen":
+        """What has been seen; nothing with another plan version than before."""
+        version, seen = facts.durable.settings.plan_version, memory.evidence.get("seen")
+        if seen is None or seen.version != version:
+            gains = deque[float](maxlen=facts.config.policy.rebalance.windows)
+            seen = memory.evidence["seen"] = cls(version, gains)
+        made: _Seen = seen
+        return made
+
+    def is_due(self, seconds: float, at_once: float) -> bool:
+        """Whether, with one more step, to look at the ranks' speeds: in the first window of a split at each step, then
+        once in a window, or if the last steps all took longer by what is acted on at once."""
+        self.steps += 1
+        self.seconds.append(seconds)
+        is_window = self.steps % NEWEST == 0
+        if is_window:
+            self.usual_seconds = statistics.median(self.seconds)
+        if self.steps <= NEWEST or is_window:
+            return self.steps >= LEAST_STEPS
+        limit = (1 + at_once) * self.usual_seconds
+        return seconds > limit and min([*self.seconds][-LEAST_STEPS:]) > limit
+
+    def is_settled(self, seconds: float, bound: float) -> bool:
+        """Whether the last search that found too little was made at these seconds of a step and this lower bound."""
+        known = zip(self.settled, (seconds, bound), strict=True)
+        return all(math.isclose(then, now, rel_tol=SAME) for then, now in known)
+
+
 class Rebalance(Policy):
     """A small gain must show in several windows of steps, a large one in as many steps as make it sure."""
 
     name = "rebalance"
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
-        settings = facts.durable.settings
-        if not isinstance(facts.occasion, Stepped):
+        settings, stepped = facts.durable.settings, facts.occasion
+        if not isinstance(stepped, Stepped):
             return None
         _go_back(facts, memory)
         if len(settings.live) < 2:
             return None
-        steps = _steps_with(settings, memory)
-        is_due = _is_due(facts, memory, steps, facts.occasion.report.step_seconds)
-        is_quiet = facts.step < memory.kept.get("quiet until", 0.0)
-        if not is_due or (is_quiet and not _may_correct(settings, memory)):
+        seen = _Seen.of(facts, memory)
+        if not seen.is_due(stepped.report.step_seconds, facts.config.policy.rebalance.at_once):
             return None
-        stepped = facts.occasion
+        steps, is_quiet = seen.steps, facts.step < memory.kept.get("quiet until", 0.0)
+        if is_quiet and not _may_correct(settings, memory):
+            return None
         if not stepped.models.keys() >= settings.live.keys():
             return None
         gain = _gain(facts, memory, stepped)
@@ -83,7 +125,7 @@ class Rebalance(Policy):
             )
         else:
             if steps % NEWEST == 0:
-                memory.observe("gains", gain.part, facts.config.policy.rebalance.windows)
+                seen.gains.append(gain.part)
             wanted = _wanted(facts, memory, gain, steps)
         if wanted is not None:
             memory.kept = {name: value for name, value in memory.kept.items() if not name.startswith(SHARE)}
@@ -91,18 +133,20 @@ class Rebalance(Policy):
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
         table, live = facts.config.policy.rebalance, facts.durable.settings.live
-        stepped, steps = facts.occasion, int(memory.last("steps"))
+        stepped, seen = facts.occasion, _Seen.of(facts, memory)
         is_known = isinstance(stepped, Stepped) and len(live) > 1 and live.keys() <= stepped.models.keys()
         gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
         best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
-        gains, quiet = memory.evidence.get("gains", ()), memory.kept.get("quiet until", 0.0) - facts.step
+        quiet = memory.kept.get("quiet until", 0.0) - facts.step
         figures = [
             m.PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
-            m.PolicyFigure("windows in a row that showed it", _last_above(gains, table.gain), table.windows, acts="at"),
+            m.PolicyFigure(
+                "windows in a row that showed it", _last_above(seen.gains, table.gain), table.windows, acts="at"
+            ),
             m.PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
-        is_due = gain is not None and steps >= LEAST_STEPS and quiet <= 0
-        wanted = _wanted(facts, memory, gain, steps) if gain is not None and is_due else None
+        is_due = gain is not None and seen.steps >= LEAST_STEPS and quiet <= 0
+        wanted = _wanted(facts, memory, gain, seen.steps) if gain is not None and is_due else None
         otherwise = f"moves samples if steps get {percent(table.gain)} faster in {table.windows} windows of {NEWEST}"
         return assess(figures, wanted, f"{otherwise} steps, or {percent(table.at_once)} at once")
 
@@ -114,38 +158,20 @@ def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
     return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))
 
 
-def _last_above(gains: Sequence[float], least: float) -> int:
+def _last_above(gains: deque[float], least: float) -> int:
     return next((number for number, gain in enumerate(reversed(gains)) if gain < least), len(gains))
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
     """In a run that has gone back behind the last command there is none to judge, and no longer quiet than a whole
     one."""
-    kept, quiet = memory.kept, memory.kept.get("quiet", float(facts.config.policy.rebalance.quiet_steps))
-    if facts.step + quiet < kept.get("quiet until", 0.0):
+    kept, until = memory.kept, memory.kept.get("quiet until")
+    if until is None:
+        return
+    quiet = kept.get("quiet", float(facts.config.policy.rebalance.quiet_steps))
+    if facts.step + quiet < until:
         left = {name: value for name, value in kept.items() if name != "promised"}
         memory.kept = left | {"quiet until": facts.step + quiet}
-
-
-def _steps_with(settings: Settings, memory: Memory) -> int:
-    """How many steps have been seen with this plan version."""
-    if memory.last("version") != settings.plan_version:
-        memory.forget("steps", "gains", "settled seconds", "settled bound", "seconds", "usual seconds")
-    memory.observe("version", float(settings.plan_version), 1)
-    steps = int(memory.last("steps")) + 1
-    memory.observe("steps", float(steps), 1)
-    return steps
-
-
-def _is_due(facts: RunFacts, memory: Memory, steps: int, seconds: float) -> bool:
-    """Whether to look at the ranks' speeds: in the first window of a split at each step, then once in a window, or if
-    the last steps all took longer by what is acted on at once."""
-    newest = memory.observe("seconds", seconds, NEWEST)
-    if steps % NEWEST == 0:
-        memory.observe("usual seconds", statistics.median(newest), 1)
-    limit = (1 + facts.config.policy.rebalance.at_once) * memory.last("usual seconds", math.inf)
-    is_slower = min([*newest][-LEAST_STEPS:]) > limit
-    return steps >= LEAST_STEPS and (steps <= NEWEST or steps % NEWEST == 0 or is_slower)
 
 
 def _slowest(settings: Settings, models: Mapping[int, StepModel]) -> float:
@@ -165,7 +191,7 @@ def _may_correct(settings: Settings, memory: Memory) -> bool:
 
 def _wanted(facts: RunFacts, memory: Memory, gain: _Gain, steps: int) -> Proposal | None:
     """The best split, if its gain is large, or has lasted for some windows."""
-    table, gains = facts.config.policy.rebalance, memory.evidence.get("gains", ())
+    table, gains = facts.config.policy.rebalance, _Seen.of(facts, memory).gains
     is_lasting = len(gains) == table.windows and min(gains) >= table.gain and gain.part >= table.gain
     return _proposed(facts, memory, gain, steps) if is_lasting or _is_large(facts, gain, steps) else None
 
@@ -189,10 +215,10 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
     """Of the best split. It is searched only if its lower bound would be so much better, and not again while the ranks
     are as fast as when whole samples and passes last allowed nothing. None of one that brings a rank a micro-batch
     that ran out of memory."""
-    settings, table = facts.durable.settings, facts.config.policy.rebalance
+    settings, table, seen = facts.durable.settings, facts.config.policy.rebalance, _Seen.of(facts, memory)
     seconds = _slowest(settings, stepped.models)
     bound = share_edits.least_seconds(settings, stepped.models, stepped.most_micro)
-    if seconds < bound * (1 + table.gain) or _is_settled(memory, seconds, bound):
+    if seconds < bound * (1 + table.gain) or seen.is_settled(seconds, bound):
         return _Gain(seconds, seconds)
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     counts = split(settings.global_batch, costs)
@@ -201,15 +227,8 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
         return _Gain(seconds, seconds)
     gain = _Gain(seconds, slowest(counts, costs))
     if gain.part < table.gain:
-        memory.observe("settled seconds", seconds, 1)
-        memory.observe("settled bound", bound, 1)
+        seen.settled = seconds, bound
     return gain
-
-
-def _is_settled(memory: Memory, seconds: float, bound: float) -> bool:
-    """Whether the last search that found too little was made at these seconds of a step and this lower bound."""
-    known = (memory.last("settled seconds"), seconds), (memory.last("settled bound"), bound)
-    return all(math.isclose(then, now, rel_tol=SAME) for then, now in known)
 
 
 def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
