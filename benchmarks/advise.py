@@ -5,7 +5,7 @@
 Each case calibrates its nodes, alone and at once, asks for advice, and then runs what was advised about: one rank; two
 equal torch ranks; two held to 100 and 20 % of a core by cgroups; a torch and an MLX rank; two whose loopback carries
 100 Mbit/s each way, so that one alone is faster (a network namespace with tbf); and scoring on two nodes. A run has the
-predicted shares. Other programs should be quiet. Prints predicted and measured rates with their difference and one JSON
+predicted shares. All nodes are in cgroups with a high priority, so that other programs take little. Prints predicted and measured rates with their difference and one JSON
 object; exits 1 if a difference is over the bar, 2 if cgroups or namespaces can't be made for a case.
 """
 
@@ -48,7 +48,7 @@ class Case(NamedTuple):
     nodes: Mapping[str, Mapping[str, Any]]  # by node, its table in the run file
     batch: int
     micro: int
-    quotas: Mapping[str, float] = {}  # cores
+    quotas: Mapping[str, float] = {}  # cores; others have one
     scores: bool = False
     model: Mapping[str, int] = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 416}
 
@@ -105,10 +105,9 @@ def _case(name: str, steps: int) -> list[Compared]:
         demo_assets.make_text(folder / "data")
         cluster = stack.enter_context(Cluster(folder, [*case.nodes]))
         for node, agent in zip(case.nodes, cluster._agents, strict=True):
-            if node in case.quotas:
-                quota = Quota(case.quotas[node], node)
-                stack.callback(quota.remove)
-                quota.hold(agent.pid)  # and what it starts
+            quota = Quota(case.quotas.get(node, 1.0), node)
+            stack.callback(quota.remove)
+            quota.hold(agent.pid)  # and what it starts
         config = _config(folder, case)
         (folder / "run.toml").write_bytes(tomli_w.dumps(config).encode())
         _calibrate(folder, len(case.nodes))
