@@ -3,10 +3,11 @@
     sudo python benchmarks/advise.py [--cases one,equal,quotas,mixed,link,scoring] [--steps N]
 
 Each case calibrates its nodes, alone and at once, asks for advice, and then runs what was advised about: one rank; two
-equal torch ranks; two held to 100 and 20 % of a core by cgroups; a torch and an MLX rank; two whose loopback carries
-100 Mbit/s each way, so that one alone is faster (a network namespace with tbf); and scoring on two nodes. A run has the
-predicted shares. All nodes are in cgroups with a high priority, so that other programs take little. Prints predicted and measured rates with their difference and one JSON
-object; exits 1 if a difference is over the bar, 2 if cgroups or namespaces can't be made for a case.
+equal torch ranks; two held to 100 and 20 % of a core; a torch and an MLX rank; two whose loopback carries 100 Mbit/s
+each way, so that one alone is faster (a network namespace with tbf); and scoring on two nodes. A run has the predicted
+shares. All nodes are in cgroups with a core or less and a high priority, so that other programs take little. Prints
+predicted and measured rates with their difference and one JSON object; exits 1 if a difference is over the bar, 2 if
+cgroups or namespaces can't be made for a case.
 """
 
 import argparse
@@ -58,7 +59,7 @@ CASES = {
     "equal": Case({"a": {}, "b": {}}, 16, 4),
     "quotas": Case({"a": {}, "b": {}}, 24, 4, quotas={"a": 1.0, "b": 0.2}),
     "mixed": Case({"a": {}, "b": {"backend": "mlx"}}, 24, 4),
-    "link": Case({"a": {}, "b": {}}, 4, 2),
+    "link": Case({"a": {}, "b": {}}, 8, 4, model={"hidden": 256, "layers": 4, "heads": 4, "intermediate": 832}),
     "scoring": Case({"a": {}, "b": {}}, 16, 8, scores=True),
 }
 

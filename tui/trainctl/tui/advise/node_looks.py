@@ -12,8 +12,8 @@ from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.doctor.probe import try_port
 
-ANSWER_SECONDS = 3.0
-"""Time that an agent has for each answer."""
+ANSWER_SECONDS = 15.0
+"""Time that an agent that listens has for each answer; it may be on a busy machine."""
 MOST_PROFILES = 64
 """Newest profiles of a node that are looked at."""
 
