@@ -77,6 +77,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/unequal.py
 	$(BIN)/python benchmarks/rebalance.py
 	$(BIN)/python benchmarks/score_speed.py
+	$(BIN)/python benchmarks/advise.py
 	$(BIN)/python benchmarks/reference_speed.py
 	$(BIN)/python benchmarks/data_wait.py
 	$(BIN)/python benchmarks/recovery.py

@@ -36,6 +36,11 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     assert re.search(r"float32 products +[0-9.e+]+ GFLOPS", done.stdout)
     assert "micro-batch 2" in done.stderr
     (profile,) = profile_file.all_stored(agent.directory / "profiles")
+    advice = call_json("advise", run_toml, "--connect", agent.address)
+    assert not advice["unknown"]
+    assert (advice["answer"]["mode"], advice["answer"]["source"]) == ("alone", "measured")
+    assert 0 < advice["answer"]["samples_per_second"] <= 1.5 * max(one.rate for one in profile.passes)
+    assert advice["nodes"][agent.name]["calibrated_at"] == profile.created_at
     assert f"{peak(profile.passes).micro:,} " in next(line for line in done.stdout.splitlines() if "peak" in line)
     micro = min(12, profile.passes[-1].micro)  # on a busy machine larger ones aren't measured
     with agent.client() as client:

@@ -12,6 +12,7 @@ from trainctl.tui.cli.main import app
 FROZEN = {
     "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
     "-h",
+    "advise": "--cluster --connect --help --json --no-data --server-key --set -h RUN.toml",
     "alerts": "--cluster --connect --help --json --server-key -h",
     "attach": "--cluster --config --connect --help --read-only --server-key -h",
     "calibrate": "--alone --cluster --connect --help --json --node --server-key --set -h [RUN.toml]",
@@ -93,9 +94,9 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 
 READING = {
-    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
-    "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls",
-    "mirror", "policies", "quantize", "replay", "status", "watch",
+    "", "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench",
+    "data preview", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
+    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "status", "watch",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trainctl.protocol.batch.rare_costs import Costs, Moments, Prior, expected_count, made_again, quantiles, to_come
-from trainctl.protocol.batch.speed_drift import DriftMeter
+from trainctl.protocol.batch.speed_drift import DRIFT, DriftMeter
 
 RECENT_STEPS: Final = 256
 """Newest ordinary steps whose mean counts: more would follow a drift late, fewer would vary by chance."""
@@ -74,6 +74,13 @@ class TimeLeft(NamedTuple):
     worst: float
 
 
+class Predicted(NamedTuple):
+    """What a step of a run that hasn't begun is expected to take."""
+
+    seconds: float
+    error: float  # relative standard error
+
+
 class EtaFacts(msgspec.Struct, frozen=True):
     """What has been measured of a run beside its newest steps: to be kept over restarts of the agent."""
 
@@ -88,9 +95,11 @@ class EtaFacts(msgspec.Struct, frozen=True):
 class Eta:
     """Follows one run; `left` says how long it still takes."""
 
-    def __init__(self, steps: int, facts: EtaFacts = EtaFacts()) -> None:  # noqa: B008  frozen
-        """Of a run of so many steps."""
-        self._steps, self.facts, self.step_done = steps, facts, 0
+    def __init__(
+        self, steps: int, facts: EtaFacts = EtaFacts(), predicted: Predicted | None = None  # noqa: B008  frozen
+    ) -> None:  # fmt: skip
+        """Of a run of so many steps. `predicted`: what counts until its first step is made."""
+        self._steps, self.facts, self.step_done, self._predicted = steps, facts, 0, predicted
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._exceptions: list[float] = []  # newest steps in a row that weren't ordinary
         self._drift = DriftMeter()
@@ -182,10 +191,11 @@ class Eta:
         return statistics.median(self._recent) if self._recent else self._before
 
     def left(self, schedules: Mapping[str, Schedule]) -> TimeLeft | None:
-        """Until the last step and the plans after it, without pauses to come; None before the first step."""
-        if not self._recent:
+        """Until the last step and the plans after it, without pauses to come; None before the first step, unless its
+        time was predicted."""
+        if not self._recent and self._predicted is None:
             return None
-        ordinary, facts = statistics.fmean(self._recent), self.facts
+        ordinary, facts = self._ordinary_seconds, self.facts
         left = max(self._steps - self.step_done, 0)
         whole = self._ordinary_left(left, ordinary)
         whole = whole.plus(to_come(facts.long_steps, facts.steps, left, _LONG_STEPS).times(ordinary))
@@ -197,8 +207,18 @@ class Eta:
         best, worst = quantiles(whole, QUANTILE)
         return TimeLeft(best, whole.mean, worst)
 
+    @property
+    def _ordinary_seconds(self) -> float:
+        """Mean of the newest ordinary steps, or as predicted."""
+        if self._recent or self._predicted is None:
+            return statistics.fmean(self._recent)
+        return self._predicted.seconds
+
     def _ordinary_left(self, left: int, ordinary: float) -> Moments:
         count, part = len(self._recent), left / max(self._steps, 1)
+        if not count and self._predicted is not None:
+            error = self._predicted.error**2 + DRIFT**2 * part / 3
+            return Moments(left * ordinary, (left * ordinary) ** 2 * error)
         scatter = math.sqrt(_variance(self._recent, ordinary)) / ordinary if count >= LEVEL_STEPS else _STEP_SPREAD
         drift = self._drift.of_run(self._steps, scatter)
         lag = min(count / max(self._steps, 1), 1.0)

@@ -16,7 +16,7 @@ FILES = {
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
-    "calibrate": "doctor",
+    "calibrate": "doctor", "advise": "doctor",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""
@@ -58,6 +58,7 @@ SUMMARIES = {
     "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
     "calibrate": "Measure each node's fastest micro-batch and its parts.",
+    "advise": "Advise on nodes for a run: speed, time, cost, settings.",
     "discover": "List the agents advertised on the network.",
     "help": "Print a documentation page, offline.",
 }

@@ -47,7 +47,7 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
     """Of a run's nodes; None if no node's model is on this machine, or it doesn't state its sizes. Raises
     InvalidInputError for adapters of layers that the model doesn't have."""
     names = tuple(nodes) or ("",)
-    facts = _facts_here(config, names, where)
+    facts = facts_here(config, names, where)
     if facts is None or not facts.shapes:
         return None
     estimates, measured = {}, {}
@@ -71,7 +71,8 @@ def _device(table: NodeTable, backend: str) -> str:
     return "cpu" if table.device == "auto" and backend == "torch" and not has_gpu else table.device
 
 
-def _facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
+def facts_here(config: RunFile, nodes: Sequence[str], where: str) -> ModelFacts | None:
+    """Of the first node's model that is on this machine; None if there is none, or it doesn't state its sizes."""
     for name in nodes:
         model = Path(run_file.on_this_machine(config, name).model.path)
         if (model / "config.json").is_file():

@@ -1,0 +1,126 @@
+"""The advice as a whole: plans for sets of nodes, the fastest for a run and for independent work, the rest. Pure."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from trainctl.protocol.advice.advice_facts import AdviceFacts
+from trainctl.protocol.advice.checklist import Check
+from trainctl.protocol.advice.device_table import device_of
+from trainctl.protocol.advice.environment import Variable, platform_of, variables_for
+from trainctl.protocol.advice.group_links import link_of
+from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
+from trainctl.protocol.advice.plans import Plan, plan_of
+from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
+from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
+from trainctl.protocol.advice.what_if import WhatIf, batch_for, what_ifs
+
+ALL_SETS: Final = 5
+"""Nodes up to which every set of them is looked at; of more, each alone, and the fastest 2, 3 ... together."""
+CLOSE: Final = 0.02
+"""Relative gain below which more machines aren't worth their trouble."""
+MUCH_SUM: Final = 0.1
+"""Part of a step that sums gradients from which faster engines are named."""
+
+
+class BatchSize(msgspec.Struct, frozen=True):
+    """The global batch from which a group is nearly as fast as its nodes apart."""
+
+    nodes: tuple[str, ...]
+    efficiency: float
+    global_batch: int | None  # None: there is none
+    rate_sum: float  # R: samples per second of all nodes apart
+    sum_seconds: float  # t: of the sum of gradients
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    answer: Plan | None  # the fastest way to make this run; None: nothing that is known can run it
+    independent: Plan | None  # the fastest for work that needs no common weights, such as several runs, or scoring
+    plans: tuple[Plan, ...]  # the fastest first; those that can't run last
+    batch_sizes: tuple[BatchSize, ...] = ()
+    what_ifs: tuple[WhatIf, ...] = ()
+    scoring: ScoringRate | None = None
+    model_sizes: tuple[SizeRange, ...] = ()
+    reference: ReferenceCluster | None = None
+    checklist: tuple[Check, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    needs: tuple[str, ...] = ()  # what trainctl doesn't do, and where it would be needed
+    unknown: dict[str, str] = {}  # nodes of which nothing is known, with the reason
+
+
+def advise(facts: AdviceFacts, checks: tuple[Check, ...] = ()) -> Advice:
+    """The advice for a run on a cluster."""
+    plans = sorted(_plans(facts), key=lambda plan: (not plan.can_run, -(plan.samples_per_second or 0.0)))
+    in_step = [plan for plan in plans if plan.mode == "sync" and plan.can_run]
+    answer = _fastest([plan for plan in plans if plan.mode != "separate" and plan.can_run])
+    independent = _fastest([plan for plan in plans if plan.mode != "sync" and plan.can_run])
+    sync = in_step[0] if in_step else None
+    rates = {plan.nodes[0]: plan.samples_per_second or 0.0 for plan in plans if plan.mode == "alone" and plan.can_run}
+    return Advice(
+        answer=answer, independent=independent, plans=tuple(plans), batch_sizes=tuple(_batch_sizes(facts, sync)),
+        what_ifs=what_ifs(facts, sync, answer), model_sizes=size_ranges(facts.nodes, rates),
+        reference=reference_of(facts), scoring=scoring_rate(facts), checklist=checks,
+        variables=variables_for({platform_of(node.system, node.device) for node in facts.nodes}),
+        needs=tuple(_needs(facts, plans, sync)),
+        unknown={
+            plan.nodes[0]: facts.node(plan.nodes[0]).problem or "no profile, and its device isn't in the tables"
+            for plan in plans if plan.mode == "alone" and plan.source == "unknown"
+        },
+    )  # fmt: skip
+
+
+def _plans(facts: AdviceFacts) -> Iterator[Plan]:
+    alone = {node.name: plan_of(facts, [node.name], "alone") for node in facts.nodes}
+    yield from alone.values()
+    known = [name for name, plan in alone.items() if plan.source != "unknown"]
+    known.sort(key=lambda name: -(alone[name].samples_per_second or 0.0))
+    for names in _sets(known):
+        ordered = [node.name for node in facts.nodes if node.name in names]
+        yield plan_of(facts, ordered, "sync")
+        yield plan_of(facts, ordered, "separate")
+
+
+def _sets(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Of two nodes and more; `names` from the fastest to the slowest."""
+    for count in range(2, len(names) + 1):
+        yield from combinations(names, count) if len(names) <= ALL_SETS else [names[:count]]
+
+
+def _fastest(plans: Sequence[Plan]) -> Plan | None:
+    """Of those that are about as fast, the one with the fewest nodes."""
+    if not plans:
+        return None
+    best = max(plan.samples_per_second or 0.0 for plan in plans)
+    close = [plan for plan in plans if (plan.samples_per_second or 0.0) >= (1 - CLOSE) * best]
+    return min(close, key=lambda plan: (len(plan.nodes), -(plan.samples_per_second or 0.0)))
+
+
+def _batch_sizes(facts: AdviceFacts, sync: Plan | None) -> Iterator[BatchSize]:
+    if sync is None or not sync.sum_seconds or not sync.samples_per_second or not sync.efficiency:
+        return
+    apart = sync.samples_per_second / sync.efficiency
+    for efficiency in (0.9, 0.95):
+        batch = batch_for(facts, sync, efficiency)
+        yield BatchSize(sync.nodes, efficiency, batch, apart, sync.sum_seconds)
+
+
+def _needs(facts: AdviceFacts, plans: Sequence[Plan], sync: Plan | None) -> Iterator[str]:
+    known = [plan for plan in plans if plan.source != "unknown"]
+    if known and not any(plan.can_run for plan in known):
+        yield (
+            "sharding: no node's memory holds the model. trainctl doesn't shard a model (FSDP, ZeRO, pipeline): reduce "
+            "memory by LoRA or a 4-bit base, or attach such a job as a guest (docs/scripting.md)"
+        )
+    if sync is None or not sync.sum_seconds or sync.sum_seconds < MUCH_SUM * (sync.step_seconds or 0.0):
+        return
+    nodes = [facts.node(name) for name in sync.nodes]
+    part, link = sync.sum_seconds / (sync.step_seconds or 1.0), link_of(facts, sync.nodes).name
+    spent = f"sums take {part:.0%} of a step over {link}"
+    if all(device_of(node.device) is not None or "nvidia" in node.device.lower() for node in nodes):
+        yield f"NCCL: {spent}. Between NVIDIA GPUs NCCL is faster; trainctl's engines are gloo and ring"
+    if all(node.system == "Darwin" for node in nodes):
+        yield f"RDMA: {spent}. MLX's engine jaccl uses RDMA over Thunderbolt 5; trainctl doesn't offer it yet"

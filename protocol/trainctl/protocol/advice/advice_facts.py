@@ -1,0 +1,84 @@
+"""What advice is computed from: the run, its nodes and the links between them, as plain values."""
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+import msgspec
+
+from trainctl.protocol.batch.eta import Schedule
+from trainctl.protocol.batch.flops import StepFlops
+from trainctl.protocol.batch.memory_estimate import MemoryEstimate
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
+
+Source = Literal["measured", "estimated", "unknown"]
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as far as it is known."""
+
+    name: str
+    profiles: tuple[DeviceProfile, ...] = ()  # of this run's model and settings, newest first
+    other_profile: DeviceProfile | None = None  # newest one of another model or other settings: for its device's rates
+    device: str = ""  # as its driver reports it
+    machine: str = ""  # equal for nodes of one machine; empty: not known
+    cores: int | None = None  # of its machine
+    threads: int = 0  # CPU threads of its rank; 0: all
+    system: str = ""  # Linux or Darwin
+    backend: str = ""  # torch or mlx
+    cap_bytes: int | None = None  # memory that its rank may take
+    micro: int | Literal["auto"] = "auto"  # as the run file sets it
+    share: int | None = None  # samples that the run file gives it
+    memory: MemoryEstimate | None = None  # by the model's sizes; None: the model isn't known
+    price_per_hour: float | None = None
+    watts: float | None = None  # while it trains
+    problem: str = ""  # why nothing is known from its agent
+
+    @property
+    def profile(self) -> DeviceProfile | None:
+        """The newest one that was measured alone, or else beside others."""
+        return self.profile_beside(())
+
+    def profile_beside(self, others: Collection[str]) -> DeviceProfile | None:
+        """The newest one that was measured beside these nodes of its machine; without it the one beside those that
+        differ least from them."""
+        wanted = set(others)
+        return min(self.profiles, key=lambda one: len(wanted ^ set(one.beside)), default=None)
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The run."""
+
+    file: str
+    steps: int
+    global_batch: int
+    unit: str = "samples"
+    tokens_per_sample: float  # mean, with all its sequences
+    sequences: int = 1  # of a sample
+    dtype: str = "float32"
+    parameters: int | None = None
+    trained: int | None = None
+    gradient_bytes: int | None = None  # that a step sums; None: the model isn't known
+    adapter_gradient_bytes: int | None = None  # the same with LoRA; None: it has adapters already, or can't have any
+    flops: StepFlops | None = None
+    schedules: Mapping[str, Schedule] = {}  # evaluations and checkpoints, without their seconds
+    checkpoint_bytes: int = 0
+    held_out: int = 0  # samples of an evaluation; 0: not known
+    currency: str = "USD"
+    lead: str = ""  # node to which the links were measured
+
+    @property
+    def sample_flops(self) -> float | None:
+        """Operations for forward and backward of one sample."""
+        return None if self.flops is None else self.flops.of(self.tokens_per_sample, self.sequences)
+
+
+class AdviceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    run: RunFacts
+    nodes: tuple[NodeFacts, ...]
+    links: Mapping[str, LinkRate] = {}  # by the node that the lead's is linked with
+
+    def node(self, name: str) -> NodeFacts:
+        """Raises KeyError."""
+        return {node.name: node for node in self.nodes}[name]

@@ -1,0 +1,57 @@
+"""What the sum of gradients takes over a group's links: measured ones, else those that are assumed. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainctl.protocol.advice.advice_facts import AdviceFacts
+from trainctl.protocol.advice.device_table import ASSUMED_LINK, SAME_MACHINE_BYTES
+from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
+from trainctl.protocol.calibration.profile import LinkRate
+
+
+class GroupLink(NamedTuple):
+    """The slowest link of a group."""
+
+    bytes_per_second: float  # each way, both at once
+    latency_seconds: float
+    measured: bool
+    name: str  # for people
+
+    def seconds(self, sum_bytes: float, ranks: int) -> float:
+        """What the sum of so many bytes over so many ranks takes."""
+        return sum_seconds(sum_bytes, ranks, [_rate(self)])
+
+
+def sent_bytes(sum_bytes: float, ranks: int) -> float:
+    """What each rank of a ring sends for one sum."""
+    return 2 * (ranks - 1) / ranks * sum_bytes
+
+
+def link_of(facts: AdviceFacts, names: Sequence[str]) -> GroupLink:
+    """The slowest of the links between the nodes of a group. Links are measured to the lead's node only; between two
+    other nodes the slower of both their links counts."""
+    found = [_link(facts, name) for name in names if name != facts.run.lead]
+    if _on_one_machine(facts, names):
+        found = [link for link in found if link.measured] or [_WITHIN]
+    return min(found or [_ASSUMED], key=lambda link: link.bytes_per_second)
+
+
+_WITHIN = GroupLink(SAME_MACHINE_BYTES, 0.0, False, "within one machine, not measured")
+_ASSUMED = GroupLink(ASSUMED_LINK.bytes_per_second, 0.0, False, f"{ASSUMED_LINK.name}, assumed")
+
+
+def _link(facts: AdviceFacts, name: str) -> GroupLink:
+    known = facts.links.get(name)
+    if known is None:
+        return _ASSUMED
+    rate = bandwidth(known)
+    return GroupLink(rate, known.latency_seconds or 0.0, True, f"{facts.run.lead}-{name}, measured")
+
+
+def _on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:
+    machines = {facts.node(name).machine for name in names}
+    return len(machines) == 1 and machines != {""}
+
+
+def _rate(link: GroupLink) -> LinkRate:
+    return LinkRate("", link.bytes_per_second, link.bytes_per_second, link.latency_seconds or None)

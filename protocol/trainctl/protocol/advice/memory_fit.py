@@ -1,0 +1,61 @@
+"""Whether a node's memory holds the run, and by how much: by measured peaks, else by the model's sizes. Pure."""
+
+import msgspec
+
+from trainctl.protocol.advice.advice_facts import NodeFacts, RunFacts, Source
+from trainctl.protocol.advice.device_table import device_of
+from trainctl.protocol.batch import memory_model
+
+_SUM = "sum"
+"""Part of an estimate: the buffer in which a group sums gradients."""
+
+
+class MemoryFit(msgspec.Struct, frozen=True):
+    """Of one rank, at the peak of a step; None: not known."""
+
+    node: str
+    needed_bytes: int | None
+    cap_bytes: int | None
+    source: Source
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """What is left; below 0: what is missing."""
+        return None if self.needed_bytes is None or self.cap_bytes is None else self.cap_bytes - self.needed_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        spare = self.spare_bytes
+        return None if spare is None else spare >= 0
+
+
+def fit_of(node: NodeFacts, run: RunFacts, micro: int, *, in_group: bool) -> MemoryFit:
+    """With passes of `micro` samples. A rank of a group also holds the buffer of the sum."""
+    needed, source = _needed(node, micro)
+    if needed is not None and in_group:
+        needed += run.gradient_bytes or 0
+    return MemoryFit(node.name, needed, cap_of(node), source)
+
+
+def cap_of(node: NodeFacts) -> int | None:
+    """Bytes that the node's rank may take."""
+    if node.cap_bytes is not None:
+        return node.cap_bytes
+    known = next((one.memory_cap_bytes for one in (node.profile, node.other_profile) if one is not None), None)
+    device = device_of(node.device)
+    return known if known is not None or device is None else device.memory_bytes
+
+
+def _needed(node: NodeFacts, micro: int) -> tuple[int | None, Source]:
+    peaks = (
+        [(one.micro, float(one.peak_bytes)) for one in node.profile.passes if one.peak_bytes] if node.profile else []
+    )
+    exact = next((int(peak) for size, peak in peaks if size == micro), None)
+    if exact is not None:
+        return exact, "measured"
+    model = memory_model.fit(peaks)
+    if model is not None:
+        return int(model.peak(micro)), "measured"
+    if node.memory is None:
+        return None, "unknown"
+    return node.memory.total - node.memory.parts.get(_SUM, 0), "estimated"

@@ -1,0 +1,113 @@
+"""How fast a node trains the run: by its profile, else estimated from its device's matrix products. Pure."""
+
+import statistics
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from trainctl.protocol.advice.advice_facts import NodeFacts, RunFacts, Source
+from trainctl.protocol.advice.device_table import USED_PART, device_of
+from trainctl.protocol.batch.against_profile import PASS_NOISE
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.split import ShareCost
+from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.calibration.peak import peak
+from trainctl.protocol.calibration.profile import DeviceProfile, Pass
+
+ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unknown": 1.0}
+"""Relative standard error of a predicted step."""
+MOST_OF_CAP: Final = 0.85
+"""Part of the memory cap that a micro-batch chosen from a profile may take."""
+FARTHEST_FACTOR: Final = 1.5
+"""Most by which whole steps may differ from their passes; more is a disturbance of the calibration."""
+
+
+class NodeSpeed(NamedTuple):
+    """Of one node, beside none or some others of its machine."""
+
+    model: StepModel  # its floor: the update
+    micro: int  # of its passes
+    source: Source
+    how: str  # where the figures come from
+    forward: PassCurve | None = None  # forward passes only
+    company: str = ""  # how other nodes of its machine make the figures wrong; empty: they don't
+
+    def seconds(self, share: int, added: float = 0.0) -> float:
+        """A step of `share` samples, with `added` seconds that don't depend on the share."""
+        return self.model.seconds(share, self.micro) + added
+
+    def cost(self, added: float = 0.0) -> ShareCost:
+        """What shares cost, for the split."""
+        floor = self.model.floor_seconds + added
+        return ShareCost.at(self.model._replace(floor_seconds=floor), self.micro)
+
+
+def speed_of(node: NodeFacts, run: RunFacts, beside: Collection[str] = ()) -> NodeSpeed | None:
+    """None if nothing is known of the node. `beside`: other nodes of its machine that work at the same time."""
+    profile = node.profile_beside(beside)
+    if profile is not None:
+        return _calibrated(node, profile, run, beside)
+    rate, how = _estimated_rate(node, run)
+    if rate is None:
+        return None
+    micro = node.micro if isinstance(node.micro, int) else min(8, run.global_batch)
+    return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
+
+
+def _calibrated(node: NodeFacts, profile: DeviceProfile, run: RunFacts, beside: Collection[str]) -> NodeSpeed:
+    curve = curve_of(profile.passes)
+    model = StepModel(curve, profile.optimizer_seconds or 0.0, step_factor(profile, curve))
+    forward, company = curve_of(profile.forward) if profile.forward else None, _company(node, profile.beside, beside)
+    source: Source = "estimated" if company else "measured"
+    return NodeSpeed(
+        model, micro_of(node, profile, run.global_batch), source, company or "calibrated", forward, company
+    )
+
+
+def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]) -> str:
+    """What to say where the node was measured beside others than those that work with it."""
+    missing, more = sorted(set(beside) - set(measured)), sorted(set(measured) - set(beside))
+    if missing:
+        return f"measured without {', '.join(missing)} of its machine, which will slow it: run trainctl calibrate"
+    if more:
+        return (
+            f"measured beside {', '.join(more)} of its machine; without them it is faster: trainctl calibrate --alone"
+        )
+    return ""
+
+
+def curve_of(passes: Collection[Pass]) -> PassCurve:
+    """Seconds of a forward and backward pass by micro-batch."""
+    return PassCurve.smoothed([(one.micro, one.seconds) for one in passes], PASS_NOISE)
+
+
+def micro_of(node: NodeFacts, profile: DeviceProfile, most: int) -> int:
+    """The micro-batch that a rank begins with: as the run file sets it, or the fastest that memory allows."""
+    if isinstance(node.micro, int):
+        return node.micro
+    cap = node.cap_bytes if node.cap_bytes is not None else profile.memory_cap_bytes
+    return peak(profile.passes, most, None if cap is None else MOST_OF_CAP * cap).micro
+
+
+def step_factor(profile: DeviceProfile, curve: PassCurve) -> float:
+    """Seconds of a whole step, without the update, relative to those of its passes: of the steps that were measured.
+    A step also reads its data, and the passes' times are the fastest of several."""
+    if not profile.grid:
+        return 1.0
+    effective = min(point.micro * point.accumulation for point in profile.grid)
+    update = profile.optimizer_seconds or 0.0
+    ratios = [(one.seconds - update) / curve.share_seconds(effective, one.micro) for one in profile.grid]
+    return min(max(statistics.median(ratios), 1 / FARTHEST_FACTOR), FARTHEST_FACTOR)
+
+
+def _estimated_rate(node: NodeFacts, run: RunFacts) -> tuple[float | None, str]:
+    """Samples per second at a usual part of the matmul peak; and what that is of."""
+    flops, other = run.sample_flops, node.other_profile
+    if not flops:
+        return None, "the model's sizes aren't known"
+    rates = {one.dtype: one.gflops for one in other.matmul} if other is not None else {}
+    if run.dtype in rates:
+        return USED_PART * rates[run.dtype] * 1e9 / flops, f"{USED_PART:.0%} of its measured {run.dtype} products"
+    device = device_of(node.device)
+    if device is not None and run.dtype != "float32":
+        return USED_PART * device.tflops * 1e12 / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"
+    return None, "not calibrated"

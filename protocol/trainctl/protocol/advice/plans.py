@@ -1,0 +1,175 @@
+"""Predictions for a set of nodes in one mode: alone, in step, or each with work of its own. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
+from trainctl.protocol.advice.group_links import GroupLink, link_of, sent_bytes
+from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of
+from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, speed_of
+from trainctl.protocol.batch.cost import HOUR_SECONDS
+from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft
+from trainctl.protocol.batch.split import slowest, split
+
+Mode = Literal["alone", "sync", "separate"]
+JOULES_PER_KWH: Final = 3.6e6
+FORWARD_PART: Final = 1 / 3
+"""Part of a forward and a backward pass that the forward pass takes: 2 of 6 operations per parameter."""
+_DISK_BYTES: Final = 1e9
+"""Bytes per second that a disk writes which wasn't measured."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is predicted for some nodes; None: not known, or the mode has no such figure."""
+
+    nodes: tuple[str, ...]
+    mode: Mode
+    source: Source  # the least known of its nodes decides
+    memory: tuple[MemoryFit, ...]  # of each node
+    samples_per_second: float | None = None  # of all nodes together
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None  # separate: of the slowest node
+    sum_seconds: float | None = None  # of the step, in which gradients are summed
+    sent_bytes: float | None = None  # per rank and step, and as many received
+    link: str = ""  # the slowest one
+    link_measured: bool = True
+    efficiency: float | None = None  # relative to the sum of the nodes' rates apart
+    shares: Mapping[str, int] = {}  # samples of each node
+    micro: Mapping[str, int] = {}  # micro-batch of each node
+    best_seconds: float | None = None
+    expected_seconds: float | None = None
+    worst_seconds: float | None = None
+    cost: float | None = None  # of the expected time, of the nodes that have a price
+    energy_kwh: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every node's memory suffices; None: not known of some, and none is known to lack any."""
+        found = {one.fits for one in self.memory}
+        return False if False in found else None if None in found else True
+
+    @property
+    def can_run(self) -> bool:
+        """Whether it has a rate, and memory isn't known to be short."""
+        return self.samples_per_second is not None and self.fits is not False
+
+
+def plan_of(
+    facts: AdviceFacts,
+    names: Sequence[str],
+    mode: Mode,
+    *,
+    global_batch: int | None = None,
+    link: GroupLink | None = None,
+) -> Plan:
+    """Of these nodes. `global_batch` and `link` in place of the run's own: for what would change the answer."""
+    batch = global_batch or facts.run.global_batch
+    speeds = speeds_of(facts, names)
+    micro = {name: speed.micro for name, speed in speeds.items()}
+    memory = tuple(
+        fit_of(facts.node(name), facts.run, micro.get(name, 1), in_group=mode == "sync") for name in names
+    )  # fmt: skip
+    if len(speeds) < len(names):
+        return Plan(
+            nodes=tuple(names), mode=mode, source="unknown", memory=memory, notes=_unknown(facts, names, speeds)
+        )
+    source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
+    base = Plan(
+        nodes=tuple(names), mode=mode, source=source, memory=memory, micro=micro, notes=_notes(speeds)
+    )  # fmt: skip
+    if mode == "sync":
+        return _in_step(facts, base, speeds, batch, link or link_of(facts, names))
+    seconds = {name: speed.seconds(batch) for name, speed in speeds.items()}
+    rate = sum(batch / one for one in seconds.values())
+    plan = msgspec.structs.replace(base, step_seconds=max(seconds.values()), efficiency=1.0)
+    return _timed(facts, plan, rate, ERRORS[source])
+
+
+def speeds_of(facts: AdviceFacts, names: Sequence[str]) -> dict[str, NodeSpeed]:
+    """Of the nodes that are known, while all of `names` work."""
+    found = {}
+    for name in names:
+        node = facts.node(name)
+        beside = [
+            other for other in names if other != name and node.machine and facts.node(other).machine == node.machine
+        ]
+        speed = speed_of(node, facts.run, beside)
+        if speed is not None:
+            found[name] = speed
+    return found
+
+
+def _in_step(facts: AdviceFacts, base: Plan, speeds: Mapping[str, NodeSpeed], batch: int, link: GroupLink) -> Plan:
+    """All nodes on one global batch."""
+    names, run = base.nodes, facts.run
+    if batch < len(names):
+        return msgspec.structs.replace(base, notes=(*base.notes, f"a global batch of {batch} has too few samples"))
+    if run.gradient_bytes is None:
+        return msgspec.structs.replace(base, notes=(*base.notes, "the size of its gradients isn't known"))
+    added = link.seconds(run.gradient_bytes, len(names))
+    costs = {rank: speeds[name].cost(added) for rank, name in enumerate(names)}
+    shares = _given_shares(facts, names, batch) or split(batch, costs)
+    step = slowest(shares, costs)
+    apart = sum(batch / speed.seconds(batch) for speed in speeds.values())
+    plan = msgspec.structs.replace(
+        base, step_seconds=step, sum_seconds=added, sent_bytes=sent_bytes(run.gradient_bytes, len(names)),
+        link=link.name, link_measured=link.measured, efficiency=batch / step / apart,
+        shares={name: shares[rank] for rank, name in enumerate(names)},
+    )  # fmt: skip
+    return _timed(facts, plan, batch / step, ERRORS[base.source if link.measured else "estimated"])
+
+
+def _given_shares(facts: AdviceFacts, names: Sequence[str], batch: int) -> dict[int, int] | None:
+    """Those of the run file, if it gives all of them for just these nodes."""
+    given = {rank: facts.node(name).share for rank, name in enumerate(names)}
+    shares = {rank: share for rank, share in given.items() if share is not None}
+    return shares if len(shares) == len(names) and sum(shares.values()) == batch else None
+
+
+def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
+    """With its duration, cost and energy."""
+    run = facts.run
+    left = time_of(facts, run.global_batch / rate, error, plan.nodes)
+    hours = left.expected / HOUR_SECONDS
+    nodes = [facts.node(name) for name in plan.nodes]
+    prices = [node.price_per_hour for node in nodes if node.price_per_hour is not None]
+    watts = [node.watts for node in nodes if node.watts is not None]
+    return msgspec.structs.replace(
+        plan, samples_per_second=rate, tokens_per_second=rate * run.tokens_per_sample, best_seconds=left.best,
+        expected_seconds=left.expected, worst_seconds=left.worst, cost=sum(prices) * hours if prices else None,
+        energy_kwh=sum(watts) * left.expected / JOULES_PER_KWH if len(watts) == len(nodes) else None,
+    )  # fmt: skip
+
+
+def time_of(facts: AdviceFacts, step_seconds: float, error: float, names: Sequence[str]) -> TimeLeft:
+    """How long all steps take, with the evaluations and checkpoints that are due and the faults that may come."""
+    found = Eta(facts.run.steps, predicted=Predicted(step_seconds, error)).left(_schedules(facts, step_seconds, names))
+    assert found is not None, "a time was predicted"
+    return found
+
+
+def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) -> dict[str, Schedule]:
+    """With what each plan is assumed to take: a checkpoint at the disk's speed, and an evaluation at a third of
+    training's seconds per sample, because it has no backward pass."""
+    run = facts.run
+    profile = facts.node(names[0]).profile
+    disk = profile.disk.write_bytes_per_second if profile is not None and profile.disk is not None else _DISK_BYTES
+    seconds = {
+        "checkpoint": run.checkpoint_bytes / disk,
+        "evaluate": run.held_out * step_seconds / run.global_batch * FORWARD_PART,
+    }
+    return {
+        kind: schedule._replace(assumed_seconds=seconds.get(kind, 0.0)) for kind, schedule in run.schedules.items()
+    }  # fmt: skip
+
+
+def _unknown(facts: AdviceFacts, names: Sequence[str], speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
+    missing = [facts.node(name) for name in names if name not in speeds]
+    return tuple(f"{node.name} is unknown: {node.problem or 'no profile'}" for node in missing)
+
+
+def _notes(speeds: Mapping[str, NodeSpeed]) -> tuple[str, ...]:
+    return tuple(f"{name}: {speed.how}" for name, speed in speeds.items() if speed.source == "estimated")

@@ -1,0 +1,101 @@
+"""What would change the answer, which machine for which size, and the reference: checked against whole predictions."""
+
+import msgspec
+import pytest
+from tests.protocol.support.advised import BILLION, facts_of, node_of
+from tests.protocol.support.profiles import profile_of
+
+from trainctl.protocol.advice.advice import advise
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
+from trainctl.protocol.advice.device_table import DEVICES, device_of, ethernet
+from trainctl.protocol.advice.model_sizes import size_ranges
+from trainctl.protocol.advice.plans import plan_of
+from trainctl.protocol.batch.flops import StepFlops
+from trainctl.protocol.calibration.profile import MatmulRate, Pass
+
+RATES = {"studio": 1.95, "mbp": 1.03}
+
+
+def changes(facts: AdviceFacts) -> dict[str, float]:
+    return {one.change: one.gain for one in advise(facts).what_ifs}
+
+
+def test_a_faster_link_gains_what_a_whole_prediction_with_it_says() -> None:
+    slow, fast = (plan_of(facts_of(RATES, ethernet(rate)), [*RATES], "sync") for rate in (1, 10))
+    found = next(one for one in advise(facts_of(RATES, ethernet(1))).what_ifs if one.change == "10 GbE")
+    assert found.gain == pytest.approx((fast.samples_per_second or 0) / (slow.samples_per_second or 1) - 1)
+    assert found.beats_answer
+
+
+def test_a_larger_global_batch_comes_nearer_to_the_sum_of_the_rates() -> None:
+    found = {one.change: one for one in advise(facts_of(RATES, ethernet(10))).what_ifs}
+    assert 0.8 < (found["G = 96"].part_of_sum or 0) < (found["G = 192"].part_of_sum or 0) < 1
+
+
+def test_no_link_slower_than_the_measured_one_is_named() -> None:
+    assert not {"1 GbE", "2.5 GbE", "10 GbE"} & set(changes(facts_of(RATES, ethernet(10))))
+
+
+def test_rdma_is_named_between_macs_alone_and_as_missing() -> None:
+    assert not [one for one in advise(facts_of(RATES, ethernet(1))).what_ifs if one.needs]
+    macs = facts_of(RATES, ethernet(1), {name: {"system": "Darwin"} for name in RATES})
+    assert [one.needs for one in advise(macs).what_ifs if one.needs] == ["engine jaccl"]
+    assert any(need.startswith("RDMA") for need in advise(macs).needs)
+
+
+def test_nccl_is_named_between_nvidia_devices_alone() -> None:
+    nvidia = {name: {"device": "cuda:0 NVIDIA H100 80GB HBM3"} for name in RATES}
+    assert any(need.startswith("NCCL") for need in advise(facts_of(RATES, ethernet(1), nvidia)).needs)
+    assert not advise(facts_of(RATES, ethernet(1))).needs
+
+
+def test_the_peak_micro_batch_is_a_change_only_if_another_is_set() -> None:
+    passes = tuple(Pass(micro, seconds) for micro, seconds in ((1, 0.01), (4, 0.016), (16, 0.1)))
+    curved = node_of("studio", 1.0, profiles=(profile_of(passes=passes),), micro=16)
+    facts = facts_of({"studio": 1.0}, 1e9)
+    found = changes(msgspec.structs.replace(facts, nodes=(curved,)))
+    assert found["micro-batch 4 on studio"] == pytest.approx(0.1 / 16 / (0.016 / 4) - 1, rel=0.02)
+    assert not changes(msgspec.structs.replace(facts, nodes=(msgspec.structs.replace(curved, micro=4),)))
+
+
+def test_adapters_shrink_the_sum() -> None:
+    facts = facts_of(RATES, ethernet(1), adapter_gradient_bytes=40_000_000)
+    assert changes(facts)["LoRA: fewer gradients to sum"] > 1
+
+
+def test_sizes_go_to_the_faster_chip_until_its_memory_ends() -> None:
+    nodes = [node_of("fast", 2.0, cap_bytes=24 * BILLION), node_of("large", 1.0, cap_bytes=160 * BILLION)]
+    found = [one for one in size_ranges(nodes, {"fast": 2.0, "large": 1.0}) if one.method == "LoRA, bfloat16"]
+    assert [one.node for one in found] == ["fast", "large"]
+    assert found[0].up_to == found[1].above == pytest.approx(24e9 * 0.9 / 1.1 / 2)
+    assert [one.node for one in size_ranges(nodes, {"fast": 1.0, "large": 2.0}) if "LoRA, b" in one.method] == ["large"]
+
+
+def test_the_reference_is_an_estimate_from_the_datasheet() -> None:
+    facts = facts_of(RATES, ethernet(1), flops=StepFlops(6 * BILLION, 0.0))
+    found = advise(facts).reference
+    assert found is not None
+    compute = 48 / 8 * 512 * 6 * BILLION / (0.4 * 312e12)
+    assert found.step_seconds == pytest.approx(compute + 2 * 7 / 8 * 4e9 / 300e9, rel=0.01)
+    assert advise(facts_of(RATES, ethernet(1))).reference is None
+
+
+@pytest.mark.parametrize(
+    "name, known",
+    [("cuda:0 NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H100 PCIe", None),
+     ("NVIDIA A100-PCIE-40GB", None), ("gpu Apple M2 Ultra", None), ("cpu", None), ("NVIDIA B200", "B200")],
+)  # fmt: skip
+def test_devices_are_known_by_their_drivers_names(name: str, known: str | None) -> None:
+    found = device_of(name)
+    assert (found.name if found is not None else None) == known
+    assert all(one.tflops > 0 for one in DEVICES)
+
+
+def test_a_node_without_a_fitting_profile_is_estimated_from_its_products() -> None:
+    other = profile_of(matmul=(MatmulRate("float32", 2000.0),))
+    facts = facts_of(RATES, ethernet(1), flops=StepFlops(6 * BILLION, 0.0))
+    box = NodeFacts(name="box", other_profile=other, micro=8)
+    found = plan_of(msgspec.structs.replace(facts, nodes=(*facts.nodes, box)), ["box"], "alone")
+    assert found.source == "estimated"
+    assert found.samples_per_second == pytest.approx(0.4 * 2e12 / (512 * 6e9), rel=0.01)
+    assert "products" in found.notes[0]

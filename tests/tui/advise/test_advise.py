@@ -1,0 +1,139 @@
+"""`trainctl advise` without any agent: profiles in the nodes' folders, what is unknown, and the text."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tomli_w
+from tests.protocol.support.advised import facts_of
+from tests.protocol.support.profiles import profile_of
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
+
+from trainctl.protocol.advice.advice import advise
+from trainctl.protocol.advice.device_table import ethernet
+from trainctl.protocol.calibration import profile_file
+from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass
+from trainctl.protocol.calibration.profile_key import settings_digest
+from trainctl.protocol.config import run_file
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import node_directory
+from trainctl.trainer import demo_assets
+from trainctl.tui.advise.advice_lines import WIDTH, advice_lines
+
+NODES = ("studio", "mbp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    demo_assets.make_model(folder, demo_assets.llama_config(hidden=32, layers=1, heads=2, intermediate=64))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run file of two nodes whose agents don't run, its model and data, and a cluster file."""
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a text of some length " * 200)
+    config: dict[str, Any] = {
+        "run": {"name": "small", "steps": 500}, "model": {"path": "model"},
+        "data": {"path": "data", "tokenizer": "bytes", "sequence_length": 64}, "batch": {"global": 48, "micro": 8},
+        "optimizer": {"learning_rate": 1e-3}, "nodes": {node: {"backend": "torch"} for node in NODES},
+    }  # fmt: skip
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+    nodes = {node: {"address": f"tcp://127.0.0.1:{at}", "price_per_hour": 2.0} for at, node in enumerate(NODES, 1)}
+    (tmp_path / "cluster.toml").write_bytes(tomli_w.dumps({"nodes": nodes, "currency": "EUR"}).encode())
+    return tmp_path
+
+
+def calibrate(folder: Path, node: str, rate: float, **fields: Any) -> None:
+    """Put a profile of this run into a node's folder."""
+    config = run_file.read(folder / "run.toml")
+    key = msgspec.structs.replace(
+        profile_of().key, model_digest=model_digests(folder / "model").whole, sequence_length=64, dtype="float32",
+        settings=settings_digest(config, node),
+    )  # fmt: skip
+    others = tuple(other for other in NODES if other != node)
+    passes = tuple(Pass(micro, micro / rate, 10**8 + 10**6 * micro) for micro in (1, 2, 4, 8, 16))
+    made = profile_of(**{"key": key, "passes": passes, "beside": others, "memory_cap_bytes": 10**9, **fields})
+    profile_file.write(node_directory(node) / "profiles", made)
+
+
+def words(folder: Path) -> list[str | Path]:
+    return ["advise", folder / "run.toml", "--cluster", folder / "cluster.toml"]
+
+
+def test_profiles_in_the_nodes_folders_are_enough(folder: Path) -> None:
+    calibrate(folder, "studio", 20.0)
+    calibrate(folder, "mbp", 10.0, links=(LinkRate("studio", 1e9, 1e9),))
+    found = call_json(*words(folder))
+    together = next(plan for plan in found["plans"] if plan["mode"] == "sync")
+    assert together["samples_per_second"] == pytest.approx(30.0, rel=0.02)
+    assert together["link_measured"]
+    assert together["shares"] == {"studio": 32, "mbp": 16}
+    assert together["cost"] == pytest.approx(4.0 * together["expected_seconds"] / 3600)
+    assert found["answer"]["nodes"] == [*NODES]
+    assert found["run"]["gradient_bytes"] == 4 * found["run"]["trained"]
+    assert all(node["calibrated_at"] for node in found["nodes"].values())
+
+
+def test_a_node_without_a_profile_is_unknown(folder: Path) -> None:
+    calibrate(folder, "studio", 20.0, beside=())
+    done = call(*words(folder))
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("Train on studio alone: 20.00 samples/s")
+    assert any(line.startswith("mbp is unknown: ") for line in lines)
+    assert (
+        max(len(line) for line in [first, *lines] if "/" not in line or "SAMPLES/S" in line) <= WIDTH
+    )  # but for paths
+    assert call_json(*words(folder))["unknown"].keys() == {"mbp"}
+
+
+def test_a_profile_of_another_model_is_an_estimate(folder: Path) -> None:
+    calibrate(folder, "studio", 20.0, beside=(), matmul=(MatmulRate("float32", 50.0),))
+    (folder / "model" / "config.json").write_text((folder / "model" / "config.json").read_text() + " ")
+    found = call_json(*words(folder))
+    (alone,) = [plan for plan in found["plans"] if plan["nodes"] == ["studio"]]
+    assert alone["source"] == "estimated"
+    assert found["nodes"]["studio"]["calibrated_at"] is None
+
+
+def test_nothing_is_known_and_the_first_line_says_what_to_do(folder: Path) -> None:
+    done = call(*words(folder))
+    assert done.returncode == 0, done.stderr
+    assert "Run trainctl calibrate" in done.stdout.splitlines()[0]
+
+
+def test_a_node_that_the_cluster_lacks_is_refused(folder: Path) -> None:
+    assert_one_line(call(*words(folder), "--set", "nodes.box.micro=2"), 2, "nodes.box", "not in the cluster file")
+
+
+def test_rows_are_read_for_their_lengths(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(f'{{"text": "row {"x" * (at % 20)}"}}\n' for at in range(40)))
+    more = ["--set", "data.kind=rows", "--set", f"data.path={folder / 'rows.jsonl'}"]
+    found = call_json(*words(folder), *more)
+    assert 10 < found["run"]["tokens_per_sample"] < 30
+    unread = call_json(*words(folder), *more, "--no-data")
+    assert unread["run"]["tokens_per_sample"] == 64
+    assert "not read" in unread["notes"][0]
+
+
+def test_the_answer_is_the_first_line_and_all_lines_fit() -> None:
+    facts = facts_of({"studio": 1.95, "mbp": 1.03}, ethernet(1))
+    first, *lines = advice_lines(advise(facts), facts.run, ())
+    assert first.startswith("Train on studio alone: 1.95 samples/s, ")
+    assert any("2.98 samples/s, against 0.9" in line for line in [first, *lines])
+    assert max(map(len, [first, *lines])) <= WIDTH
+    assert any("10 GbE: +1" in line for line in lines)
+
+
+def test_many_nodes_fit_too() -> None:
+    facts = facts_of({f"machine-number-{number}": 1.0 + number for number in range(16)}, ethernet(10))
+    lines = advice_lines(advise(facts), facts.run, ())
+    assert max(map(len, lines)) <= WIDTH
+    assert any("--json has all" in line for line in lines)

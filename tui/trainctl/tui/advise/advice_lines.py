@@ -1,0 +1,212 @@
+"""The advice as lines of at most 80 columns for a terminal: first the answer, then what it is chosen from. Pure."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from trainctl.protocol.advice.advice import Advice, BatchSize
+from trainctl.protocol.advice.advice_facts import RunFacts
+from trainctl.protocol.advice.checklist import Check
+from trainctl.protocol.advice.memory_fit import MemoryFit
+from trainctl.protocol.advice.plans import Plan
+from trainctl.protocol.advice.what_if import WhatIf
+from trainctl.tui.text.formatting import NA, compact, count, duration, gigabytes, money, percent, seconds, span
+
+WIDTH = 80
+SHOWN_PLANS = 12
+"""Plans that the table has at most; `--json` has all."""
+LONGEST_NAMES = 16
+"""Characters for the names of a plan's nodes; of more nodes, only their number is said."""
+Row = tuple[str, ...]
+
+
+def advice_lines(advice: Advice, run: RunFacts, notes: Sequence[str]) -> list[str]:
+    """All of it. Blank lines separate the parts."""
+    parts = (
+        _answer(advice, run), _speeds(advice, run), _durations(advice, run), _changes(advice),
+        _sizes(advice), _checks(advice.checklist), _variables(advice), _notes(advice, notes),
+    )  # fmt: skip
+    return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def _answer(advice: Advice, run: RunFacts) -> list[str]:
+    found = advice.answer
+    if found is None:
+        if any(plan.fits is False for plan in advice.plans):
+            return ["No node can make this run: no node's memory holds it."]
+        return ["No node is known. Run trainctl calibrate first."]
+    how = "alone" if found.mode == "alone" else "in step"
+    time = f"{duration(found.expected_seconds)} ({span(found.best_seconds, found.worst_seconds)})"
+    lines = _wrapped(f"Train on {_listed(found.nodes)} {how}: {_rate(found)} {run.unit}/s, {time}.")
+    apart = advice.independent
+    if (
+        apart is not None
+        and apart.mode == "separate"
+        and (apart.samples_per_second or 0) > (found.samples_per_second or 0)
+    ):
+        in_step = next((plan for plan in advice.plans if plan.mode == "sync" and plan.nodes == apart.nodes), None)
+        against = f", against {_rate(in_step)} in step" if in_step is not None and in_step.samples_per_second else ""
+        text = f"Several runs: use {_listed(apart.nodes)} separately: {_rate(apart)} {run.unit}/s{against}."
+        lines += _wrapped(text)
+    if advice.scoring is not None:
+        mark = "~" if advice.scoring.source == "estimated" else ""
+        rate = f"{mark}{advice.scoring.rows_per_second:,.3g}"
+        lines += _wrapped(f"Scoring on {_listed([*advice.scoring.nodes])}: {rate} rows/s of full length.")
+    return lines
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _speeds(advice: Advice, run: RunFacts) -> list[str]:
+    header = ("NODES", "MODE", "MEMORY GB", "STEP", f"{run.unit.upper()}/S", "TOK/S", "EFF", "SENT", "SUM")
+    rows = [
+        (
+            _names(plan), plan.mode, _memory(plan), seconds(plan.step_seconds), _rate(plan),
+            compact(plan.tokens_per_second), percent(plan.efficiency), _size(plan.sent_bytes),
+            seconds(plan.sum_seconds),
+        )
+        for plan in advice.plans[:SHOWN_PLANS]
+    ]  # fmt: skip
+    left = len(advice.plans) - len(rows)
+    return [*_table(header, rows, 2), *([f"and {left} slower ones: --json has all"] if left else ())]
+
+
+def _durations(advice: Advice, run: RunFacts) -> list[str]:
+    rows: list[Row] = [
+        (
+            _names(plan), plan.mode, duration(plan.expected_seconds), duration(plan.best_seconds),
+            duration(plan.worst_seconds), NA if plan.cost is None else money(plan.cost, run.currency),
+            _energy(plan.energy_kwh),
+        )
+        for plan in advice.plans[:SHOWN_PLANS] if plan.can_run
+    ]  # fmt: skip
+    reference = advice.reference
+    if reference is not None:
+        time, energy = duration(reference.expected_seconds), _energy(reference.energy_kwh)
+        rows.append((reference.name, "~sync", time, NA, NA, NA, energy))
+    lines = _table(("NODES", "MODE", "TIME", "BEST", "WORST", "COST", "ENERGY"), rows, 2) if rows else []
+    if reference is not None:
+        rate = f"~{reference.samples_per_second:.3g} {run.unit}/s"
+        lines += _wrapped(f"{reference.name}, for comparison: {rate}; {reference.assumed}.")
+    return lines
+
+
+def _table(header: Row, rows: Iterable[Row], left: int) -> list[str]:
+    """The first `left` columns are aligned to the left, the others to the right."""
+    cells = [header, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return ["  ".join(_aligned(row, widths, left)).rstrip() for row in cells]
+
+
+def _aligned(row: Row, widths: Sequence[int], left: int) -> Iterator[str]:
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if column < left else cell.rjust(width)
+
+
+def _names(plan: Plan) -> str:
+    whole = "+".join(plan.nodes)
+    if len(plan.nodes) > 1 and len(whole) > LONGEST_NAMES:
+        more = f"+{len(plan.nodes) - 1} more"
+        return f"{plan.nodes[0][: LONGEST_NAMES - len(more)]}{more}"
+    return whole[:LONGEST_NAMES]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _memory(plan: Plan) -> str:
+    """Of the node with the least to spare: what it needs and has, or what is missing."""
+    known = [one for one in plan.memory if one.spare_bytes is not None]
+    if not known:
+        return NA
+    worst = min(known, key=lambda one: one.spare_bytes or 0)
+    return f"lacks {gigabytes(-(worst.spare_bytes or 0))}" if worst.fits is False else _used(worst)
+
+
+def _used(fit: MemoryFit) -> str:
+    mark = "~" if fit.source == "estimated" else ""
+    return f"{mark}{gigabytes(fit.needed_bytes)}/{gigabytes(fit.cap_bytes)}"
+
+
+def _rate(plan: Plan) -> str:
+    if plan.samples_per_second is None:
+        return NA
+    is_estimate = plan.source == "estimated" or not plan.link_measured
+    rate = plan.samples_per_second
+    return f"{'~' if is_estimate else ''}{rate:,.2f}" if rate < 99.5 else f"{'~' if is_estimate else ''}{count(rate)}"
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return NA
+    return f"{value / 1e9:.3g} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
+
+
+def _energy(kwh: float | None) -> str:
+    return NA if kwh is None else f"{kwh:.3g} kWh"
+
+
+# ---------------------------------------------------------------- lists
+
+
+def _changes(advice: Advice) -> list[str]:
+    lines = [line for one in advice.batch_sizes for line in _wrapped(_batch(one), "  ")]
+    lines += [line for one in advice.what_ifs for line in _wrapped(_change(one), "  ")]
+    lines += [line for need in advice.needs for line in _wrapped(need, "  ")]
+    return ["What would change it", *lines] if lines else []
+
+
+def _batch(one: BatchSize) -> str:
+    cost = f"sums cost under {1 - one.efficiency:.0%} of a step of {_listed(one.nodes)}"
+    if one.global_batch is None:
+        return f"no global batch is so large that {cost}"
+    factor = round(one.efficiency / (1 - one.efficiency))
+    product = f"{factor} R t = {factor * one.rate_sum * one.sum_seconds:,.3g}"
+    return f"G >= {one.global_batch:,}: {cost} ({product}; R = {one.rate_sum:.3g}/s, t = {seconds(one.sum_seconds)})"
+
+
+def _change(one: WhatIf) -> str:
+    part = f", {one.part_of_sum:.2f} of the nodes' sum" if one.part_of_sum is not None else ""
+    answer = "; then this is the fastest" if one.beats_answer else ""
+    needs = f" (needs {one.needs}, which trainctl doesn't have yet)" if one.needs else ""
+    return f"{one.change}: {one.gain:+.0%}, {one.samples_per_second:.3g}/s on {_listed(one.nodes)}{part}{answer}{needs}"
+
+
+def _sizes(advice: Advice) -> list[str]:
+    by_method: dict[str, list[str]] = {}
+    for one in advice.model_sizes:
+        by_method.setdefault(one.method, []).append(f"{one.node} up to {one.up_to / 1e9:.3g} B")
+    rows = [line for method, found in by_method.items() for line in _wrapped(f"{method}: {', '.join(found)}", "  ")]
+    return ["Which node for which model size, in parameters; larger models need sharding", *rows] if rows else []
+
+
+def _checks(checks: Sequence[Check]) -> list[str]:
+    lines = ["Checklist"]
+    for one in checks:
+        lines += _wrapped(f"{one.state:<9}{one.name}: {one.text}", "  ", " " * 11)
+        lines += [f"{'':11}{one.command}"] if one.command else []
+    return lines if checks else []
+
+
+def _variables(advice: Advice) -> list[str]:
+    lines = ["Environment variables ([nodes.NAME] env)"]
+    for one in advice.variables:
+        name = f"{one.name}={one.value}" if one.value else one.name
+        lines += _wrapped(f"{one.use:<11}{name}: {one.text}", "  ", " " * 13)
+    return lines if advice.variables else []
+
+
+def _notes(advice: Advice, notes: Sequence[str]) -> list[str]:
+    found = [note for plan in advice.plans if plan.source != "unknown" for note in plan.notes]
+    links = [f"the link: {plan.link}" for plan in advice.plans if plan.link and not plan.link_measured]
+    estimates = [f"~ marks estimates. {note}" for note in found + links]
+    unknown = [f"{node} is unknown: {problem}" for node, problem in advice.unknown.items()]
+    return [line for note in dict.fromkeys((*notes, *unknown, *estimates)) for line in _wrapped(note)]
+
+
+def _wrapped(text: str, indent: str = "", following: str | None = None) -> list[str]:
+    below = f"{indent}  " if following is None else following
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
