@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
 from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
@@ -14,14 +15,15 @@ def _several(s: Situation, _: Found) -> bool:
     return len(s.ranks) > 1
 
 
-def _has_checkpoint(s: Situation, _: Found) -> bool:
-    return s.facts.checkpoint_step is not None
+def _is_active(s: Situation, _: Found) -> bool:
+    return s.facts.view is not None and s.facts.view.state in m.ACTIVE_RUN_STATES
 
 
-def _can_resume(s: Situation, found: Found) -> bool:
+def _can_resume(s: Situation, _: Found) -> bool:
     """A checkpoint is there, and the run has ended."""
     view = s.facts.view
-    return _has_checkpoint(s, found) and view is not None and view.state in ("failed", "stopped")
+    has_ended = view is not None and view.state in ("failed", "stopped")
+    return has_ended and s.facts.checkpoint_step is not None
 
 
 def _is_float16(s: Situation, _: Found) -> bool:
@@ -62,8 +64,8 @@ _SHORTER_ADAPTER = Rung("a smaller rank of the adapters", _run("adapter.rank={le
 _CHUNKED = Rung("compute the loss for some tokens at a time", _run('model.chunked_loss="on"'), _not_chunked)
 _RECOMPUTE = Rung("compute activations again in the backward pass", _run('model.gradient_checkpointing="all"'),
                   _not_recomputed)  # fmt: skip
-_ROLLBACK = Rung("go back to a checkpoint and skip the samples that followed",
-                 "trainctl send rollback steps=100 skip_batches=200", _has_checkpoint)  # fmt: skip
+_ROLLBACK = Rung("go back to the checkpoint of step {back} and skip the samples that followed",
+                 "trainctl send rollback step={back} skip_batches=200", _is_active)  # fmt: skip
 _LOWER_RATE = Rung("a lower learning rate; the loss curve changes", "trainctl send set-lr value={half_rate}")
 _CALIBRATE = Rung("measure the device again", "trainctl calibrate --node {node}")
 
@@ -132,8 +134,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "stolen-cpu", "Others take processor time", "steal 3 % or CPU pressure (PSI) 25 % with passes 5 % slower than "
-        "before, or steal 10 %", machine.stolen_cpu, _SPEED,
+        "stolen-cpu", "Others take processor time", "steal 3 %, or CPU pressure (PSI) 25 % that has risen by 15 "
+        "points, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),
     ),
     Rule(
@@ -169,7 +171,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-link", "The sum of gradients takes long", "10 % of a step, waits for slower ranks subtracted",
+        "slow-link", "The sum of gradients takes long", "10 % of a step and 20 ms, waits for slower ranks "
+        "subtracted",
         ranks.slow_link, ("low-use",),
         (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
