@@ -78,8 +78,8 @@ def test_passes_that_are_repeated_name_too_little_memory() -> None:
     assert (found.cause, found.title) == ("out-of-memory", "node-1 runs out of memory")
     assert found.evidence == ("10 of the last 100 steps repeated passes", "peak 4.0 GB of 8.0 GB")
     assert commands(found) == [
-        "trainctl send resize-batch micro=8 --node node-1", 'trainctl run RUN.toml --set model.chunked_loss="on"',
-        'trainctl run RUN.toml --set model.gradient_checkpointing="all"',
+        "trainctl send resize-batch micro=8 --node node-1", "trainctl run RUN.toml --set model.chunked_loss=on",
+        "trainctl run RUN.toml --set model.gradient_checkpointing=all",
         "trainctl run RUN.toml --set data.sequence_length=256",
     ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_with_adapters_the_ladder_has_4_bits_and_a_smaller_rank() -> None:
     facts = simulated.with_config(facts, adapter={"kind": "lora", "rank": 16}, model={"chunked_loss": "on"})
     found = first(facts)
     assert found.title == "node-0 ran out of memory"
-    assert 'trainctl run RUN.toml --set model.base="nf4"' in commands(found)
+    assert "trainctl run RUN.toml --set model.base=nf4" in commands(found)
     assert "trainctl run RUN.toml --set adapter.rank=8" in commands(found)
     assert not any("chunked_loss" in command for command in commands(found))
 
@@ -132,5 +132,5 @@ def test_overflow_advises_bfloat16_in_float16_alone() -> None:
     facts = with_steps(healthy_facts(), change)
     found = first(simulated.with_config(facts, model={"dtype": "float16"}))
     assert (found.cause, found.evidence[0]) == ("overflow", "5 of the last 100 steps, the newest 140")
-    assert commands(found)[0] == 'trainctl run RUN.toml --set model.dtype="bfloat16"'
+    assert commands(found)[0] == "trainctl run RUN.toml --set model.dtype=bfloat16"
     assert commands(first(facts)) == ["trainctl send set-lr value=5e-05"]

@@ -57,12 +57,12 @@ def _run(setting: str) -> str:
 
 _REBALANCE = Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                   _several)  # fmt: skip
-_DRAIN = Rung("train without {node} until it is well", "trainctl send drain --node {node}", _several)
+_DRAIN = Rung("train without {node} until it is fast again", "trainctl send drain --node {node}", _several)
 _SMALLER = Rung("a smaller micro-batch; more passes then make up the same batch, and the loss doesn't change",
                 "trainctl send resize-batch micro={smaller} --node {node}")  # fmt: skip
 _SHORTER_ADAPTER = Rung("a smaller rank of the adapters", _run("adapter.rank={less_rank}"), _has_adapter)
-_CHUNKED = Rung("compute the loss for some tokens at a time", _run('model.chunked_loss="on"'), _not_chunked)
-_RECOMPUTE = Rung("compute activations again in the backward pass", _run('model.gradient_checkpointing="all"'),
+_CHUNKED = Rung("compute the loss for some tokens at a time", _run("model.chunked_loss=on"), _not_chunked)
+_RECOMPUTE = Rung("compute activations again in the backward pass", _run("model.gradient_checkpointing=all"),
                   _not_recomputed)  # fmt: skip
 _ROLLBACK = Rung("go back to the checkpoint of step {back} and skip the samples that followed",
                  "trainctl send rollback step={back} skip_batches=200", _is_active)  # fmt: skip
@@ -85,7 +85,7 @@ RULES: Final = (
         "3 of 100 steps", stopped.out_of_memory, ("memory-pressure", "slow-rank"),
         (
             _SMALLER, _CHUNKED, _RECOMPUTE,
-            Rung("4-bit base weights", _run('model.base="nf4"'), _could_be_packed),
+            Rung("4-bit base weights", _run("model.base=nf4"), _could_be_packed),
             Rung("shorter sequences", _run("data.sequence_length={shorter}")),
             _SHORTER_ADAPTER,
         ),
@@ -95,7 +95,7 @@ RULES: Final = (
         ("unstable", "clip-bound"),
         (
             _ROLLBACK, _LOWER_RATE,
-            Rung("compute in bfloat16, which has float32's range", _run('model.dtype="bfloat16"'), _is_float16),
+            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
             Rung("look at the samples of these steps", "trainctl data preview RUN.toml"),
         ),
     ),
@@ -103,9 +103,9 @@ RULES: Final = (
         "overflow", "Gradients overflow in float16", "3 of the last 100 steps", stopped.overflow,
         ("unstable", "clip-bound"),
         (
-            Rung("compute in bfloat16, which has float32's range", _run('model.dtype="bfloat16"'), _is_float16),
+            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
             _LOWER_RATE,
-            Rung("compute in float32", _run('model.dtype="float32"'), _is_float16),
+            Rung("compute in float32", _run("model.dtype=float32"), _is_float16),
         ),
     ),
     Rule(
@@ -127,7 +127,7 @@ RULES: Final = (
         "slow-disk", "A disk is slow", "I/O pressure (PSI) 10 % or a disk that is busy 85 % of the time, and data that "
         "take 5 % of a step", machine.slow_disk, (*_SPEED, "long-checkpoint"),
         (
-            Rung("find what else uses the disk: trainctl data bench says how fast the data can be read",
+            Rung("measure how fast the data can be read, and find what else uses the disk",
                  "trainctl data bench RUN.toml"),
             Rung("keep the token caches of {node} on a faster disk", _run("nodes.{node}.cache_path=/FASTER/DISK")),
             Rung("assemble more micro-batches ahead", _run("data.prefetch={prefetch}")),
@@ -176,7 +176,7 @@ RULES: Final = (
         ranks.slow_link, ("low-use",),
         (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
-            Rung("use a faster link: trainctl calibrate measures it", "trainctl calibrate"),
+            Rung("measure the link, and use a faster one", "trainctl calibrate"),
             Rung("several connections use a fast link better", _run("group.links_per_peer=4"), _without_links),
             Rung("with this batch the sum takes a tenth of a step; the loss curve changes",
                  "trainctl send set-global-batch value={batch} schedule=scale"),
@@ -188,7 +188,7 @@ RULES: Final = (
         (
             Rung("a larger micro-batch; the loss doesn't change",
                  "trainctl send resize-batch micro={micro} --node {node}"),
-            Rung("let the program choose it by the profile", _run('batch.micro="auto"')),
+            Rung("let the program choose it by the profile", _run("batch.micro=auto")),
         ),
     ),
     Rule(
@@ -224,7 +224,7 @@ RULES: Final = (
     Rule(
         "float32", "float32 where bfloat16 is faster", "by calibrated matrix products, or by the device's name",
         settings.float32, (),
-        (Rung("compute in bfloat16; sums and weights stay float32", _run('model.dtype="bfloat16"')),),
+        (Rung("compute in bfloat16; sums and weights stay float32", _run("model.dtype=bfloat16")),),
     ),
     Rule(
         "eager-attention", "Attention is not fused", "the kernel that a rank reports", settings.attention, (),
@@ -233,13 +233,13 @@ RULES: Final = (
     Rule(
         "recomputed", "Activations are computed twice while memory is free", "gradient checkpointing, and a peak below "
         "60 % of the cap", settings.checkpointing, (),
-        (Rung("keep the activations", _run('model.gradient_checkpointing="none"')),),
+        (Rung("keep the activations", _run("model.gradient_checkpointing=none")),),
     ),
     Rule(
         "unpacked", "Short samples are not packed", "a mean sample below half of the sequence length",
         settings.packing, (),
         (
-            Rung("put several samples into one sequence", _run('data.packing="best-fit"')),
+            Rung("put several samples into one sequence", _run("data.packing=best-fit")),
             Rung("shorter sequences, if no sample is longer: trainctl data preview shows their lengths",
                  "trainctl data preview RUN.toml"),
         ),
