@@ -127,11 +127,24 @@ def test_segments_sent_again_make_a_link_lossy() -> None:
     assert first(busy).cause == "slow-link"
 
 
-def test_without_counters_a_sum_that_varies_is_taken_for_lossy() -> None:
+def test_without_counters_losses_are_unknown_and_a_sum_that_varies_is_slow() -> None:
     facts = dataclasses.replace(synced(healthy_facts(), 20, every=2), readings={})
-    assert first(facts).title == "the link's speed varies"
-    assert first(dataclasses.replace(synced(healthy_facts(), 20), readings={})).cause == "slow-link"
-    assert said_of(dataclasses.replace(healthy_facts(), readings={}), "lossy-link")[0][0] == "unknown"
+    found = first(facts)
+    assert found.cause == "slow-link"
+    assert any(line.startswith("the middle half of the sums differ by a factor of ") for line in found.evidence)
+    assert said_of(facts, "lossy-link") == [("unknown", "TCP segments sent again")]
+
+
+def test_a_sum_that_waits_for_processors_blames_no_link() -> None:
+    """Ranks that share a machine's processors, from the start."""
+    made = simulated.cluster(1)
+    made.link_part = 0.2
+    facts = dataclasses.replace(simulated.facts(made, simulated.record(made, 150, 150)), profiles={})
+    facts = with_parts(facts, lambda part: msgspec.structs.replace(part, values={}))
+    assert first(facts).title == "the sum of gradients takes long"
+    crowded = with_readings(facts, "node-0", {"cpu_pressure": 70})
+    assert causes(crowded) == []
+    assert said_of(crowded, "slow-link")[0][1].endswith("at a CPU pressure of 70 %: it waits for processors")
 
 
 def test_one_rank_alone_has_no_link() -> None:
