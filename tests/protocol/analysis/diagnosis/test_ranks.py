@@ -23,9 +23,10 @@ from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
 
 def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
     """With the sum's own seconds longer by this factor in each of some of the newest 40 steps, for all ranks."""
-    own = {step.step: 0.0 for step in facts.steps}
-    for step in own:
-        own[step] = (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == step)
+    own = {
+        one.step: (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == one.step)
+        for one in facts.steps
+    }
     last = facts.steps[-1].step
 
     def is_long(step: int) -> bool:
@@ -45,7 +46,7 @@ def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
 
 
 def test_late_data_says_what_is_set_and_what_it_costs() -> None:
-    found = first(longer(healthy_facts(), 1, data=40))
+    found = first(longer(healthy_facts(), 1, {"data": 40}))
     assert (found.cause, found.title, found.rank) == ("late-data", "node-1 waits for data", 1)
     assert found.evidence[-1] == "prefetch 2, 1 worker"
     assert found.what_if is not None
@@ -58,7 +59,7 @@ def test_late_data_says_what_is_set_and_what_it_costs() -> None:
 
 
 def test_data_that_another_rank_hides_cost_nothing() -> None:
-    facts = longer(longer(healthy_facts(), 1, data=8), 0, newest=40, forward=2.0, backward=2.0)
+    facts = longer(longer(healthy_facts(), 1, {"data": 8}), 0, {"forward": 2.0, "backward": 2.0})
     assert "late-data" not in causes(facts)
 
 
@@ -67,14 +68,14 @@ def test_a_tiny_step_may_wait_for_data() -> None:
         phases = m.Phases(**{name: getattr(part.phases, name) / 100 for name in m.PHASES})
         return msgspec.structs.replace(part, phases=phases, step_seconds=part.step_seconds / 100)
 
-    facts = with_parts(longer(healthy_facts(), 1, newest=150, data=40), shorter)
+    facts = with_parts(longer(healthy_facts(), 1, {"data": 40}, newest=150), shorter)
     facts = with_steps(facts, lambda one: msgspec.structs.replace(one, step_seconds=one.step_seconds / 100))
     assert "late-data" not in causes(facts)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_slow_rank_is_named_with_its_phase_and_what_a_step_takes_without(phase: str) -> None:
-    found = first(longer(healthy_facts(), 1, **{phase: 2.0}))
+    found = first(longer(healthy_facts(), 1, {phase: 2.0}))
     assert (found.cause, found.title) == ("slow-rank", f"node-1 is slow in {phase}")
     assert found.evidence[0].startswith(f"{phase} takes ")
     assert ", before " in found.evidence[0]
@@ -87,7 +88,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_what_a_step_takes_without(phase
 
 def test_a_rank_that_keeps_no_other_waiting_is_not_slow() -> None:
     """Both are as slow as each other: no split helps, and neither explains a wait."""
-    facts = longer(longer(healthy_facts(3), 1, forward=1.04), 0, forward=1.04)
+    facts = longer(longer(healthy_facts(3), 1, {"forward": 1.04}), 0, {"forward": 1.04})
     assert causes(facts) == []
 
 

@@ -49,7 +49,7 @@ def _limits(s: Situation, node: str) -> Iterator[tuple[str, str]]:
                 said = f"{gpus[-1].name}: its clock was lowered in {count} of {len(gpus)} readings{_state(gpus[-1])}"
                 yield m.CLOCK_LIMITED_BY[limit], said
                 return
-        now, before = _clock(gpus), s.best_clock(rank)
+        now, before = _clock(gpus), s.clock_before(rank)
         if now and before and now < (1 - CLOCK_LOWER) * before:
             yield "a lower clock", f"{gpus[-1].name}: {now:,.0f} MHz under load, {before:,.0f} MHz before"
             return
@@ -70,7 +70,7 @@ def _by_clock(s: Situation, node: str, why: str) -> m.WhatIf | None:
     """The passes in proportion to the clock."""
     removed = {}
     for rank in s.ranks_of(node):
-        now, before = _clock(s.gpus(rank)), s.best_clock(rank)
+        now, before = _clock(s.gpus(rank)), s.clock_before(rank)
         if now and before and now < before:
             removed[rank] = s.ranks[rank].busy * (1 - now / before)
     return s.without(removed, f"{why} on {node}") if removed else None

@@ -165,7 +165,7 @@ def _data_part(s: Situation, rank: int) -> float:
 
 
 def _usual_data(s: Situation, rank: int) -> float:
-    return s.best[rank].data_mean if rank in s.best else 0.0
+    return s.before[rank].data_mean if rank in s.before else 0.0
 
 
 # ---------------------------------------------------------------- processor

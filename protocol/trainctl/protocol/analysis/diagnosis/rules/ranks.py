@@ -134,7 +134,7 @@ def _own(s: Situation, rank: int) -> float:
     growth = s.growth(rank)
     if growth is None:
         return 0.0
-    before, wait = s.best[rank].busy, median(_waits(s, rank).values())
+    before, wait = s.before[rank].busy, median(_waits(s, rank).values())
     longer = s.ranks[rank].busy - before
     is_slower = before > 0 and longer >= OWN_GROWTH * before
     return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
@@ -172,7 +172,7 @@ def _phase(s: Situation, rank: int) -> tuple[str, str]:
         phase = grown[0][0]
         whole = sum(value for value in growth.values() if value > 0)
         names = [name for name, value in grown if value > 0.25 * whole] or [phase]
-        now, before = s.ranks[rank].phases[phase], s.best[rank].phases[phase]
+        now, before = s.ranks[rank].phases[phase], s.before[rank].phases[phase]
         return " and ".join(names), f"{phase} takes {seconds(now)}, before {seconds(before)}"
     others = [its for one, its in s.ranks.items() if one != rank]
     own = s.ranks[rank]
@@ -216,7 +216,7 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
     else:
         use = _link_use(s)
         said = [f"{percent(use)} of the calibrated bandwidth"] if use is not None else []
-        before = s.best_sync_seconds
+        before = s.sync_before
         said += [f"before: {seconds(before)}"] if before and before < 0.8 * s.sync_seconds else []
         is_slow = (use is not None and use < LINK_USE) or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
@@ -268,7 +268,7 @@ def _link_use(s: Situation) -> float | None:
 def _slow_sum(s: Situation, title: str, evidence: tuple[str, ...], node: str | None) -> Found:
     whole, took, use = s.step_seconds or 0.0, s.sync_seconds, _link_use(s)
     expected = [took * use] if use is not None and use < 1 else []
-    expected += [s.best_sync_seconds] if s.best_sync_seconds is not None else []
+    expected += [s.sync_before] if s.sync_before is not None else []
     usual = min([one for one in expected if one < took], default=0.0)
     said = f"the sum takes {seconds(took)} of {seconds(whole)}, {percent(took / whole)}, waits for slower ranks aside"
     sizes = [size for rank in s.ranks if (size := s.metric(rank, "sum_bytes")) is not None]
