@@ -252,6 +252,16 @@ class RecordReader:
         readings = tuple(found for _, body in rows if (found := _stored(body, m.HostReading)) is not None)
         return readings, rows[-1][0] if rows else 0
 
+    def newest_host_readings(self, limit: int, until: float | None = None) -> tuple[m.HostReading, ...]:
+        """Those of this program's version among the newest `limit` readings of all nodes, oldest first; `until`: none
+        after this time (Unix seconds)."""
+        rows = self._rows(
+            "SELECT body FROM host WHERE at <= ? ORDER BY rowid DESC LIMIT ?",
+            (math.inf if until is None else until, limit),
+        )
+        found = (_stored(body, m.HostReading) for (body,) in reversed(rows))
+        return tuple(reading for reading in found if reading is not None)
+
     def samples(self, after: int = 0, limit: int = 100, newest: bool = False) -> tuple[tuple[m.Sample, ...], int, bool]:
         """Up to `limit` answers of the model after a row, oldest first, the last row of them, and whether there are
         more. They are the first ones, or with `newest` the last ones."""

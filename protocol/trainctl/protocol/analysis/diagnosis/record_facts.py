@@ -1,0 +1,93 @@
+"""Facts of a run from its record, with what an agent adds while it leads the run."""
+
+import contextlib
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts, RunFacts
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+STEPS_READ = 600
+"""Newest steps that are looked at: the last ones are compared with the best before them."""
+MOST_PARTS = 20_000
+"""Ranks' parts that are read at most; with many ranks fewer steps are."""
+LEAST_STEPS = 120
+"""Steps that are read even with many ranks."""
+EVENTS_READ = 300
+"""Newest events."""
+READINGS_READ = 720
+"""Newest readings of all nodes; a record has one of each node every 10 s."""
+
+
+def config_of(paths: RunPaths) -> RunFile | None:
+    """The run file in a run directory; None if there is none that this program can read."""
+    with contextlib.suppress(InvalidInputError, OSError):
+        return run_file.read(paths.run_file)
+    return None
+
+
+def facts_of_record(
+    reader: RecordReader, config: RunFile | None = None, *, live: LiveFacts | None = None, at: float | None = None,
+    last_step: int | None = None,
+) -> RunFacts:  # fmt: skip
+    """The newest facts, or those up to `last_step`. `live`: what the run's agent adds, with `at`, the present time.
+    Raises InvalidInputError if the record cannot be read."""
+    newest = reader.last_step()
+    last = min(newest.step, last_step or newest.step) if newest is not None else 0
+    view = live.view if live is not None else _view(reader)
+    count = _steps_read(len(view.ranks) if view is not None else 1)
+    steps = reader.steps(max(last - count, 0), count)[0] if last else ()
+    steps = tuple(step for step in steps if step.step <= last)
+    is_past = newest is not None and last < newest.step
+    until = steps[-1].committed_at if is_past and steps else None
+    events = tuple(one for one in reader.events(limit=EVENTS_READ, newest=True)[0] if until is None or one.at <= until)
+    readings = _readings(reader, live, until)
+    return RunFacts(
+        at=at if at is not None else _last_time(steps, events), is_live=live is not None, view=view, config=config,
+        steps=steps, parts=reader.parts_between(steps[0].step, last) if steps else (), readings=readings,
+        events=events, alerts=live.alerts if live is not None else (),
+        profiles=live.profiles if live is not None else {}, checkpoint_step=_checkpoint(events),
+        step_age_seconds=live.step_age_seconds if live is not None else None,
+        doing=live.doing if live is not None else "train",
+    )  # fmt: skip
+
+
+def _steps_read(ranks: int) -> int:
+    return max(LEAST_STEPS, min(STEPS_READ, MOST_PARTS // max(ranks, 1)))
+
+
+def _view(reader: RecordReader) -> m.RunView | None:
+    """As its agent kept it last; None of a version that this program can't read."""
+    text = reader.meta("view")
+    try:
+        return msgspec.json.decode(text, type=m.RunView) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _last_time(steps: tuple[m.StepCommitted, ...], events: tuple[m.Event, ...]) -> float:
+    return max([*(step.committed_at for step in steps[-1:]), *(event.at for event in events[-1:])], default=0.0)
+
+
+def _readings(
+    reader: RecordReader, live: LiveFacts | None, until: float | None
+) -> dict[str, tuple[m.HostReading, ...]]:  # fmt: skip
+    """By node, oldest first."""
+    found: dict[str, list[m.HostReading]] = {}
+    for reading in reader.newest_host_readings(READINGS_READ, until):
+        found.setdefault(reading.node, []).append(reading)
+    for node, newer in (live.readings if live is not None else {}).items():
+        kept = [one for one in found.get(node, []) if newer and one.read_at < newer[0].read_at]
+        found[node] = [*kept, *newer]
+    return {node: tuple(readings) for node, readings in found.items()}
+
+
+def _checkpoint(events: tuple[m.Event, ...]) -> int | None:
+    """The newest checkpoint's step, by the events."""
+    return max((event.data.step for event in events if isinstance(event.data, e.CheckpointWritten)), default=None)
