@@ -98,5 +98,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added link-request between agents, its reply link-reply, and CalibrateRequest.lead: a calibration measures the"
         " link to the lead's node.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added diagnosis-request and its reply, why a run is slow or stuck, and GpuReading.others, other programs on a"
+        " device.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -70,6 +70,7 @@ SHARED: dict[str, str] = {
     "PairsRequest.run": "run ID; null: the active run, or else the newest",
     "PoliciesRequest.run": "run ID; null: the active run",
     "Policies.policies": "every policy, in the order of their table",
+    "DiagnosisRequest.run": "run ID; null: the active run, or else the newest",
     "PolicyStatus.name": "policy name",
     "PolicyStatus.mode": "whether it acts, only advises, or does nothing",
     "PolicyFigure.what": "the value, in words",
