@@ -1,12 +1,108 @@
 """Asks each rule in order what it finds in a run."""
 
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Rule, Rung, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.rules.table import RULES
 from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 
-def diagnose(facts: RunFacts) -> m.Diagnosis:
-    """What is wrong with a run, the cause of other findings before these. It never raises for facts that are missing:
-    what can't be judged is `unknown`."""
-    last = facts.steps[-1] if facts.steps else None
-    first = facts.steps[0].step if facts.steps else 0
-    return m.Diagnosis(at=facts.at, step=last.step if last else 0, first_step=first, step_seconds=None)
+class _Verdict(NamedTuple):
+    """What one rule said."""
+
+    rule: Rule
+    of: Verdict
+
+
+def diagnose(facts: RunFacts, rules: Sequence[Rule] = RULES) -> m.Diagnosis:
+    """What is wrong with a run, a cause before those that follow from it. Missing facts raise nothing: what can't be
+    judged is `unknown`."""
+    situation = Situation(facts)
+    said = [_Verdict(rule, verdict) for rule in rules for verdict in rule.check(situation)]
+    found = [one for one in said if isinstance(one.of, Found)]
+    kept = [one for one in found if not any(_explains(other, one) for other in found)]
+    first = next((part.step for parts in situation.recent[:1] for part in parts.values()), 0)
+    return m.Diagnosis(
+        at=facts.at, step=facts.steps[-1].step if facts.steps else 0, first_step=first,
+        step_seconds=situation.step_seconds, findings=tuple(_finding(situation, one, said) for one in kept),
+        checked=tuple(_checked(one, is_kept=one in kept) for one in said),
+    )  # fmt: skip
+
+
+def _explains(cause: _Verdict, other: _Verdict) -> bool:
+    """Whether a finding follows from another one, of the same node or of the whole run."""
+    if not isinstance(cause.of, Found) or not isinstance(other.of, Found):
+        return False
+    same = cause.of.node == other.of.node or not cause.of.node or not other.of.node
+    return same and other.rule.cause in cause.rule.explains
+
+
+def _finding(s: Situation, one: _Verdict, said: Sequence[_Verdict]) -> m.Finding:
+    found = one.of
+    assert isinstance(found, Found)
+    return m.Finding(
+        cause=one.rule.cause, title=found.title, severity=found.severity, node=found.node, rank=found.rank,
+        evidence=found.evidence, ruled_out=tuple(_ruled_out(one, said)), what_if=found.what_if,
+        remedies=tuple(_remedies(s, found, one.rule.ladder)),
+    )  # fmt: skip
+
+
+def _ruled_out(one: _Verdict, said: Iterable[_Verdict]) -> Iterator[str]:
+    """Causes that would explain it, and aren't there; and those that follow from it."""
+    node = one.of.node if isinstance(one.of, Found) else ""
+    for other in said:
+        if isinstance(other.of, Found) or one.rule.cause not in other.rule.explains:
+            continue
+        if not other.of.node or not node or other.of.node == node:
+            unknown = "not known: no reading of " if isinstance(other.of, Unknown) else ""
+            yield f"{_lowered(other.rule.title)}: {unknown}{other.of.text}"
+
+
+def _lowered(title: str) -> str:
+    """A title within a line: `a disk is slow`, but `NVIDIA's ...`."""
+    return title[0].lower() + title[1:] if title[1:2].islower() or title[1:2] == " " else title
+
+
+def _checked(one: _Verdict, *, is_kept: bool) -> m.CheckedCause:
+    match one.of:
+        case Found(title=title):
+            return m.CheckedCause(one.rule.cause, "found" if is_kept else "follows", title)
+        case Clear(text=text):
+            return m.CheckedCause(one.rule.cause, "clear", text)
+        case Unknown(text=text):
+            return m.CheckedCause(one.rule.cause, "unknown", text)
+
+
+# ---------------------------------------------------------------- remedies
+
+
+def _remedies(s: Situation, found: Found, ladder: Iterable[Rung]) -> Iterator[m.Remedy]:
+    """The rungs that can help, with their values."""
+    values = {name: value for name, value in {**_run_values(s), **found.values}.items() if value is not None}
+    for rung in ladder:
+        if fields(rung) <= values.keys() and rung.fits(s, found):
+            command = rung.command.format_map(values)
+            yield m.Remedy(rung.text.format_map(values), command, _verb(command))
+
+
+def fields(rung: Rung) -> set[str]:
+    """Names of the values that a remedy needs."""
+    return {name for text in (rung.text, rung.command) for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def _verb(command: str) -> str:
+    return command.split()[2] if command.startswith("trainctl send ") else ""
+
+
+def _run_values(s: Situation) -> Mapping[str, Any]:
+    config, view = s.facts.config, s.facts.view
+    rank = config.adapter.rank if config is not None else 1
+    length = config.data.sequence_length if config is not None else 2
+    return {
+        "run": view.run if view is not None else None, "checkpoint": s.facts.checkpoint_step,
+        "less_rank": rank // 2 if rank > 1 else None, "shorter": length // 2 if length >= 4 else None,
+    }  # fmt: skip

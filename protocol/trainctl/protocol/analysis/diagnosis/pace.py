@@ -1,0 +1,118 @@
+"""What recent steps took each rank, and the best that they took before: the numbers that rules compare."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.batch.step_model import Timing, middle
+
+WINDOW_STEPS = 24
+"""Newest steps of one plan that are judged."""
+LEAST_STEPS = 8
+"""Steps below which nothing is concluded from their seconds."""
+FIRST_STEPS = 2
+"""Steps after a group has formed that don't count: devices compile and load."""
+HIGHEST_LEFT_OUT = 0.1
+"""Part of the values, the highest ones, that a trimmed mean leaves out: a rare long step is no trouble."""
+
+Parts = Mapping[int, m.RankStep]
+"""A step's parts by rank."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One rank's steps of one share and micro-batch."""
+
+    node: str
+    samples: int
+    micro: int  # 0: not known
+    phases: Mapping[str, float]  # middle seconds by phase
+    data_mean: float  # mean seconds, without the highest ones: some passes wait for data and others don't
+    busy: float  # middle seconds of data, forward and backward
+    seconds: float  # middle seconds of the whole step
+
+    @classmethod
+    def of(cls, parts: Sequence[m.RankStep]) -> "Pace":
+        """Of at least one step."""
+        phases = {name: middle([getattr(part.phases, name) for part in parts]) for name in m.PHASES}
+        last = parts[-1]
+        return cls(
+            last.node, last.samples, last.micro_batch or 0, phases, trimmed([part.phases.data for part in parts]),
+            middle([part.phases.busy for part in parts]), middle([part.step_seconds for part in parts]),
+        )  # fmt: skip
+
+
+def trimmed(values: Sequence[float]) -> float:
+    """The mean without the highest values."""
+    kept = sorted(values)[: max(1, len(values) - round(HIGHEST_LEFT_OUT * len(values)))]
+    return sum(kept) / len(kept)
+
+
+def by_step(facts: RunFacts) -> list[Parts]:
+    """The ranks' parts of each step that all ranks of the newest one were in, oldest first."""
+    found: dict[int, dict[int, m.RankStep]] = {}
+    for part in facts.parts:
+        found.setdefault(part.step, {})[part.rank] = part
+    complete = [found[step] for step in sorted(found)]
+    # Parts of the last step may be on their way.
+    ranks = max((parts.keys() for parts in complete[-2:]), key=len, default=set[int]())
+    return [parts for parts in complete if parts.keys() == ranks]
+
+
+def recent(steps: Sequence[Parts]) -> list[Parts]:
+    """The newest steps of the present plan, without the first ones of its group."""
+    start = len(steps) - 1
+    while start > 0 and _plan(steps[start - 1]) == _plan(steps[-1]):
+        start -= 1
+    kept = [*steps[start:]]
+    begins = bool(kept) and (start > 0 or next(iter(kept[0].values())).step == 1)
+    is_new_group = begins and (start == 0 or _generation(steps[start - 1]) != _generation(kept[0]))
+    return kept[FIRST_STEPS if is_new_group else 0 :][-WINDOW_STEPS:]
+
+
+def blocks_before(steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> Iterator[list[Parts]]:
+    """Blocks of earlier steps of the same plan, whatever their group."""
+    if not recent_steps:
+        return
+    first = next(iter(recent_steps[0].values())).step
+    alike = [
+        parts for before, parts in pairwise([None, *steps])
+        if parts is not None and next(iter(parts.values())).step < first and _work(parts) == _work(recent_steps[-1])
+        and (before is None or _generation(before) == _generation(parts))
+    ]  # fmt: skip
+    for start in range(len(alike) % WINDOW_STEPS, len(alike), WINDOW_STEPS):
+        yield alike[start : start + WINDOW_STEPS]
+
+
+def paces(steps: Sequence[Parts]) -> dict[int, Pace]:
+    """By rank; none of too few steps."""
+    if len(steps) < LEAST_STEPS:
+        return {}
+    return {rank: Pace.of([parts[rank] for parts in steps]) for rank in steps[-1]}
+
+
+def timings(steps: Sequence[Parts]) -> dict[int, list[Timing]]:
+    """By rank, for the step models."""
+    return {
+        rank: [Timing.of(parts[rank].samples, parts[rank].phases, parts[rank].micro_batch or 0) for parts in steps]
+        for rank in (steps[-1] if steps else ())
+    }
+
+
+def shared_sync(parts: Parts) -> float:
+    """Seconds of a step's sum itself: those of the rank that waited least in it. 0 for one rank."""
+    return min(part.phases.sync for part in parts.values()) if len(parts) > 1 else 0.0
+
+
+def _work(parts: Parts) -> dict[int, tuple[int, int | None]]:
+    return {rank: (part.samples, part.micro_batch) for rank, part in parts.items()}
+
+
+def _generation(parts: Parts) -> m.Generation:
+    return next(iter(parts.values())).generation
+
+
+def _plan(parts: Parts) -> tuple[m.Generation, dict[int, tuple[int, int | None]]]:
+    return _generation(parts), _work(parts)

@@ -1,0 +1,60 @@
+"""What a rule is: a row of data with a cause, what shows it, what it explains, how it is checked and what to do."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.situation import Situation
+
+
+class Found(NamedTuple):
+    """The cause is there."""
+
+    title: str
+    evidence: tuple[str, ...]
+    node: str = ""  # empty: the whole run
+    rank: int | None = None
+    what_if: m.WhatIf | None = None
+    severity: m.FindingSeverity = "warning"
+    values: dict[str, Any] = {}  # noqa: RUF012  for the texts and commands of remedies; never changed
+
+
+class Clear(NamedTuple):
+    """The cause isn't there, by these figures."""
+
+    text: str
+    node: str = ""  # empty: the whole run
+
+
+class Unknown(NamedTuple):
+    """It can't be judged."""
+
+    text: str  # what is missing
+    node: str = ""
+
+
+Verdict = Found | Clear | Unknown
+
+
+def _always(_: Situation, __: Found) -> bool:
+    return True
+
+
+class Rung(NamedTuple):
+    """One remedy of a ladder. A text or command with a value in braces that isn't known isn't offered."""
+
+    text: str
+    command: str = ""  # as typed in a shell
+    fits: Callable[[Situation, Found], bool] = _always
+    """Whether it can help here: what is set already isn't offered again."""
+
+
+class Rule(NamedTuple):
+    """One cause."""
+
+    cause: str
+    title: str  # of the cause in docs
+    sign: str  # what shows it, for docs
+    check: Callable[[Situation], Iterable[Verdict]]
+    explains: tuple[str, ...] = ()  # later causes on the same node that follow from it
+    ladder: tuple[Rung, ...] = ()

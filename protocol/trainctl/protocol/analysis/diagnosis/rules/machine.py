@@ -1,0 +1,305 @@
+"""Causes on a machine: heat and power, swap, memory, disk, stolen processor time, other programs on a GPU.
+
+A reading alone is no cause if the rank's passes are as fast as ever: pressure on a machine that ranks share is usual.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+
+SLOWER = 0.05
+"""Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""
+CLOCK_LOWER = 0.1
+"""Part by which a device's clock under load is below what it was."""
+HEAVY_HEAT = 2
+"""Level of macOS's thermal pressure that holds a chip back much."""
+QUOTA_PERCENT, ALWAYS_PERCENT = 5.0, 50.0
+"""Percent of quota periods in which processes were stopped: with slower passes, and by itself."""
+SWAP_BYTES = 1e6
+"""Bytes per second swapped in and out."""
+MEMORY_PRESSURE = 10.0
+"""Percent of the time in which tasks waited for memory."""
+MEMORY_USED = 0.97
+"""Part of the machine's memory in use."""
+IO_PRESSURE, DISK_BUSY = 10.0, 85.0
+"""Percent of the time in which tasks waited for input or output, or in which the disk was busy."""
+STEAL_PERCENT, MUCH_STEAL = 3.0, 10.0
+"""Percent of processor time given to other virtual machines: with slower passes, and by itself."""
+CPU_PRESSURE = 25.0
+"""Percent of the time in which a task waited for a processor."""
+DATA_PART = 0.05
+"""Part of a step that a rank may wait for data."""
+OTHERS_BYTES = 300e6
+"""Device memory of another program that is no trouble: a desktop has some."""
+
+
+def by_node(s: Situation, check: Any) -> Iterator[Verdict]:
+    """Asks of each node that has ranks with steps."""
+    nodes = [*dict.fromkeys(its.node for its in s.ranks.values())]
+    if not nodes:
+        yield Unknown("enough steps of the present plan")
+    for node in nodes:
+        yield from check(s, node)
+
+
+def slower(s: Situation, node: str) -> tuple[float | None, int | None]:
+    """The largest slowdown of a node's ranks, and whose it is; None: not known."""
+    known = [(found, rank) for rank in s.ranks_of(node) if (found := s.slowdown(rank)) is not None]
+    return max(known, default=(None, None))
+
+
+def without_slowdown(s: Situation, node: str, what: str) -> m.WhatIf | None:
+    """A step with the node's passes as fast as they were; None where that isn't known."""
+    removed = {}
+    for rank in s.ranks_of(node):
+        part = s.slowdown(rank)
+        removed[rank] = s.ranks[rank].busy * max(part or 0.0, 0.0) / (1 + max(part or 0.0, 0.0))
+    return s.without(removed, what) if any(removed.values()) else None
+
+
+def impact(s: Situation, node: str) -> str:
+    """The slowdown as a line of evidence; empty: none is known."""
+    part, rank = slower(s, node)
+    if part is None or rank is None or part < SLOWER:
+        return ""
+    return f"{s.label(rank)}'s data, forward and backward take {percent(part)} longer than they did"
+
+
+def _is_slower(s: Situation, node: str) -> bool:
+    part, _ = slower(s, node)
+    return part is not None and part >= SLOWER
+
+
+# ---------------------------------------------------------------- heat and power
+
+
+def throttled(s: Situation) -> Iterator[Verdict]:
+    """A device that heat, a power cap, its hardware or a quota holds back."""
+    yield from by_node(s, _throttled)
+
+
+def _throttled(s: Situation, node: str) -> Iterator[Verdict]:
+    signs = [*_limits(s, node), *_quota(s, node), *_heat(s, node)]
+    known = any(s.gpus(rank) for rank in s.ranks_of(node)) or any(
+        s.reading(node, name) is not None for name in ("cpu_throttled_percent", "thermal_pressure")
+    )
+    if signs:
+        why = signs[0][0]
+        what_if = without_slowdown(s, node, f"{why} on {node}") or _by_clock(s, node, why)
+        more = (impact(s, node),) if impact(s, node) else ()
+        values = {"node": node}
+        yield Found(f"{node} is held back by {why}", (*(line for _, line in signs), *more), node, what_if=what_if,
+                    values=values)  # fmt: skip
+    elif known:
+        yield Clear("no heat, power or quota limit holds the device back", node)
+    else:
+        yield Unknown(f"clock limits, thermal pressure and quota of {node}", node)
+
+
+def _limits(s: Situation, node: str) -> Iterator[tuple[str, str]]:
+    for rank in s.ranks_of(node):
+        gpus = s.gpus(rank)
+        limits = Counter(limit for gpu in gpus for limit in gpu.clock_limits)
+        for limit, count in limits.most_common(1):
+            if count > len(gpus) / 2:
+                said = f"{gpus[-1].name}: its clock was lowered in {count} of {len(gpus)} readings{_state(gpus[-1])}"
+                yield m.CLOCK_LIMITED_BY[limit], said
+                return
+        now, before = _clock(gpus), s.best_clock(rank)
+        if now and before and now < (1 - CLOCK_LOWER) * before:
+            yield "a lower clock", f"{gpus[-1].name}: {now:,.0f} MHz under load, {before:,.0f} MHz before"
+            return
+
+
+def _state(gpu: m.GpuReading) -> str:
+    known = {"{:.0f} °C": gpu.temperature_celsius, "{:,.0f} MHz": gpu.clock_mhz, "{:.0f} W": gpu.power_watts}
+    parts = [words.format(value) for words, value in known.items() if value is not None]
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _clock(gpus: list[m.GpuReading]) -> float | None:
+    clocks = [gpu.clock_mhz for gpu in gpus if gpu.clock_mhz and (gpu.utilization_percent or 100) >= 50]
+    return median(clocks) if clocks else None
+
+
+def _by_clock(s: Situation, node: str, why: str) -> m.WhatIf | None:
+    """The passes in proportion to the clock."""
+    removed = {}
+    for rank in s.ranks_of(node):
+        now, before = _clock(s.gpus(rank)), s.best_clock(rank)
+        if now and before and now < before:
+            removed[rank] = s.ranks[rank].busy * (1 - now / before)
+    return s.without(removed, f"{why} on {node}") if removed else None
+
+
+def _quota(s: Situation, node: str) -> Iterator[tuple[str, str]]:
+    stopped = s.reading(node, "cpu_throttled_percent")
+    if stopped is not None and (stopped >= ALWAYS_PERCENT or (stopped >= QUOTA_PERCENT and _is_slower(s, node))):
+        yield "its CPU quota", f"processes stopped in {stopped:.0f} % of the quota's periods"
+
+
+def _heat(s: Situation, node: str) -> Iterator[tuple[str, str]]:
+    level = s.reading(node, "thermal_pressure")
+    if level is not None and level >= HEAVY_HEAT:
+        yield "heat", f"thermal pressure {level:.0f} of 4"
+
+
+# ---------------------------------------------------------------- memory and swap
+
+
+def swap(s: Situation) -> Iterator[Verdict]:
+    """A machine that moves memory to its disk and back."""
+    yield from by_node(s, _swap)
+
+
+def _swap(s: Situation, node: str) -> Iterator[Verdict]:
+    rates = [s.reading(node, f"swap_{way}_bytes_per_second") for way in ("in", "out")]
+    moved = sum(rate for rate in rates if rate is not None)
+    if all(rate is None for rate in rates):
+        yield Unknown(f"swap rates of {node}", node)
+    elif moved < SWAP_BYTES:
+        yield Clear(f"swap {megabytes(moved)}/s", node)
+    else:
+        used = s.reading(node, "swap_used_bytes")
+        evidence = [f"{megabytes(moved)}/s swapped in and out"]
+        evidence += [f"{megabytes(used)} of swap in use"] if used else []
+        evidence += [line for line in (_pressure(s, node, "memory"), impact(s, node)) if line]
+        yield Found(f"{node} swaps", tuple(evidence), node, what_if=without_slowdown(s, node, f"swapping on {node}"),
+                    values={"node": node, "smaller": _smaller(s, node)})  # fmt: skip
+
+
+def _pressure(s: Situation, node: str, what: str) -> str:
+    found = s.reading(node, f"{what}_pressure")
+    return f"{what} pressure {found:.0f} %" if found is not None else ""
+
+
+def _smaller(s: Situation, node: str) -> int | None:
+    """Half of the largest micro-batch of the node's ranks; None if that is 1 or not known."""
+    micro = max((s.ranks[rank].micro for rank in s.ranks_of(node)), default=0)
+    return micro // 2 if micro > 1 else None
+
+
+def memory_pressure(s: Situation) -> Iterator[Verdict]:
+    """Tasks that wait for memory."""
+    yield from by_node(s, _memory)
+
+
+def _memory(s: Situation, node: str) -> Iterator[Verdict]:
+    waits, readings = s.reading(node, "memory_pressure"), s.window_readings(node)
+    used = [one.memory_used_bytes / one.memory_total_bytes for one in readings
+            if one.memory_used_bytes is not None and one.memory_total_bytes]  # fmt: skip
+    if waits is None and not used:
+        yield Unknown(f"memory of {node}", node)
+        return
+    full = median(used) if used else 0.0
+    if (waits or 0.0) >= MEMORY_PRESSURE or (full >= MEMORY_USED and _is_slower(s, node)):
+        evidence = [f"{percent(full)} of the machine's memory in use"] if used else []
+        evidence += [line for line in (_pressure(s, node, "memory"), impact(s, node)) if line]
+        what_if = without_slowdown(s, node, f"waits for memory on {node}")
+        values = {"node": node, "smaller": _smaller(s, node)}
+        yield Found(f"{node} is short of memory", tuple(evidence), node, what_if=what_if, values=values)
+    else:
+        yield Clear(_pressure(s, node, "memory") or f"{percent(full)} of the machine's memory in use", node)
+
+
+# ---------------------------------------------------------------- disk
+
+
+def slow_disk(s: Situation) -> Iterator[Verdict]:
+    """Data that wait for a busy disk."""
+    yield from by_node(s, _disk)
+
+
+def _disk(s: Situation, node: str) -> Iterator[Verdict]:
+    waits, busy = s.reading(node, "io_pressure"), s.reading(node, "disk_busy_percent")
+    if waits is None and busy is None:
+        yield Unknown(f"I/O pressure and disk use of {node}", node)
+        return
+    said = [_pressure(s, node, "io").replace("io", "I/O")] if waits is not None else []
+    said += [f"the disk is busy {busy:.0f} % of the time"] if busy is not None else []
+    is_busy = (waits or 0.0) >= IO_PRESSURE or (busy or 0.0) >= DISK_BUSY
+    late = {rank: s.ranks[rank].data_mean for rank in s.ranks_of(node) if _data_part(s, rank) >= DATA_PART}
+    if not is_busy or not late:
+        hidden = "; data take under 5 % of a step" if is_busy else ""
+        yield Clear(f"{', '.join(said)}{hidden}", node)
+        return
+    rank = max(late, key=lambda one: late[one])
+    read = s.reading(node, "disk_read_bytes_per_second")
+    said += [f"{megabytes(read)}/s read"] if read is not None else []
+    said.append(f"{s.label(rank)} waits {seconds(late[rank])} for data in a step, {percent(_data_part(s, rank))} of it")
+    usual = {one: max(late[one] - _usual_data(s, one), 0.0) for one in late}
+    yield Found(f"{node}'s disk is slow", tuple(said), node, what_if=s.without(usual, f"{node}'s waits for its disk"),
+                values={"node": node})  # fmt: skip
+
+
+def _data_part(s: Situation, rank: int) -> float:
+    return s.ranks[rank].data_mean / s.step_seconds if s.step_seconds else 0.0
+
+
+def _usual_data(s: Situation, rank: int) -> float:
+    return s.best[rank].data_mean if rank in s.best else 0.0
+
+
+# ---------------------------------------------------------------- processor
+
+
+def stolen_cpu(s: Situation) -> Iterator[Verdict]:
+    """Processor time that others take."""
+    yield from by_node(s, _stolen)
+
+
+def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
+    steal, waits = s.reading(node, "cpu_steal_percent"), s.reading(node, "cpu_pressure")
+    said = [f"{steal:.0f} % of the processors' time goes to other virtual machines"] if steal is not None else []
+    said += [_pressure(s, node, "cpu").replace("cpu", "CPU")] if waits is not None else []
+    if not said:
+        yield Unknown(f"CPU steal and CPU pressure of {node}", node)
+        return
+    is_stolen = (steal or 0.0) >= STEAL_PERCENT or (waits or 0.0) >= CPU_PRESSURE
+    if (steal or 0.0) >= MUCH_STEAL or (is_stolen and _is_slower(s, node)):
+        more = (impact(s, node),) if impact(s, node) else ()
+        what_if = without_slowdown(s, node, f"other programs on {node}'s processors")
+        yield Found(f"others take processor time from {node}", (*said, *more), node, what_if=what_if,
+                    values={"node": node})  # fmt: skip
+    else:
+        yield Clear(", ".join(said), node)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def gpu_shared(s: Situation) -> Iterator[Verdict]:
+    """Other programs on a rank's GPU."""
+    if not s.ranks:
+        yield Unknown("enough steps of the present plan")
+    for rank, its in s.ranks.items():
+        gpus = s.gpus(rank)
+        if not gpus:
+            yield Unknown(f"device readings of {its.node}", its.node)
+            continue
+        others = [one for one in getattr(gpus[-1], "others", ()) if _is_large(one)]
+        if not others:
+            yield Clear("no other program on the GPU that can be seen", its.node)
+            continue
+        lines = tuple(_who(one) for one in others)
+        more = (impact(s, its.node),) if impact(s, its.node) else ()
+        yield Found(
+            f"{s.label(rank)} shares its GPU with other programs", (*lines, *more), its.node, rank,
+            without_slowdown(s, its.node, f"other programs on {its.node}'s GPU"),
+            "warning" if more else "info", {"node": its.node},
+        )  # fmt: skip
+
+
+def _is_large(process: Any) -> bool:
+    return process.memory_bytes is None or process.memory_bytes >= OTHERS_BYTES
+
+
+def _who(process: Any) -> str:
+    size = f", {megabytes(process.memory_bytes)} of device memory" if process.memory_bytes is not None else ""
+    return f"{process.name} (pid {process.pid}, {process.user}){size}"

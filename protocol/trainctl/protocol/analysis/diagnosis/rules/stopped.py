@@ -1,0 +1,135 @@
+"""Causes that stop the training, or make its steps worthless: a hang, too little memory, NaN and overflow."""
+
+from collections.abc import Iterator
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.rolling import is_usable
+from trainctl.protocol.messages import events as e
+
+SIDE_TIMES = 10.0
+"""Factor by which an evaluation or a checkpoint may take longer than a step."""
+FIRST_TIMES = 5.0
+"""Factor by which the first step may take longer: devices compile and load."""
+RECENT_STEPS = 100
+"""Newest steps whose skips and repeated passes count."""
+REPEATED_STEPS = 3
+"""Steps with repeated passes from which memory is short."""
+
+
+def hang(s: Situation) -> Iterator[Verdict]:
+    """No step for far longer than a step takes, in a run that isn't meant to wait."""
+    facts, view = s.facts, s.facts.view
+    if not facts.is_live:
+        yield _hung_at_end(s)
+    elif view is not None and (view.state != "running" or view.reason):
+        yield Clear(f"the run is {view.state}{f': {view.reason}' if view.reason else ''}")
+    elif facts.step_age_seconds is None:
+        yield Unknown("the age of the last step")
+    elif facts.step_age_seconds > _limit_seconds(s):
+        yield _hung(s, f"no step for {seconds(facts.step_age_seconds)}{_usually(s)}")
+    else:
+        yield Clear(f"the last step was {seconds(facts.step_age_seconds)} ago")
+
+
+def _limit_seconds(s: Situation) -> float:
+    least = s.alerts.stall_seconds
+    if s.facts.doing != "train":
+        return SIDE_TIMES * least
+    usual = s.step_seconds
+    return FIRST_TIMES * least if usual is None else max(least, s.alerts.stall_times * usual)
+
+
+def _usually(s: Situation) -> str:
+    return f"; a step usually takes {seconds(s.step_seconds)}" if s.step_seconds is not None else ""
+
+
+def _hung(s: Situation, first: str) -> Found:
+    views = s.facts.view.ranks if s.facts.view is not None else ()
+    blamed = [view for view in views if view.state in ("hung", "late", "lost", "failed")]
+    states = [f"rank {view.rank} on {view.node} is {view.state}{f': {view.why}' if view.why else ''}" for view in views]
+    rank = blamed[0] if len(blamed) == 1 else None
+    who = f": {rank.node} is {rank.state}" if rank else ""
+    where = {"rank": rank.rank, "node": rank.node} if rank else {"rank": views[0].rank if views else 0}
+    doing = (f"{s.facts.doing} is in progress",) if s.facts.doing != "train" else ()
+    return Found(
+        f"the run makes no progress{who}", (first, *doing, *states), rank.node if rank else "",
+        rank.rank if rank else None, severity="error", values=where,
+    )  # fmt: skip
+
+
+def _hung_at_end(s: Situation) -> Verdict:
+    """In a record: a rank hung, and no step was committed after it."""
+    last = s.facts.steps[-1].committed_at if s.facts.steps else 0.0
+    for event in reversed(s.events(e.RankChanged)):
+        if event.data.state == "hung" and event.at >= last:
+            found = _hung(s, f"no step after this: {event.text}")
+            return found._replace(title=f"the run made no progress: {', '.join(event.data.ranks)} hung")
+    return Clear("no rank hung after the last step") if s.facts.steps else Unknown("steps")
+
+
+def out_of_memory(s: Situation) -> Iterator[Verdict]:
+    """Passes that are repeated in smaller pieces, or ranks that ended for lack of memory."""
+    steps = {step.step for step in s.newest(RECENT_STEPS)}
+    if not steps:
+        yield Unknown("steps")
+        return
+    died = [one for one in s.events(e.RankChanged) if one.data.state == "out-of-memory" and _is_recent(one, steps)]
+    for rank in {part.rank for part in s.facts.parts}:
+        parts = [part for part in s.facts.parts if part.rank == rank and part.step in steps]
+        repeated = [part for part in parts if part.replays]
+        if len(repeated) >= REPEATED_STEPS:
+            yield _short_of_memory(s, parts[-1], (f"{len(repeated)} of the last {len(parts)} steps repeated passes",))
+    for event in died[-1:]:
+        yield Found(f"{', '.join(event.data.ranks)} ran out of memory", (event.text,), severity="error")
+    if not died and not any(part.replays for part in s.facts.parts if part.step in steps):
+        yield Clear(f"no pass of the last {len(steps)} steps ran out of memory")
+
+
+def _is_recent(event: m.Event, steps: set[int]) -> bool:
+    return event.step is not None and event.step >= min(steps)
+
+
+def _short_of_memory(s: Situation, part: m.RankStep, evidence: tuple[str, ...]) -> Found:
+    peak, cap, micro = part.peak_or_held_bytes, part.memory_cap_bytes, part.micro_batch
+    held = (f"peak {megabytes(peak)} of {megabytes(cap)}",) if peak and cap else ()
+    smaller = max(micro // 2, 1) if micro and micro > 1 else None
+    values = {"node": part.node, "smaller": smaller, "rank": part.rank}
+    return Found(f"{s.label(part.rank)} runs out of memory", (*evidence, *held), part.node, part.rank,
+                 severity="error", values=values)  # fmt: skip
+
+
+def not_finite(s: Situation) -> Iterator[Verdict]:
+    """Steps whose loss or gradient is NaN: they train nothing."""
+    yield from _skipped(s, "nan", "gradients or losses are NaN")
+
+
+def overflow(s: Situation) -> Iterator[Verdict]:
+    """Steps whose gradients overflow in float16."""
+    yield from _skipped(s, "overflow", "gradients overflow")
+
+
+def _skipped(s: Situation, reason: str, title: str) -> Iterator[Verdict]:
+    newest = s.newest(RECENT_STEPS)
+    bad = [step for step in newest if step.skipped == reason or (reason == "nan" and _is_bad(step))]
+    if not newest:
+        yield Unknown("steps")
+    elif len(bad) < min(s.alerts.skipped_steps, len(newest)) and not (reason == "nan" and _is_bad(newest[-1])):
+        yield Clear(f"{len(bad)} of the last {len(newest)} steps skipped for {reason}")
+    else:
+        lost = len(bad) / len(newest)
+        evidence = (f"{len(bad)} of the last {len(newest)} steps, the newest {bad[-1].step:,}", *_rates(bad[-1]))
+        what_if = s.what_if((s.step_seconds or 0.0) * (1 - lost), f"the skipped updates ({percent(lost)} of the steps)")
+        half = (bad[-1].learning_rate or 0.0) / 2 or None
+        yield Found(title, evidence, what_if=what_if, severity="error",
+                    values={"half_rate": f"{half:.3g}" if half else None})  # fmt: skip
+
+
+def _is_bad(step: m.StepCommitted) -> bool:
+    return any(value is not None and not is_usable(value) for value in (step.loss, step.grad_norm))
+
+
+def _rates(step: m.StepCommitted) -> tuple[str, ...]:
+    return (f"learning rate {step.learning_rate:.3g} there",) if step.learning_rate is not None else ()

@@ -1,0 +1,198 @@
+"""Causes in how the run trains: its micro-batch, clipping, a curve out of control, its checkpoints, its calibration."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.divergence import DivergenceDetector
+from trainctl.protocol.analysis.spikes import SpikeDetector
+from trainctl.protocol.batch.memory_model import fit
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.config.curve_thresholds import CLIP_STEPS
+from trainctl.protocol.messages import events as e
+
+MICRO_GAIN = 0.1
+"""Part by which a rank's passes must get faster with another micro-batch."""
+LEAST_GAIN = 0.03
+"""Part of a step that this must save."""
+MEMORY_PART = 0.85
+"""Part of the memory cap that a larger micro-batch may need."""
+NEAR_BEST = 0.02
+"""Part of the best rate within which a smaller micro-batch is proposed."""
+CHECKPOINT_PART = 0.05
+"""Part of the training time that checkpoints may stop it."""
+LOW_USE = 50.0
+"""Percent of use below which a GPU is poorly used. A high one says only that some kernel ran."""
+
+
+def small_micro(s: Situation) -> Iterator[Verdict]:
+    """Passes of fewer samples than the device needs, by its own curve."""
+    if not s.ranks:
+        yield Unknown("enough steps of the present plan")
+    for rank in s.ranks:
+        yield _micro(s, rank)
+
+
+def _micro(s: Situation, rank: int) -> Verdict:
+    its, known = s.ranks[rank], s.curve(rank)
+    micro = min(its.micro, its.samples)
+    if known is None or not micro or not its.samples:
+        return Unknown(f"seconds of {s.label(rank)}'s passes by micro-batch: it has no calibration", its.node)
+    curve, largest = known
+    size = _fastest(s, rank, curve, largest)
+    now, best = curve.share_seconds(its.samples, micro), curve.share_seconds(its.samples, size)
+    passes = its.phases["forward"] + its.phases["backward"]
+    what_if = s.without({rank: passes * (1 - best / now)}, f"{s.label(rank)}'s small micro-batch")
+    if size <= micro or now < (1 + MICRO_GAIN) * best or what_if is None or what_if.part < LEAST_GAIN:
+        return Clear(f"{s.label(rank)}'s micro-batch of {micro} is within {percent(now / best - 1)} of the fastest",
+                     its.node)  # fmt: skip
+    rates = [f"{one} samples: {curve.samples_per_second(one):.3g} samples/s" for one in (micro, size)]
+    evidence = (f"its curve, in passes of {'; of '.join(rates)}", *_memory(s, rank))
+    values = {"node": its.node, "micro": size}
+    return Found(f"{s.label(rank)}'s micro-batch is small", evidence, its.node, rank, what_if, values=values)
+
+
+def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:
+    """The smallest micro-batch near the best rate that is within what was measured, the share and the memory."""
+    its, profile = s.ranks[rank], s.facts.profiles.get(rank)
+    most = min(largest, its.samples)
+    cap = s.metric(rank, "memory_cap_bytes")
+    peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes] if profile else []
+    model, peak = fit(peaks), s.metric(rank, "memory_peak_bytes")
+    if cap and model is not None and peak is not None:
+        most = max(min(most, model.through(its.micro, peak).most(MEMORY_PART * cap, most)), min(its.micro, most))
+    elif cap and peak and peak > MEMORY_PART * cap:
+        most = min(its.micro, most)
+    sizes = range(1, most + 1)
+    best = min((curve.share_seconds(its.samples, size) for size in sizes), default=0.0)
+    near = (size for size in sizes if curve.share_seconds(its.samples, size) <= (1 + NEAR_BEST) * best)
+    return next(near, max(its.micro, 1))
+
+
+def _memory(s: Situation, rank: int) -> tuple[str, ...]:
+    cap, peak = s.metric(rank, "memory_cap_bytes"), s.metric(rank, "memory_peak_bytes")
+    return (f"peak memory {megabytes(peak)} of {megabytes(cap)}",) if cap and peak else ()
+
+
+# ---------------------------------------------------------------- the curve
+
+
+def clip_bound(s: Situation) -> Iterator[Verdict]:
+    """Clipping that scales nearly every gradient to a small part of itself."""
+    newest = s.newest(CLIP_STEPS)
+    scales = [step.values["clip_scale"] for step in newest if "clip_scale" in step.values and step.skipped is None]
+    if len(scales) < CLIP_STEPS // 2:
+        yield Unknown("clip scales of enough steps")
+        return
+    middle, least = median(scales), s.alerts.clip_scale
+    if middle >= least:
+        yield Clear(f"median clip scale {middle:.2g}")
+        return
+    norms = [step.grad_norm for step in newest if step.grad_norm is not None]
+    limit = s.facts.config.optimizer.clip_norm if s.facts.config is not None else None
+    said = [f"median clip scale of {len(scales)} steps {middle:.2g}: each update is {percent(middle)} of its gradient"]
+    said += [f"median gradient norm {median(norms):.3g}"] if norms else []
+    said += [f"optimizer.clip_norm is {limit:g}"] if limit is not None else []
+    norm = f"{median(norms):.2g}" if norms and median(norms) > 0 else None
+    yield Found("clipping holds the training back", tuple(said), values={"norm": norm})
+
+
+def unstable(s: Situation) -> Iterator[Verdict]:
+    """A loss that jumps and doesn't come back, or that keeps rising."""
+    steps = s.facts.steps
+    if not steps:
+        yield Unknown("steps")
+        return
+    spikes, divergence = SpikeDetector(), DivergenceDetector()
+    spikes.replay(steps)
+    divergence.replay(steps)
+    half = (steps[-1].learning_rate or 0.0) / 2
+    values = {"half_rate": f"{half:.3g}" if half else None}
+    if (spike := spikes.spike) is not None and spike.steps >= s.alerts.loss_spike_steps:
+        said = f"since step {spike.first:,} up to {spike.loss:.4g}, {spike.expected:.4g} expected"
+        yield Found("the loss has jumped", (said,), values=values)
+    elif (rising := divergence.divergence) is not None:
+        said = f"{rising.level:.4g}, {rising.best.level:.4g} at step {rising.best.step:,}"
+        slope = f"it rises by {rising.trend:.2g} per step, for {rising.steps:,} steps"
+        yield Found("the loss keeps rising", (said, slope), values=values)
+    else:
+        yield Clear("no jump of the loss, and it doesn't keep rising")
+
+
+# ---------------------------------------------------------------- beside its calibration
+
+
+def below_calibration(s: Situation) -> Iterator[Verdict]:
+    """Passes that are slower than when the device was calibrated."""
+    known = {rank: speed for rank in s.ranks if (speed := s.metric(rank, "calibrated_speed"))}
+    if not known:
+        yield Unknown("a calibration")
+    for rank, speed in known.items():
+        slower, its = 1 / speed - 1, s.ranks[rank]
+        if slower <= s.alerts.calibrated_slower_percent / 100:
+            yield Clear(f"{s.label(rank)}'s passes run at {percent(speed)} of their calibration", its.node)
+            continue
+        passes = its.phases["forward"] + its.phases["backward"]
+        said = f"forward and backward take {seconds(passes)}, {seconds(passes * speed)} when calibrated"
+        what_if = s.without({rank: passes * (1 - speed)}, f"{s.label(rank)}'s slowdown since its calibration")
+        yield Found(f"{s.label(rank)} is {percent(slower)} slower than calibrated", (said,), its.node, rank, what_if,
+                    values={"node": its.node})  # fmt: skip
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def long_checkpoint(s: Situation) -> Iterator[Verdict]:
+    """Checkpoints that stop the training for much of its time."""
+    written = [event.data for event in s.events(e.CheckpointWritten) if event.data.loop_seconds is not None]
+    interval = _interval(s, [one.step for one in written])
+    if not written or not interval or s.step_seconds is None:
+        yield Unknown("how long checkpoints stop the training") if not written else Clear("no regular checkpoints")
+        return
+    each = median([one.loop_seconds for one in written])
+    part = each / (each + interval * s.step_seconds)
+    if part < CHECKPOINT_PART:
+        yield Clear(f"checkpoints take {percent(part)} of the time")
+        return
+    size = next((one.size_bytes for one in reversed(written) if one.size_bytes), None)
+    said = f"a checkpoint stops the training for {seconds(each)}, every {interval:,} steps: {percent(part)} of the time"
+    rate = (f"{megabytes(size)} each, {megabytes(size / each)}/s",) if size else ()
+    spread = each / interval
+    what = f"with checkpoints a step takes {seconds(s.step_seconds + spread)}, without {seconds(s.step_seconds)}"
+    wanted = max(interval + 1, round(each / s.step_seconds * (1 / CHECKPOINT_PART - 1)) + 1)
+    yield Found("checkpoints take long", (said, *rate),
+                what_if=m.WhatIf(s.step_seconds + spread, s.step_seconds, what), values={"every": wanted})  # fmt: skip
+
+
+def _interval(s: Situation, steps: Sequence[int]) -> int:
+    """Steps between two checkpoints: as they were written, else as the run file says; 0: not regular."""
+    gaps = [late - early for early, late in pairwise(sorted(set(steps)))]
+    if gaps:
+        return round(median(gaps))
+    return s.facts.config.checkpoint.every_steps if s.facts.config is not None else 0
+
+
+# ---------------------------------------------------------------- use of the device
+
+
+def low_use(s: Situation) -> Iterator[Verdict]:
+    """A GPU that is idle for much of a step, where nothing before explains it."""
+    if not s.ranks:
+        yield Unknown("enough steps of the present plan")
+    for rank, its in s.ranks.items():
+        used = [gpu.utilization_percent for gpu in s.gpus(rank) if gpu.utilization_percent is not None]
+        if not used:
+            yield Unknown(f"use of {s.label(rank)}'s GPU", its.node)
+        elif median(used) >= LOW_USE:
+            yield Clear(f"{s.label(rank)}'s GPU is used {median(used):.0f} % of the time", its.node)
+        else:
+            longest = sorted(its.phases, key=lambda name: -its.phases[name])[:3]
+            said = ", ".join(f"{name} {seconds(its.phases[name])}" for name in longest)
+            lines = (f"used {median(used):.0f} % of the time", f"the longest phases of its step: {said}")
+            double = 2 * its.micro if 0 < 2 * its.micro <= its.samples else None
+            yield Found(f"{s.label(rank)}'s GPU is often idle", lines, its.node, rank, severity="info",
+                        values={"node": its.node, "double": double})  # fmt: skip
