@@ -1,5 +1,6 @@
 """What recent steps took each rank, and the best that they took before: the numbers that rules compare."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +15,8 @@ LEAST_STEPS = 8
 """Steps below which nothing is concluded from their seconds."""
 FIRST_STEPS = 2
 """Steps after a group has formed that don't count: devices compile and load."""
-HIGHEST_LEFT_OUT = 0.1
-"""Part of the values, the highest ones, that a trimmed mean leaves out: a rare long step is no trouble."""
+LEFT_OUT = 0.1
+"""Part of the values at each end that a trimmed mean leaves out: a rare long step is no trouble."""
 
 Parts = Mapping[int, m.RankStep]
 """A step's parts by rank."""
@@ -29,7 +30,7 @@ class Pace:
     samples: int
     micro: int  # 0: not known
     phases: Mapping[str, float]  # middle seconds by phase
-    data_mean: float  # mean seconds, without the highest ones: some passes wait for data and others don't
+    data_mean: float  # trimmed mean seconds: some steps wait for data and others don't
     busy: float  # middle seconds of data, forward and backward
     seconds: float  # middle seconds of the whole step
 
@@ -45,8 +46,10 @@ class Pace:
 
 
 def trimmed(values: Sequence[float]) -> float:
-    """The mean without the highest values."""
-    kept = sorted(values)[: max(1, len(values) - round(HIGHEST_LEFT_OUT * len(values)))]
+    """The mean without the highest and the lowest values, of at least one. Unlike a middle, it counts delays that half
+    of the steps have."""
+    ends = min(math.ceil(LEFT_OUT * len(values)), (len(values) - 1) // 2)
+    kept = sorted(values)[ends : len(values) - ends]
     return sum(kept) / len(kept)
 
 

@@ -12,7 +12,7 @@ from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
 from trainctl.protocol.analysis.diagnosis.words import seconds
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.step_model import StepModel, middle, models
+from trainctl.protocol.batch.step_model import StepModel, models
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.messages.events import AnyEvent
 
@@ -60,20 +60,20 @@ class Situation:
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """Middle seconds of a recent step."""
+        """Trimmed mean seconds of a recent step."""
         numbers = {part.step for parts in self.recent for part in parts.values()}
         known = [step.step_seconds for step in self.facts.steps if step.step in numbers and step.step_seconds > 0]
-        return middle(known) if known else None
+        return pace.trimmed(known) if known else None
 
     @cached_property
     def sync_seconds(self) -> float:
-        """Middle seconds of the sum itself, without waits for slower ranks."""
-        return middle([pace.shared_sync(parts) for parts in self.recent]) if self.recent else 0.0
+        """Trimmed mean seconds of the sum itself, without waits for slower ranks."""
+        return pace.trimmed([pace.shared_sync(parts) for parts in self.recent]) if self.recent else 0.0
 
     @cached_property
     def best_sync_seconds(self) -> float | None:
         """The same in the best block of earlier steps."""
-        return min((middle([pace.shared_sync(parts) for parts in block]) for block in self._blocks), default=None)
+        return min((pace.trimmed([pace.shared_sync(parts) for parts in block]) for block in self._blocks), default=None)
 
     def growth(self, rank: int, phases: Iterable[str] = m.BUSY_PHASES) -> dict[str, float] | None:
         """Seconds by which phases are longer than at the rank's best; None without earlier steps."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
@@ -33,27 +34,47 @@ def small_micro(s: Situation) -> Iterator[Verdict]:
     """Passes of fewer samples than the device needs, by its own curve."""
     if not s.ranks:
         yield Unknown("enough steps of the present plan")
-    for rank in s.ranks:
-        yield _micro(s, rank)
+    better = {rank: found for rank in s.ranks if (found := _better(s, rank)) is not None}
+    small = {rank: one for rank, one in better.items() if one.size > one.micro and one.gain >= MICRO_GAIN}
+    whose = f"{s.label(next(iter(small)))}'s small micro-batch" if len(small) == 1 else "the small micro-batches"
+    # Ranks that are all slow have to be faster together.
+    what_if = s.without({rank: one.saved for rank, one in small.items()}, whose)
+    is_worth_it = what_if is not None and what_if.part >= LEAST_GAIN
+    for rank, its in s.ranks.items():
+        if rank not in better:
+            yield Unknown(f"seconds of {s.label(rank)}'s passes by micro-batch: it has no calibration", its.node)
+        elif rank in small and is_worth_it:
+            values = {"node": its.node, "micro": better[rank].size}
+            evidence = (better[rank].evidence, *_memory(s, rank))
+            yield Found(f"{s.label(rank)}'s micro-batch is small", evidence, its.node, rank, what_if, values=values)
+        else:
+            text = f"{s.label(rank)}'s micro-batch of {better[rank].micro} is"
+            yield Clear(f"{text} within {percent(better[rank].gain)} of the fastest", its.node)
 
 
-def _micro(s: Situation, rank: int) -> Verdict:
+class _Better(NamedTuple):
+    """The fastest micro-batch of a rank beside its own."""
+
+    micro: int
+    size: int
+    gain: float  # part by which passes get faster
+    saved: float  # seconds of a step
+    evidence: str
+
+
+def _better(s: Situation, rank: int) -> _Better | None:
+    """None if the rank's curve isn't known."""
     its, known = s.ranks[rank], s.curve(rank)
     micro = min(its.micro, its.samples)
-    if known is None or not micro or not its.samples:
-        return Unknown(f"seconds of {s.label(rank)}'s passes by micro-batch: it has no calibration", its.node)
+    if known is None or not micro:
+        return None
     curve, largest = known
     size = _fastest(s, rank, curve, largest)
     now, best = curve.share_seconds(its.samples, micro), curve.share_seconds(its.samples, size)
     passes = its.phases["forward"] + its.phases["backward"]
-    what_if = s.without({rank: passes * (1 - best / now)}, f"{s.label(rank)}'s small micro-batch")
-    if size <= micro or now < (1 + MICRO_GAIN) * best or what_if is None or what_if.part < LEAST_GAIN:
-        return Clear(f"{s.label(rank)}'s micro-batch of {micro} is within {percent(now / best - 1)} of the fastest",
-                     its.node)  # fmt: skip
     rates = [f"{one} samples: {curve.samples_per_second(one):.3g} samples/s" for one in (micro, size)]
-    evidence = (f"its curve, in passes of {'; of '.join(rates)}", *_memory(s, rank))
-    values = {"node": its.node, "micro": size}
-    return Found(f"{s.label(rank)}'s micro-batch is small", evidence, its.node, rank, what_if, values=values)
+    evidence = f"its curve, in passes of {'; of '.join(rates)}"
+    return _Better(micro, size, now / best - 1, passes * (1 - best / now), evidence)
 
 
 def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:

@@ -1,0 +1,29 @@
+"""Twelve planted causes are named first, and a healthy run has no finding."""
+
+import os
+
+import pytest
+from tests.protocol.support import planted_causes as simulated
+
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+
+SEEDS = int(os.environ.get("TRAINCTL_DIAGNOSES", "2"))
+NAMED_FIRST = 0.95
+HEALTHY_STEPS = 10_000
+LOOK_EVERY_STEPS = 100 if SEEDS == 2 else 10
+
+
+@pytest.mark.parametrize("cause", simulated.CAUSES)
+def test_a_planted_cause_is_named_first(cause: str) -> None:
+    first = []
+    for seed in range(SEEDS):
+        found = diagnose(simulated.planted(cause, seed))
+        first.append(found.findings[0].cause if found.findings else "nothing")
+    assert first.count(cause) >= NAMED_FIRST * SEEDS, first
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_a_healthy_run_has_no_finding(seed: int) -> None:
+    made, kept = simulated.healthy(1000 + seed, HEALTHY_STEPS)
+    for last in range(20, HEALTHY_STEPS + 1, LOOK_EVERY_STEPS):
+        assert diagnose(simulated.facts(made, kept, last)).findings == (), f"at step {last}"
