@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -52,11 +53,11 @@ class MachineReader:
         self._pressure, self._thermal, self._swap = PressureReader(), ThermalPressure(), SwapMeter()
         self._rates = RateMeter(partial(machine_totals, path))
 
-    def read(self) -> dict[str, float]:
-        """By name; what can't be read has no entry."""
+    def read(self, trainer: int | None = None) -> dict[str, float]:
+        """By name; what can't be read has no entry. `trainer`: pid of a process whose control group counts."""
         now, level = time.monotonic(), self._thermal.level()
         heat = {} if level is None else {"thermal_pressure": float(level)}
-        return {**self._pressure.read(), **self._swap.read(now), **self._rates.read(now), **heat}
+        return {**self._pressure.read(trainer), **self._swap.read(now), **self._rates.read(now), **heat}
 
 
 class HostReader:
@@ -73,9 +74,11 @@ class HostReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, at: float, own_pids: Container[int] = ()) -> HostReading:
-        """A reading stamped `at`, in Unix seconds. Processes with `own_pids` aren't others on a GPU."""
-        reading = read_host(self._node, at, self._path, self._meter, self._devices, self._machine)
+    def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> HostReading:
+        """A reading stamped `at`, in Unix seconds. Processes with `own_pids` aren't others on a GPU; `trainer` is one
+        of them whose control group is read."""
+        values = self._machine.read(trainer)
+        reading = read_host(self._node, at, self._path, self._meter, self._devices, values)
         reading = msgspec.structs.replace(reading, gpus=tuple(_without(gpu, own_pids) for gpu in reading.gpus))
         self._energy.add(drawn_watts(reading.gpus), time.monotonic())
         if (energy := self._energy.energy) is None:
@@ -110,11 +113,10 @@ def _counted(record: RunPaths, node: str, at: float) -> Energy | None:
 
 def read_host(
     node: str, at: float, path: Path, meter: CpuMeter, devices: Sequence[Watch] = (),
-    machine: MachineReader | None = None,
+    machine: Mapping[str, float] = MappingProxyType({}),
 ) -> HostReading:  # fmt: skip
-    """One reading of this machine, without waiting for anything."""
-    cpu_percent = meter.percent()
-    values = machine.read() if machine is not None else {}
+    """One reading of this machine, without waiting for anything; `machine`: metrics by name that were read of it."""
+    cpu_percent, values = meter.percent(), dict(machine)
     if meter.steal_percent is not None:
         values["cpu_steal_percent"] = meter.steal_percent
     memory = psutil.virtual_memory()

@@ -1,7 +1,7 @@
-"""Linux's pressure on the processor, disk and memory, and how often the control group's CPU quota stopped us.
+"""Linux's pressure on the processor, disk and memory, and how often a control group's CPU quota stopped its processes.
 
-Both are read of this process's own control group, which its trainers share; pressure is the machine's where the group
-has none of its own. Elsewhere than on Linux there is nothing to read.
+Both are read of a trainer's control group, or of this process's own, which is usually the same; pressure is the
+machine's where the group has none of its own. Elsewhere than on Linux there is nothing to read.
 """
 
 import contextlib
@@ -18,15 +18,17 @@ class PressureReader:
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._placed = [""]  # lines of /proc/self/cgroup for which the groups were looked up
+        self._placed = [""]  # lines of the process's cgroup file for which the groups were looked up
         self._groups: list[Group] = []
         self._counted: tuple[int, int] | None = None  # periods of the quota, and those that it throttled
 
-    def read(self) -> dict[str, float]:
-        """`cpu_pressure`, `io_pressure`, `memory_pressure` and `cpu_throttled_percent`, all in percent."""
-        placed = lines_of(self._proc / "self" / "cgroup")
+    def read(self, pid: int | None = None) -> dict[str, float]:
+        """`cpu_pressure`, `io_pressure`, `memory_pressure` and `cpu_throttled_percent`, all in percent; `pid`: of the
+        process whose group counts, None for this one."""
+        process = str(pid or "self")
+        placed = lines_of(self._proc / process / "cgroup")
         if placed != self._placed:  # mounts take long to read where there are many
-            self._placed, self._groups, self._counted = placed, groups("self", "cpu", self._proc), None
+            self._placed, self._groups, self._counted = placed, groups(process, "cpu", self._proc), None
         found = {f"{name}_pressure": self._pressure(name) for name in PRESSURES}
         found["cpu_throttled_percent"] = self._throttled_percent()
         return {name: value for name, value in found.items() if value is not None}
@@ -45,7 +47,7 @@ class PressureReader:
         return 100 * min(1.0, throttled / periods) if periods > 0 and throttled >= 0 else None
 
     def _count(self) -> tuple[int, int] | None:
-        """(periods, throttled) of the most throttled group: this process's, or one that contains it."""
+        """(periods, throttled) of the most throttled group: the process's, or one that contains it."""
         folders = dict.fromkeys(folder for group in self._groups for folder in group.and_above)
         found = [count for folder in folders if (count := _periods(lines_of(folder / "cpu.stat"))) is not None]
         return max(found, key=lambda count: count[1], default=None)
