@@ -21,8 +21,8 @@ test: $(VENV)/.ready-dev nodejs
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
-# left of 200 simulated runs; memory of ten models; five calibrations of the demo's model; the example run file of each
-# objective.
+# left of 200 simulated runs; diagnoses of 20 simulated runs with each cause; memory of ten models; five calibrations of
+# the demo's model; the example run file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -37,6 +37,7 @@ soak: $(VENV)/.ready-dev
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
+	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
 	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
 	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
@@ -63,6 +64,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/python -m tools.protocol_docs.agents_page --check docs/protocol-agents.md
 	$(BIN)/python -m tools.protocol_docs.schema --check docs/protocol.schema.json
 	$(BIN)/python -m tools.keys_page --check docs/keys.md
+	$(BIN)/python -m tools.diagnosis_page --check docs/diagnosis.md
 	$(BIN)/python -m tools.pictures --check
 
 format: $(VENV)/.ready-dev

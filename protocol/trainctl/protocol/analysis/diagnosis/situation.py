@@ -14,7 +14,7 @@ from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, models
 from trainctl.protocol.config.alert_rules import AlertsTable
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages.events import AnyEvent, CheckpointWritten
 
 READING_SECONDS = 30.0
 """Newest seconds of readings that count at least; a record has one every 10 s."""
@@ -136,6 +136,13 @@ class Situation:
         clocks = [gpu.clock_mhz for gpu in found if gpu and gpu.clock_mhz and (gpu.utilization_percent or 100) >= 50]
         return median(clocks) if clocks else None
 
+    def reading_before(self, node: str, name: str) -> float | None:
+        """The median of a machine's metric in the older half of the readings before the recent steps."""
+        since = self._since()
+        older = [one for one in self.facts.readings.get(node, ()) if one.read_at < since]
+        values = [one.values[name] for one in older[: -(-len(older) // 2)] if name in one.values]
+        return median(values) if values else None
+
     # ------------------------------------------------------------ ranks and their models
 
     @cached_property
@@ -210,6 +217,13 @@ class Situation:
     def alerts(self) -> AlertsTable:
         """The run's thresholds."""
         return self.facts.config.alerts if self.facts.config is not None else AlertsTable()
+
+    def checkpoint_before(self, step: int) -> int | None:
+        """The newest checkpoint of a step before this one, of those that are kept; None: there is none, or it isn't
+        known."""
+        kept = self.facts.config.checkpoint.keep_last if self.facts.config is not None else 1
+        written = sorted({event.data.step for event in self.events(CheckpointWritten)})[-kept:]
+        return max((one for one in written if one < step), default=None)
 
     def events(self, *kinds: type[AnyEvent]) -> list[Any]:
         """Events of these kinds, oldest first."""

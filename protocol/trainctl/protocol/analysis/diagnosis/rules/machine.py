@@ -31,8 +31,11 @@ IO_PRESSURE, DISK_BUSY = 10.0, 85.0
 """Percent of the time in which tasks waited for input or output, or in which the disk was busy."""
 STEAL_PERCENT, MUCH_STEAL = 3.0, 10.0
 """Percent of processor time given to other virtual machines: with slower passes, and by itself."""
-CPU_PRESSURE = 25.0
-"""Percent of the time in which a task waited for a processor."""
+CPU_PRESSURE, RISEN = 25.0, 15.0
+"""Percent of the time in which a task waited for a processor, and points by which it has risen: ranks that share a
+machine always wait for each other."""
+FROM_THE_START = 0.15
+"""Part by which passes are slower than calibrated, for pressure that may have been there from the start."""
 DATA_PART = 0.05
 """Part of a step that a rank may wait for data."""
 OTHERS_BYTES = 300e6
@@ -261,14 +264,22 @@ def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
     if not said:
         yield Unknown(f"CPU steal and CPU pressure of {node}", node)
         return
-    is_stolen = (steal or 0.0) >= STEAL_PERCENT or (waits or 0.0) >= CPU_PRESSURE
-    if (steal or 0.0) >= MUCH_STEAL or (is_stolen and _is_slower(s, node)):
+    is_stolen = (steal or 0.0) >= STEAL_PERCENT and _is_slower(s, node)
+    if (steal or 0.0) >= MUCH_STEAL or is_stolen or _is_crowded(s, node, waits or 0.0):
         more = (impact(s, node),) if impact(s, node) else ()
         what_if = without_slowdown(s, node, f"other programs on {node}'s processors")
         yield Found(f"others take processor time from {node}", (*said, *more), node, what_if=what_if,
                     values={"node": node})  # fmt: skip
     else:
         yield Clear(", ".join(said), node)
+
+
+def _is_crowded(s: Situation, node: str, waits: float) -> bool:
+    """Whether more tasks want the node's processors than before."""
+    before, (part, _) = s.reading_before(node, "cpu_pressure"), slower(s, node)
+    if waits < CPU_PRESSURE or part is None:
+        return False
+    return part >= FROM_THE_START if before is None else waits >= before + RISEN and part >= SLOWER
 
 
 # ---------------------------------------------------------------- GPU

@@ -25,6 +25,8 @@ OWN_PART = 0.5
 """Part of the others' wait that this must explain."""
 SYNC_PART = 0.1
 """Part of a step that the sum of gradients may take, without waits for slower ranks."""
+LEAST_SYNC_SECONDS = 0.02
+"""Seconds of a step below which the sum is no trouble: it is mostly fixed costs."""
 LINK_USE = 0.5
 """Part of the calibrated bandwidth below which a link is slow."""
 LOST_SEGMENTS = 0.002
@@ -102,9 +104,10 @@ def _own(s: Situation, rank: int) -> float:
     waits = [wait for one, wait in _waits(s).items() if one != rank]
     if growth is None or not waits:
         return 0.0
-    longer = s.ranks[rank].busy - s.best[rank].busy
-    explains = longer >= OWN_PART * median(waits)
-    return longer if explains and longer >= OWN_GROWTH * s.best[rank].busy and median(waits) > 0 else 0.0
+    before, wait = s.best[rank].busy, median(waits)
+    longer = s.ranks[rank].busy - before
+    is_slower = before > 0 and longer >= OWN_GROWTH * before
+    return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
 
 
 def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
@@ -164,7 +167,7 @@ def lossy_link(s: Situation) -> Iterator[Verdict]:
     lost = {node: found for node in s.nodes if (found := _lost(s, node)) is not None}
     worst = max(lost, key=lambda node: lost[node][0], default=None)
     is_lossy = worst is not None and lost[worst][1]
-    if part >= SYNC_PART and (is_lossy or (worst is None and _varies(s) >= VARYING)):
+    if _is_long(s, part) and (is_lossy or (worst is None and _varies(s) >= VARYING)):
         yield _slow_sum(s, f"{worst}'s link loses segments" if worst and is_lossy else "the link's speed varies", (
             *((f"{worst}: {lost[worst][0]:.0f} segments per second sent again",) if worst and is_lossy else ()),
             f"the middle half of the sums differ by a factor of {_varies(s):.1f}",
@@ -180,8 +183,8 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
     part = _sync_part(s)
     if part is None:
         yield _alone(s)
-    elif part < SYNC_PART:
-        yield Clear(f"the sum of gradients takes {percent(part)} of a step")
+    elif not _is_long(s, part):
+        yield Clear(f"the sum of gradients takes {seconds(s.sync_seconds)}, {percent(part)} of a step")
     else:
         use = _link_use(s)
         said = [f"{percent(use)} of the calibrated bandwidth"] if use is not None else []
@@ -198,9 +201,11 @@ def _alone(s: Situation) -> Verdict:
 
 def _sync_part(s: Situation) -> float | None:
     """Part of a step that the sum itself takes; None for one rank, or without steps."""
-    if len(s.ranks) < 2 or not s.step_seconds:
-        return None
-    return s.sync_seconds / s.step_seconds
+    return s.sync_seconds / s.step_seconds if len(s.ranks) > 1 and s.step_seconds else None
+
+
+def _is_long(s: Situation, part: float) -> bool:
+    return part >= SYNC_PART and s.sync_seconds >= LEAST_SYNC_SECONDS
 
 
 def _lost(s: Situation, node: str) -> tuple[float, bool] | None:

@@ -1,6 +1,6 @@
 """Causes that stop the training, or make its steps worthless: a hang, too little memory, NaN and overflow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
@@ -8,6 +8,7 @@ from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
 from trainctl.protocol.analysis.rolling import is_usable
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages.events import AnyEvent
 
 SIDE_TIMES = 10.0
 """Factor by which an evaluation or a checkpoint may take longer than a step."""
@@ -76,16 +77,36 @@ def out_of_memory(s: Situation) -> Iterator[Verdict]:
     if not steps:
         yield Unknown("steps")
         return
-    died = [one for one in s.events(e.RankChanged) if one.data.state == "out-of-memory" and _is_recent(one, steps)]
+    died = [
+        one for one in s.events(e.RankChanged, e.MicroBatchChanged) if _is_death(one.data) and _is_recent(one, steps)
+    ]
     for rank in {part.rank for part in s.facts.parts}:
         parts = [part for part in s.facts.parts if part.rank == rank and part.step in steps]
         repeated = [part for part in parts if part.replays]
         if len(repeated) >= REPEATED_STEPS:
             yield _short_of_memory(s, parts[-1], (f"{len(repeated)} of the last {len(parts)} steps repeated passes",))
-    for event in died[-1:]:
-        yield Found(f"{', '.join(event.data.ranks)} ran out of memory", (event.text,), severity="error")
+    if died:
+        yield _died(s, died)
     if not died and not any(part.replays for part in s.facts.parts if part.step in steps):
         yield Clear(f"no pass of the last {len(steps)} steps ran out of memory")
+
+
+def _is_death(data: AnyEvent) -> bool:
+    """A rank that has ended for lack of memory: restarted with a smaller micro-batch, or at one sample already."""
+    halved = isinstance(data, e.MicroBatchChanged) and data.cause.startswith("out of memory")
+    return halved or (isinstance(data, e.RankChanged) and data.state == "out-of-memory")
+
+
+def _died(s: Situation, events: Sequence[m.Event]) -> Found:
+    """Of at least one death."""
+    newest = events[-1].data
+    nodes = [node for node in s.nodes if node in e.nodes_of(newest)]
+    micro = max((s.ranks[rank].micro for node in nodes for rank in s.ranks_of(node)), default=0)
+    is_given_up = isinstance(newest, e.RankChanged)
+    values = {"node": nodes[0] if nodes else None, "smaller": micro // 2 if micro > 1 and not is_given_up else None}
+    who = nodes[0] if nodes else "a rank"
+    return Found(f"{who} ran out of memory", tuple(event.text for event in events[-3:]), nodes[0] if nodes else "",
+                 severity="error", values=values)  # fmt: skip
 
 
 def _is_recent(event: m.Event, steps: set[int]) -> bool:
@@ -123,8 +144,8 @@ def _skipped(s: Situation, reason: str, title: str) -> Iterator[Verdict]:
         evidence = (f"{len(bad)} of the last {len(newest)} steps, the newest {bad[-1].step:,}", *_rates(bad[-1]))
         what_if = s.what_if((s.step_seconds or 0.0) * (1 - lost), f"the skipped updates ({percent(lost)} of the steps)")
         half = (bad[-1].learning_rate or 0.0) / 2 or None
-        yield Found(title, evidence, what_if=what_if, severity="error",
-                    values={"half_rate": f"{half:.3g}" if half else None})  # fmt: skip
+        values = {"half_rate": f"{half:.3g}" if half else None, "back": s.checkpoint_before(bad[0].step)}
+        yield Found(title, evidence, what_if=what_if, severity="error", values=values)
 
 
 def _is_bad(step: m.StepCommitted) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
 from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
@@ -14,14 +15,15 @@ def _several(s: Situation, _: Found) -> bool:
     return len(s.ranks) > 1
 
 
-def _has_checkpoint(s: Situation, _: Found) -> bool:
-    return s.facts.checkpoint_step is not None
+def _is_active(s: Situation, _: Found) -> bool:
+    return s.facts.view is not None and s.facts.view.state in m.ACTIVE_RUN_STATES
 
 
-def _can_resume(s: Situation, found: Found) -> bool:
+def _can_resume(s: Situation, _: Found) -> bool:
     """A checkpoint is there, and the run has ended."""
     view = s.facts.view
-    return _has_checkpoint(s, found) and view is not None and view.state in ("failed", "stopped")
+    has_ended = view is not None and view.state in ("failed", "stopped")
+    return has_ended and s.facts.checkpoint_step is not None
 
 
 def _is_float16(s: Situation, _: Found) -> bool:
@@ -55,15 +57,15 @@ def _run(setting: str) -> str:
 
 _REBALANCE = Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                   _several)  # fmt: skip
-_DRAIN = Rung("train without {node} until it is well", "trainctl send drain --node {node}", _several)
+_DRAIN = Rung("train without {node} until it is fast again", "trainctl send drain --node {node}", _several)
 _SMALLER = Rung("a smaller micro-batch; more passes then make up the same batch, and the loss doesn't change",
                 "trainctl send resize-batch micro={smaller} --node {node}")  # fmt: skip
 _SHORTER_ADAPTER = Rung("a smaller rank of the adapters", _run("adapter.rank={less_rank}"), _has_adapter)
-_CHUNKED = Rung("compute the loss for some tokens at a time", _run('model.chunked_loss="on"'), _not_chunked)
-_RECOMPUTE = Rung("compute activations again in the backward pass", _run('model.gradient_checkpointing="all"'),
+_CHUNKED = Rung("compute the loss for some tokens at a time", _run("model.chunked_loss=on"), _not_chunked)
+_RECOMPUTE = Rung("compute activations again in the backward pass", _run("model.gradient_checkpointing=all"),
                   _not_recomputed)  # fmt: skip
-_ROLLBACK = Rung("go back to a checkpoint and skip the samples that followed",
-                 "trainctl send rollback steps=100 skip_batches=200", _has_checkpoint)  # fmt: skip
+_ROLLBACK = Rung("go back to the checkpoint of step {back} and skip the samples that followed",
+                 "trainctl send rollback step={back} skip_batches=200", _is_active)  # fmt: skip
 _LOWER_RATE = Rung("a lower learning rate; the loss curve changes", "trainctl send set-lr value={half_rate}")
 _CALIBRATE = Rung("measure the device again", "trainctl calibrate --node {node}")
 
@@ -83,7 +85,7 @@ RULES: Final = (
         "3 of 100 steps", stopped.out_of_memory, ("memory-pressure", "slow-rank"),
         (
             _SMALLER, _CHUNKED, _RECOMPUTE,
-            Rung("4-bit base weights", _run('model.base="nf4"'), _could_be_packed),
+            Rung("4-bit base weights", _run("model.base=nf4"), _could_be_packed),
             Rung("shorter sequences", _run("data.sequence_length={shorter}")),
             _SHORTER_ADAPTER,
         ),
@@ -93,7 +95,7 @@ RULES: Final = (
         ("unstable", "clip-bound"),
         (
             _ROLLBACK, _LOWER_RATE,
-            Rung("compute in bfloat16, which has float32's range", _run('model.dtype="bfloat16"'), _is_float16),
+            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
             Rung("look at the samples of these steps", "trainctl data preview RUN.toml"),
         ),
     ),
@@ -101,9 +103,9 @@ RULES: Final = (
         "overflow", "Gradients overflow in float16", "3 of the last 100 steps", stopped.overflow,
         ("unstable", "clip-bound"),
         (
-            Rung("compute in bfloat16, which has float32's range", _run('model.dtype="bfloat16"'), _is_float16),
+            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
             _LOWER_RATE,
-            Rung("compute in float32", _run('model.dtype="float32"'), _is_float16),
+            Rung("compute in float32", _run("model.dtype=float32"), _is_float16),
         ),
     ),
     Rule(
@@ -125,15 +127,15 @@ RULES: Final = (
         "slow-disk", "A disk is slow", "I/O pressure (PSI) 10 % or a disk that is busy 85 % of the time, and data that "
         "take 5 % of a step", machine.slow_disk, (*_SPEED, "long-checkpoint"),
         (
-            Rung("find what else uses the disk: trainctl data bench says how fast the data can be read",
+            Rung("measure how fast the data can be read, and find what else uses the disk",
                  "trainctl data bench RUN.toml"),
             Rung("keep the token caches of {node} on a faster disk", _run("nodes.{node}.cache_path=/FASTER/DISK")),
             Rung("assemble more micro-batches ahead", _run("data.prefetch={prefetch}")),
         ),
     ),
     Rule(
-        "stolen-cpu", "Others take processor time", "steal 3 % or CPU pressure (PSI) 25 % with passes 5 % slower than "
-        "before, or steal 10 %", machine.stolen_cpu, _SPEED,
+        "stolen-cpu", "Others take processor time", "steal 3 %, or CPU pressure (PSI) 25 % that has risen by 15 "
+        "points, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),
     ),
     Rule(
@@ -169,11 +171,12 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-link", "The sum of gradients takes long", "10 % of a step, waits for slower ranks subtracted",
+        "slow-link", "The sum of gradients takes long", "10 % of a step and 20 ms, waits for slower ranks "
+        "subtracted",
         ranks.slow_link, ("low-use",),
         (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
-            Rung("use a faster link: trainctl calibrate measures it", "trainctl calibrate"),
+            Rung("measure the link, and use a faster one", "trainctl calibrate"),
             Rung("several connections use a fast link better", _run("group.links_per_peer=4"), _without_links),
             Rung("with this batch the sum takes a tenth of a step; the loss curve changes",
                  "trainctl send set-global-batch value={batch} schedule=scale"),
@@ -185,7 +188,7 @@ RULES: Final = (
         (
             Rung("a larger micro-batch; the loss doesn't change",
                  "trainctl send resize-batch micro={micro} --node {node}"),
-            Rung("let the program choose it by the profile", _run('batch.micro="auto"')),
+            Rung("let the program choose it by the profile", _run("batch.micro=auto")),
         ),
     ),
     Rule(
@@ -221,7 +224,7 @@ RULES: Final = (
     Rule(
         "float32", "float32 where bfloat16 is faster", "by calibrated matrix products, or by the device's name",
         settings.float32, (),
-        (Rung("compute in bfloat16; sums and weights stay float32", _run('model.dtype="bfloat16"')),),
+        (Rung("compute in bfloat16; sums and weights stay float32", _run("model.dtype=bfloat16")),),
     ),
     Rule(
         "eager-attention", "Attention is not fused", "the kernel that a rank reports", settings.attention, (),
@@ -230,13 +233,13 @@ RULES: Final = (
     Rule(
         "recomputed", "Activations are computed twice while memory is free", "gradient checkpointing, and a peak below "
         "60 % of the cap", settings.checkpointing, (),
-        (Rung("keep the activations", _run('model.gradient_checkpointing="none"')),),
+        (Rung("keep the activations", _run("model.gradient_checkpointing=none")),),
     ),
     Rule(
         "unpacked", "Short samples are not packed", "a mean sample below half of the sequence length",
         settings.packing, (),
         (
-            Rung("put several samples into one sequence", _run('data.packing="best-fit"')),
+            Rung("put several samples into one sequence", _run("data.packing=best-fit")),
             Rung("shorter sequences, if no sample is longer: trainctl data preview shows their lengths",
                  "trainctl data preview RUN.toml"),
         ),

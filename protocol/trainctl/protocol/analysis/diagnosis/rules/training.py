@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
@@ -72,8 +72,8 @@ def _better(s: Situation, rank: int) -> _Better | None:
     size = _fastest(s, rank, curve, largest)
     now, best = curve.share_seconds(its.samples, micro), curve.share_seconds(its.samples, size)
     passes = its.phases["forward"] + its.phases["backward"]
-    rates = [f"{one} samples: {curve.samples_per_second(one):.3g} samples/s" for one in (micro, size)]
-    evidence = f"its curve, in passes of {'; of '.join(rates)}"
+    rates = [f"{curve.samples_per_second(one):.3g} samples/s with a micro-batch of {one}" for one in (micro, size)]
+    evidence = f"by its curve {', '.join(rates)}"
     return _Better(micro, size, now / best - 1, passes * (1 - best / now), evidence)
 
 
@@ -132,13 +132,14 @@ def unstable(s: Situation) -> Iterator[Verdict]:
     spikes.replay(steps)
     divergence.replay(steps)
     half = (steps[-1].learning_rate or 0.0) / 2
-    values = {"half_rate": f"{half:.3g}" if half else None}
+    values: dict[str, Any] = {"half_rate": f"{half:.3g}" if half else None}
     if (spike := spikes.spike) is not None and spike.steps >= s.alerts.loss_spike_steps:
         said = f"since step {spike.first:,} up to {spike.loss:.4g}, {spike.expected:.4g} expected"
-        yield Found("the loss has jumped", (said,), values=values)
+        yield Found("the loss has jumped", (said,), values=values | {"back": s.checkpoint_before(spike.first)})
     elif (rising := divergence.divergence) is not None:
         said = f"{rising.level:.4g}, {rising.best.level:.4g} at step {rising.best.step:,}"
         slope = f"it rises by {rising.trend:.2g} per step, for {rising.steps:,} steps"
+        values["back"] = s.checkpoint_before(steps[-1].step - rising.steps)
         yield Found("the loss keeps rising", (said, slope), values=values)
     else:
         yield Clear("no jump of the loss, and it doesn't keep rising")

@@ -1,0 +1,141 @@
+"""Rules of ranks that work together: late data, a slow rank, a slow or lossy link."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from tests.protocol.support import planted_causes as simulated
+from tests.protocol.support.diagnosed import (
+    causes,
+    commands,
+    first,
+    healthy_facts,
+    longer,
+    said_of,
+    with_parts,
+    with_readings,
+    with_steps,
+)
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+
+
+def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
+    """With the sum's own seconds longer by this factor in each of some of the newest 40 steps, for all ranks."""
+    own = {step.step: 0.0 for step in facts.steps}
+    for step in own:
+        own[step] = (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == step)
+    last = facts.steps[-1].step
+
+    def is_long(step: int) -> bool:
+        return step > last - 40 and step % every == 0
+
+    def part(one: m.RankStep) -> m.RankStep:
+        more = own[one.step] if is_long(one.step) else 0.0
+        phases = msgspec.structs.replace(one.phases, sync=one.phases.sync + more)
+        values = {name: value for name, value in one.values.items() if name != "link_use"}
+        return msgspec.structs.replace(one, phases=phases, step_seconds=one.step_seconds + more, values=values)
+
+    def step(one: m.StepCommitted) -> m.StepCommitted:
+        more = own[one.step] if is_long(one.step) else 0.0
+        return msgspec.structs.replace(one, step_seconds=one.step_seconds + more)
+
+    return with_steps(with_parts(facts, part), step)
+
+
+def test_late_data_says_what_is_set_and_what_it_costs() -> None:
+    found = first(longer(healthy_facts(), 1, data=40))
+    assert (found.cause, found.title, found.rank) == ("late-data", "node-1 waits for data", 1)
+    assert found.evidence[-1] == "prefetch 2, 1 worker"
+    assert found.what_if is not None
+    assert found.what_if.part == pytest.approx(0.28, abs=0.05)
+    assert commands(found)[:3] == [
+        "trainctl run RUN.toml --set data.prefetch=4", "trainctl run RUN.toml --set data.workers=2",
+        "trainctl data bench RUN.toml",
+    ]  # fmt: skip
+    assert any(line.startswith("a disk is slow: I/O pressure ") for line in found.ruled_out)
+
+
+def test_data_that_another_rank_hides_cost_nothing() -> None:
+    facts = longer(longer(healthy_facts(), 1, data=8), 0, newest=40, forward=2.0, backward=2.0)
+    assert "late-data" not in causes(facts)
+
+
+def test_a_tiny_step_may_wait_for_data() -> None:
+    def shorter(part: m.RankStep) -> m.RankStep:
+        phases = m.Phases(**{name: getattr(part.phases, name) / 100 for name in m.PHASES})
+        return msgspec.structs.replace(part, phases=phases, step_seconds=part.step_seconds / 100)
+
+    facts = with_parts(longer(healthy_facts(), 1, newest=150, data=40), shorter)
+    facts = with_steps(facts, lambda one: msgspec.structs.replace(one, step_seconds=one.step_seconds / 100))
+    assert "late-data" not in causes(facts)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_slow_rank_is_named_with_its_phase_and_what_a_step_takes_without(phase: str) -> None:
+    found = first(longer(healthy_facts(), 1, **{phase: 2.0}))
+    assert (found.cause, found.title) == ("slow-rank", f"node-1 is slow in {phase}")
+    assert found.evidence[0].startswith(f"{phase} takes ")
+    assert ", before " in found.evidence[0]
+    assert any(line.startswith("node-0 waits ") for line in found.evidence)
+    assert found.what_if is not None
+    assert found.what_if.saying.startswith(f"without node-1's {phase} a step takes ")
+    assert commands(found)[0] == "trainctl send rebalance auto=true"
+    assert commands(found)[-1] == "trainctl calibrate --node node-1"
+
+
+def test_a_rank_that_keeps_no_other_waiting_is_not_slow() -> None:
+    """Both are as slow as each other: no split helps, and neither explains a wait."""
+    facts = longer(longer(healthy_facts(3), 1, forward=1.04), 0, forward=1.04)
+    assert causes(facts) == []
+
+
+def test_an_uneven_split_is_named_from_the_start() -> None:
+    made = simulated.cluster(1)
+    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
+    found = first(simulated.facts(made, simulated.record(made, 150, 150)))
+    assert (found.cause, found.title) == ("slow-rank", "node-0 has too large a share")
+    assert any(line.startswith("the best split of the batch takes ") for line in found.evidence)
+    assert commands(found)[0] == "trainctl send rebalance auto=true"
+
+
+def test_a_slow_sum_is_named_with_a_batch_at_which_it_would_not_matter() -> None:
+    facts = synced(healthy_facts(), 10)
+    found = first(facts)
+    assert (found.cause, found.title) == ("slow-link", "the link between the nodes is slow")
+    assert found.evidence[0].endswith("waits for slower ranks aside")
+    assert any(line.startswith("before: ") for line in found.evidence)
+    assert found.evidence[-1] == "400 MB of gradients are summed in each step"
+    assert any(command.startswith("trainctl send set-global-batch value=") for command in commands(found))
+
+
+def test_where_one_rank_alone_is_faster_the_other_can_be_drained() -> None:
+    found = first(synced(healthy_facts(), 60))
+    assert found.cause == "slow-link"
+    assert found.remedies[0].text.startswith("one rank alone takes ")
+    assert commands(found)[0] in ("trainctl send drain --node node-0", "trainctl send drain --node node-1")
+
+
+def test_segments_sent_again_make_a_link_lossy() -> None:
+    facts = synced(healthy_facts(), 20, every=2)
+    facts = with_readings(facts, "node-1", {"retransmits_per_second": 40, "network_out_bytes_per_second": 1e6})
+    found = first(facts)
+    assert (found.cause, found.title, found.node) == ("lossy-link", "node-1's link loses segments", "node-1")
+    assert "node-1: 40 segments per second sent again" in found.evidence
+    busy = with_readings(facts, "node-1", {"retransmits_per_second": 40, "network_out_bytes_per_second": 1e9})
+    assert first(busy).cause == "slow-link"
+
+
+def test_without_counters_a_sum_that_varies_is_taken_for_lossy() -> None:
+    facts = dataclasses.replace(synced(healthy_facts(), 20, every=2), readings={})
+    assert first(facts).title == "the link's speed varies"
+    assert first(dataclasses.replace(synced(healthy_facts(), 20), readings={})).cause == "slow-link"
+    assert said_of(dataclasses.replace(healthy_facts(), readings={}), "lossy-link")[0][0] == "unknown"
+
+
+def test_one_rank_alone_has_no_link() -> None:
+    facts = healthy_facts()
+    alone = dataclasses.replace(facts, parts=tuple(part for part in facts.parts if part.rank == 0))
+    assert said_of(alone, "slow-link") == [("clear", "one rank alone sums with no other")]
+    assert said_of(alone, "slow-rank") == [("clear", "one rank alone waits for no other")]

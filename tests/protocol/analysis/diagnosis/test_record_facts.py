@@ -1,0 +1,95 @@
+"""Facts of a record: what its agent wrote is diagnosed like the live run, on any machine."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.protocol.support import planted_causes as simulated
+from tests.protocol.support.planted_causes import SimulatedCluster, SimulatedRecord
+
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+STEPS = 140
+CAUSES = [*simulated.CAUSES] if "TRAINCTL_DIAGNOSES" in os.environ else ["slow-disk", "slow-rank", "long-checkpoint"]
+
+
+def written(folder: Path, c: SimulatedCluster, kept: SimulatedRecord) -> RunPaths:
+    """The run as its agent records it."""
+    paths = RunPaths(folder)
+    parts: dict[int, list[m.RankStep]] = {}
+    for part in kept.parts:
+        parts.setdefault(part.step, []).append(part)
+    with RunDb(paths) as db:
+        for step in kept.steps:
+            db.commit(step, parts[step.step], step.committed_at)
+        for readings in kept.readings.values():
+            for reading in readings:
+                db.host(reading)
+        for event in kept.events:
+            db.event(event.at, event.data, event.severity, event.by, step=event.step)
+        view = msgspec.structs.replace(simulated.view(c, STEPS), state="finished")
+        db.set_meta("view", msgspec.json.encode(view).decode())
+    return paths
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_record_is_diagnosed_like_the_live_run(cause: str, tmp_path: Path) -> None:
+    made = simulated.cluster(5)
+    simulated.CAUSES[cause](made)
+    if made.skipped:
+        made.skipped = tuple(range(STEPS - 20, STEPS, 3))
+    paths = written(tmp_path, made, simulated.record(made, STEPS, STEPS - simulated.PLANTED_STEPS))
+    with RecordReader(paths) as reader:
+        found = diagnose(facts_of_record(reader))
+        before = diagnose(facts_of_record(reader, last_step=70))
+    assert found.findings[0].cause == cause
+    assert found.step == STEPS
+    if cause not in ("small-micro", "clip-bound", "long-checkpoint"):
+        assert before.findings == ()  # the cause begins later
+        assert before.step == 70
+
+
+def test_an_agent_adds_what_only_it_knows(tmp_path: Path) -> None:
+    made = simulated.cluster(5)
+    kept = simulated.record(made, STEPS, STEPS)
+    with RecordReader(written(tmp_path, made, kept)) as reader:
+        at = kept.steps[-1].committed_at + 95
+        view = simulated.with_rank(simulated.facts(made, kept), 1, state="hung").view
+        assert view is not None
+        newest = {node: (msgspec.structs.replace(found[-1], read_at=at),) for node, found in kept.readings.items()}
+        live = LiveFacts(view, profiles=simulated.profiles(made), readings=newest, step_age_seconds=95.0)
+        facts = facts_of_record(reader, simulated.CONFIG, live=live, at=at)
+    assert facts.is_live
+    assert facts.checkpoint_step == 100
+    assert {node: found[-1].read_at for node, found in facts.readings.items()} == {one.name: at for one in made.nodes}
+    assert diagnose(facts).findings[0].cause == "hang"
+
+
+def test_an_empty_record_finds_nothing(tmp_path: Path) -> None:
+    with RunDb(RunPaths(tmp_path)):
+        pass
+    with RecordReader(tmp_path) as reader:
+        found = diagnose(facts_of_record(reader))
+    assert found.findings == ()
+    assert {one.result for one in found.checked} == {"unknown"}
+
+
+def test_the_run_file_is_read_where_there_is_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert config_of(paths) is None
+    paths.run_file.write_text("not a run file", "utf-8")
+    assert config_of(paths) is None
+    paths.run_file.write_text(
+        '[run]\nname = "a"\nsteps = 1\n[model]\npath = "m"\n[data]\npath = "d"\n[batch]\nglobal = 1\nmicro = 1\n'
+        "[optimizer]\nlearning_rate = 1e-4\n", "utf-8",
+    )  # fmt: skip
+    config = config_of(paths)
+    assert config is not None
+    assert config.run.name == "a"

@@ -1,0 +1,106 @@
+"""Healthy facts of a run, changed a little for one rule at a time."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from tests.protocol.support import planted_causes as simulated
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.messages.events import AnyEvent
+
+STEPS = 150
+
+
+def healthy_facts(seed: int = 1) -> RunFacts:
+    """Of two ranks, `node-0` and `node-1`, or more."""
+    made, kept = simulated.healthy(seed, STEPS)
+    return simulated.facts(made, kept)
+
+
+def with_readings(facts: RunFacts, node: str, values: Mapping[str, float], **fields: Any) -> RunFacts:
+    """With these metrics in all readings of a node's last 50 s, and other fields."""
+    since = facts.at - 50
+    changed = tuple(
+        msgspec.structs.replace(one, values={**one.values, **values}, **fields) if one.read_at >= since else one
+        for one in facts.readings[node]
+    )
+    return dataclasses.replace(facts, readings={**facts.readings, node: changed})
+
+
+def with_gpu(facts: RunFacts, node: str, **fields: Any) -> RunFacts:
+    """With these fields in all readings of a node's GPU in the last 50 s."""
+    gpu = msgspec.structs.replace(facts.readings[node][-1].gpus[0], **fields)
+    return with_readings(facts, node, {}, gpus=(gpu,))
+
+
+def with_parts(facts: RunFacts, change: Callable[[m.RankStep], m.RankStep], newest: int = STEPS) -> RunFacts:
+    """With the ranks' parts of the newest steps changed."""
+    after = facts.steps[-1].step - newest
+    parts = tuple(change(part) if part.step > after else part for part in facts.parts)
+    return dataclasses.replace(facts, parts=parts)
+
+
+def with_steps(facts: RunFacts, change: Callable[[m.StepCommitted], m.StepCommitted], newest: int = STEPS) -> RunFacts:
+    """With the newest steps changed."""
+    after = facts.steps[-1].step - newest
+    steps = tuple(change(step) if step.step > after else step for step in facts.steps)
+    return dataclasses.replace(facts, steps=steps)
+
+
+def longer(facts: RunFacts, rank: int, newest: int = 40, **phases: float) -> RunFacts:
+    """With a rank's phases longer by these factors in the newest steps; all others wait for it."""
+
+    def change(part: m.RankStep) -> m.RankStep:
+        base = grown.get(part.step, 0.0)
+        if part.rank != rank:
+            waits = msgspec.structs.replace(part.phases, sync=part.phases.sync + base)
+            return msgspec.structs.replace(part, phases=waits, step_seconds=part.step_seconds + base)
+        own = {name: getattr(part.phases, name) * factor for name, factor in phases.items()}
+        return msgspec.structs.replace(
+            part, phases=msgspec.structs.replace(part.phases, **own), step_seconds=part.step_seconds + base
+        )
+
+    after = facts.steps[-1].step - newest
+    grown = {
+        part.step: sum((factor - 1) * getattr(part.phases, name) for name, factor in phases.items())
+        for part in facts.parts if part.rank == rank and part.step > after
+    }  # fmt: skip
+    made = with_parts(facts, change, newest)
+    return with_steps(
+        made, lambda step: msgspec.structs.replace(step, step_seconds=step.step_seconds + grown[step.step]), newest
+    )
+
+
+def with_event(facts: RunFacts, data: AnyEvent, at: float | None = None) -> RunFacts:
+    """With an event at the last step."""
+    event = m.Event(
+        id=10_000 + len(facts.events), at=at if at is not None else facts.at, severity="warning", by="auto", data=data,
+        run="run", step=facts.steps[-1].step,
+    )  # fmt: skip
+    return dataclasses.replace(facts, events=(*facts.events, event))
+
+
+def first(facts: RunFacts) -> m.Finding:
+    """The first finding."""
+    findings = diagnose(facts).findings
+    assert findings, "nothing was found"
+    return findings[0]
+
+
+def causes(facts: RunFacts) -> list[str]:
+    """All that is found, in order."""
+    return [finding.cause for finding in diagnose(facts).findings]
+
+
+def said_of(facts: RunFacts, cause: str) -> list[tuple[str, str]]:
+    """What was checked of a cause: result and text."""
+    return [(one.result, one.text) for one in diagnose(facts).checked if one.cause == cause]
+
+
+def commands(finding: m.Finding) -> list[str]:
+    """Those of its remedies."""
+    return [remedy.command for remedy in finding.remedies if remedy.command]
