@@ -29,7 +29,7 @@ FROZEN = {
     "data preview": "--help --json --node --samples --set -h -n RUN.toml",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
     "--steps -h",
-    "diagnose": "--cluster --connect --help --json --server-key --step -h [RUN]",
+    "diagnose": "--cluster --connect --help --json --server-key --step -h RUN",
     "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",

@@ -11,7 +11,7 @@ from trainctl.protocol.errors import InvalidInputError
 FILES = {
     "run": "run", "check": "run",
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
-    "diagnose": "diagnose",
+    "diagnose": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
