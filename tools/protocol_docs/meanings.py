@@ -74,7 +74,7 @@ SHARED: dict[str, str] = {
     "Finding.severity": "error: no progress, or wrong training; warning: it loses time; info: it could be faster",
     "Finding.remedies": "what to do, the best one first",
     "CheckedCause.cause": "its id, such as slow-disk",
-    "CheckedCause.result": "found: a cause; follows: a finding explains it; clear: ruled out; unknown: a reading is missing",
+    "CheckedCause.result": "found; follows: a finding explains it; clear: ruled out; unknown: a reading is missing",
     "Diagnosis.findings": "causes that were found; one stands before those that follow from it",
     "Diagnosis.checked": "all that was looked for, by node where each has its own",
     "PolicyStatus.name": "policy name",
