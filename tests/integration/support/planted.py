@@ -26,9 +26,9 @@ class Screen:
         words = [*before, *shlex.split(TRAINCTL), "--connect", address]
         self.terminal = Terminal(folder, 120, 40, shlex.join(words))
         try:
-            if "five keys" in self.terminal.wait_for(r"RUNNING|five keys to begin with"):
+            if "five keys" in self.terminal.wait_for(r"RUNNING|PAUSED|five keys to begin with"):
                 self.terminal.keys("Escape")
-            self.terminal.wait_for(r"RUNNING")
+            self.terminal.wait_for(r"RUNNING|PAUSED")
             self.terminal.keys("D")
             self.terminal.wait_for(r"diagnosis of steps")
         except BaseException:

@@ -92,6 +92,21 @@ async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> Non
     assert source.commands == []
 
 
+async def test_of_a_run_that_has_ended_the_key_only_says_what_to_do() -> None:
+    source = telling()
+    source.known_diagnosis = reply(NAN, live=False)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("D")
+        await until(pilot, lambda: "4 of the last 24 steps" in body(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: any("set-lr value" in one.message for one in app._notifications))
+        assert type(app.screen).__name__ == "DiagnosisScreen"
+
+    await driven(source, play, (120, 40))
+    assert source.commands == []
+
+
 async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() -> None:
     source, clock = telling(LINK, QUOTA), Moving()
 

@@ -105,7 +105,7 @@ class DiagnosisScreen(BaseScreen):
         if self.chosen is None or not self.chosen.remedies:
             return []
         return [
-            ln.key_words("enter", "open the first remedy", "screen.remedy"),
+            ln.key_words("enter", "dialog of the first command", "screen.remedy"),
             ln.key_words("y", "copy its command", "app.copy"),
         ]
 
@@ -128,11 +128,12 @@ class DiagnosisScreen(BaseScreen):
             self.paint()
 
     def action_remedy(self) -> None:
-        """The dialog of the first remedy that is a command to the run; of none, what to do instead."""
-        if self.chosen is None or not self.chosen.remedies:
+        """The dialog of the first remedy that is a command to the run; what to do if none is, or if the run has ended
+        or is played from its record."""
+        if self.told is None or self.chosen is None or not self.chosen.remedies:
             return
         remedy = remedies.first_command(self.chosen.remedies)
-        if remedy is not None:
+        if remedy is not None and self.told.live:
             self.owner.open_dialog(remedy.verb, remedies.values_of(remedy))
         else:
             first = self.chosen.remedies[0]
