@@ -51,7 +51,7 @@ def with_steps(facts: RunFacts, change: Callable[[m.StepCommitted], m.StepCommit
     return dataclasses.replace(facts, steps=steps)
 
 
-def longer(facts: RunFacts, rank: int, newest: int = 40, **phases: float) -> RunFacts:
+def longer(facts: RunFacts, rank: int, phases: Mapping[str, float], newest: int = 40) -> RunFacts:
     """With a rank's phases longer by these factors in the newest steps; all others wait for it."""
 
     def change(part: m.RankStep) -> m.RankStep:

@@ -24,7 +24,7 @@ WHOLE = {"data": 1.5, "forward": 1.5, "backward": 1.5}
 
 
 def slower(facts: RunFacts | None = None) -> RunFacts:
-    return longer(facts or healthy_facts(), 1, **WHOLE)
+    return longer(facts or healthy_facts(), 1, WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_quota_needs_slower_passes_and_macos_reports_heat() -> None:
 def test_swap_is_told_apart_from_a_slow_disk() -> None:
     values = {"swap_in_bytes_per_second": 8e6, "swap_out_bytes_per_second": 2e6, "swap_used_bytes": 3e9,
               "memory_pressure": 40, "io_pressure": 60}  # fmt: skip
-    facts = with_readings(longer(healthy_facts(), 1, data=30, forward=1.5, backward=1.5), "node-1", values)
+    facts = with_readings(longer(healthy_facts(), 1, {"data": 30, "forward": 1.5, "backward": 1.5}), "node-1", values)
     found = first(facts)
     assert (found.cause, found.title) == ("swap", "node-1 swaps")
     assert found.evidence[:3] == ("10 MB/s swapped in and out", "3.0 GB of swap in use", "memory pressure 40 %")
@@ -84,7 +84,7 @@ def test_a_busy_disk_is_a_cause_only_if_data_are_late() -> None:
     assert ("clear", "I/O pressure 45 %, the disk is busy 97 % of the time; data take under 5 % of a step") in said_of(
         calm, "slow-disk"
     )
-    found = first(with_readings(longer(healthy_facts(), 1, data=30), "node-1", busy))
+    found = first(with_readings(longer(healthy_facts(), 1, {"data": 30}), "node-1", busy))
     assert (found.cause, found.title) == ("slow-disk", "node-1's disk is slow")
     assert found.evidence[:3] == ("I/O pressure 45 %", "the disk is busy 97 % of the time", "12 MB/s read")
     assert "a machine swaps: swap 0 MB/s" in found.ruled_out

@@ -23,9 +23,10 @@ from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
 
 def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
     """With the sum's own seconds longer by this factor in each of some of the newest 40 steps, for all ranks."""
-    own = {step.step: 0.0 for step in facts.steps}
-    for step in own:
-        own[step] = (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == step)
+    own = {
+        one.step: (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == one.step)
+        for one in facts.steps
+    }
     last = facts.steps[-1].step
 
     def is_long(step: int) -> bool:
@@ -45,7 +46,7 @@ def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
 
 
 def test_late_data_says_what_is_set_and_what_it_costs() -> None:
-    found = first(longer(healthy_facts(), 1, data=40))
+    found = first(longer(healthy_facts(), 1, {"data": 40}))
     assert (found.cause, found.title, found.rank) == ("late-data", "node-1 waits for data", 1)
     assert found.evidence[-1] == "prefetch 2, 1 worker"
     assert found.what_if is not None
@@ -58,7 +59,7 @@ def test_late_data_says_what_is_set_and_what_it_costs() -> None:
 
 
 def test_data_that_another_rank_hides_cost_nothing() -> None:
-    facts = longer(longer(healthy_facts(), 1, data=8), 0, newest=40, forward=2.0, backward=2.0)
+    facts = longer(longer(healthy_facts(), 1, {"data": 8}), 0, {"forward": 2.0, "backward": 2.0})
     assert "late-data" not in causes(facts)
 
 
@@ -67,14 +68,14 @@ def test_a_tiny_step_may_wait_for_data() -> None:
         phases = m.Phases(**{name: getattr(part.phases, name) / 100 for name in m.PHASES})
         return msgspec.structs.replace(part, phases=phases, step_seconds=part.step_seconds / 100)
 
-    facts = with_parts(longer(healthy_facts(), 1, newest=150, data=40), shorter)
+    facts = with_parts(longer(healthy_facts(), 1, {"data": 40}, newest=150), shorter)
     facts = with_steps(facts, lambda one: msgspec.structs.replace(one, step_seconds=one.step_seconds / 100))
     assert "late-data" not in causes(facts)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_slow_rank_is_named_with_its_phase_and_what_a_step_takes_without(phase: str) -> None:
-    found = first(longer(healthy_facts(), 1, **{phase: 2.0}))
+    found = first(longer(healthy_facts(), 1, {phase: 2.0}))
     assert (found.cause, found.title) == ("slow-rank", f"node-1 is slow in {phase}")
     assert found.evidence[0].startswith(f"{phase} takes ")
     assert ", before " in found.evidence[0]
@@ -87,7 +88,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_what_a_step_takes_without(phase
 
 def test_a_rank_that_keeps_no_other_waiting_is_not_slow() -> None:
     """Both are as slow as each other: no split helps, and neither explains a wait."""
-    facts = longer(longer(healthy_facts(3), 1, forward=1.04), 0, forward=1.04)
+    facts = longer(longer(healthy_facts(3), 1, {"forward": 1.04}), 0, {"forward": 1.04})
     assert causes(facts) == []
 
 
@@ -127,11 +128,24 @@ def test_segments_sent_again_make_a_link_lossy() -> None:
     assert first(busy).cause == "slow-link"
 
 
-def test_without_counters_a_sum_that_varies_is_taken_for_lossy() -> None:
+def test_without_counters_losses_are_unknown_and_a_sum_that_varies_is_slow() -> None:
     facts = dataclasses.replace(synced(healthy_facts(), 20, every=2), readings={})
-    assert first(facts).title == "the link's speed varies"
-    assert first(dataclasses.replace(synced(healthy_facts(), 20), readings={})).cause == "slow-link"
-    assert said_of(dataclasses.replace(healthy_facts(), readings={}), "lossy-link")[0][0] == "unknown"
+    found = first(facts)
+    assert found.cause == "slow-link"
+    assert any(line.startswith("the middle half of the sums differ by a factor of ") for line in found.evidence)
+    assert said_of(facts, "lossy-link") == [("unknown", "TCP segments sent again")]
+
+
+def test_a_sum_that_waits_for_processors_blames_no_link() -> None:
+    """Ranks that share a machine's processors, from the start."""
+    made = simulated.cluster(1)
+    made.link_part = 0.2
+    facts = dataclasses.replace(simulated.facts(made, simulated.record(made, 150, 150)), profiles={})
+    facts = with_parts(facts, lambda part: msgspec.structs.replace(part, values={}))
+    assert first(facts).title == "the sum of gradients takes long"
+    crowded = with_readings(facts, "node-0", {"cpu_pressure": 70})
+    assert causes(crowded) == []
+    assert said_of(crowded, "slow-link")[0][1].endswith("at a CPU pressure of 70 %: it waits for processors")
 
 
 def test_one_rank_alone_has_no_link() -> None:

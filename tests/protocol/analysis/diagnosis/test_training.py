@@ -126,7 +126,7 @@ def test_checkpoints_that_take_long_say_how_often_they_may_come() -> None:
 def test_an_idle_gpu_is_named_last() -> None:
     found = first(with_gpu(healthy_facts(), "node-1", utilization_percent=30.0))
     assert (found.cause, found.evidence[0]) == ("low-use", "used 30 % of the time")
-    late = with_gpu(longer(healthy_facts(), 1, data=40), "node-1", utilization_percent=30.0)
+    late = with_gpu(longer(healthy_facts(), 1, {"data": 40}), "node-1", utilization_percent=30.0)
     assert causes(late) == ["late-data"]
 
 
@@ -177,6 +177,6 @@ def test_short_samples_that_are_not_packed_are_named() -> None:
 
 
 def test_tokens_that_are_read_from_the_disk_are_named() -> None:
-    facts = with_readings(longer(healthy_facts(), 1, data=40), "node-1", {"disk_read_bytes_per_second": 3e7})
+    facts = with_readings(longer(healthy_facts(), 1, {"data": 40}), "node-1", {"disk_read_bytes_per_second": 3e7})
     assert causes(facts) == ["late-data", "tokens-not-cached"]
     assert said_of(facts, "tokens-not-cached")[-1] == ("found", "node-1's tokens are not in memory")

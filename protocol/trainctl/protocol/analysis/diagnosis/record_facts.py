@@ -14,7 +14,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
 STEPS_READ = 400
-"""Newest steps that are looked at: the last ones are compared with the best before them."""
+"""Newest steps that are looked at: the last ones are compared with those before them."""
 MOST_PARTS = 20_000
 """Ranks' parts that are read at most; with many ranks fewer steps are."""
 LEAST_STEPS = 120

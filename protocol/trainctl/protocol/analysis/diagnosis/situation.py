@@ -49,14 +49,14 @@ class Situation:
         return [block for block in pace.blocks_before(self._all_steps, self.recent) if len(block) >= pace.LEAST_STEPS]
 
     @cached_property
-    def best(self) -> dict[int, Pace]:
-        """Each rank's fastest block of earlier steps with the same plan."""
-        found: dict[int, Pace] = {}
+    def before(self) -> dict[int, Pace]:
+        """Each rank's earlier pace with the same plan: of blocks of steps the one at the first quartile. The fastest
+        one would be fast by chance."""
+        found: dict[int, list[Pace]] = {}
         for block in self._blocks:
             for rank, its in pace.paces(block).items():
-                if rank not in found or its.busy < found[rank].busy:
-                    found[rank] = its
-        return found
+                found.setdefault(rank, []).append(its)
+        return {rank: sorted(each, key=lambda its: its.busy)[len(each) // 4] for rank, each in found.items()}
 
     @cached_property
     def step_seconds(self) -> float | None:
@@ -71,20 +71,21 @@ class Situation:
         return pace.trimmed([pace.shared_sync(parts) for parts in self.recent]) if self.recent else 0.0
 
     @cached_property
-    def best_sync_seconds(self) -> float | None:
-        """The same in the best block of earlier steps."""
-        return min((pace.trimmed([pace.shared_sync(parts) for parts in block]) for block in self._blocks), default=None)
+    def sync_before(self) -> float | None:
+        """The same earlier, in the block at the first quartile."""
+        found = sorted(pace.trimmed([pace.shared_sync(parts) for parts in block]) for block in self._blocks)
+        return found[len(found) // 4] if found else None
 
     def growth(self, rank: int, phases: Iterable[str] = m.BUSY_PHASES) -> dict[str, float] | None:
-        """Seconds by which phases are longer than at the rank's best; None without earlier steps."""
-        now, before = self.ranks.get(rank), self.best.get(rank)
+        """Seconds by which phases are longer than before; None without earlier steps."""
+        now, before = self.ranks.get(rank), self.before.get(rank)
         if now is None or before is None:
             return None
         return {name: now.phases[name] - before.phases[name] for name in phases}
 
     def slowdown(self, rank: int) -> float | None:
         """By what part the rank's passes are longer than before, or than when it was calibrated; None: not known."""
-        now, before = self.ranks.get(rank), self.best.get(rank)
+        now, before = self.ranks.get(rank), self.before.get(rank)
         speed = self.metric(rank, "calibrated_speed")
         known = [1 / speed - 1] if speed else []
         if now is not None and before is not None and before.busy > 0:
@@ -128,7 +129,7 @@ class Situation:
         found = [one.gpu_of(view.device if view else None) for one in self.window_readings(self.node(rank))]
         return [gpu for gpu in found if gpu is not None]
 
-    def best_clock(self, rank: int) -> float | None:
+    def clock_before(self, rank: int) -> float | None:
         """The median clock of the rank's device under load in the first half of the readings, in MHz."""
         view = self.rank_view(rank)
         every = self.facts.readings.get(self.node(rank), ())

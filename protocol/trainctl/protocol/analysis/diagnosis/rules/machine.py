@@ -1,9 +1,8 @@
-"""Causes on a machine: heat and power, swap, memory, disk, stolen processor time, other programs on a GPU.
+"""Causes on a machine: swap, memory, disk, stolen processor time, other programs on a GPU.
 
 A reading alone is no cause if the rank's passes are as fast as ever: pressure on a machine that ranks share is usual.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
@@ -15,12 +14,6 @@ from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, secon
 
 SLOWER = 0.05
 """Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""
-CLOCK_LOWER = 0.1
-"""Part by which a device's clock under load is below what it was."""
-HEAVY_HEAT = 2
-"""Level of macOS's thermal pressure that holds a chip back much."""
-QUOTA_PERCENT, ALWAYS_PERCENT = 5.0, 50.0
-"""Percent of quota periods in which processes were stopped: with slower passes, and by itself."""
 SWAP_BYTES = 1e6
 """Bytes per second swapped in and out."""
 MEMORY_PRESSURE = 10.0
@@ -74,83 +67,9 @@ def impact(s: Situation, node: str) -> str:
     return f"{s.label(rank)}'s data, forward and backward take {percent(part)} longer than they did"
 
 
-def _is_slower(s: Situation, node: str) -> bool:
+def is_slower(s: Situation, node: str) -> bool:
     part, _ = slower(s, node)
     return part is not None and part >= SLOWER
-
-
-# ---------------------------------------------------------------- heat and power
-
-
-def throttled(s: Situation) -> Iterator[Verdict]:
-    """A device that heat, a power cap, its hardware or a quota holds back."""
-    yield from by_node(s, _throttled)
-
-
-def _throttled(s: Situation, node: str) -> Iterator[Verdict]:
-    signs = [*_limits(s, node), *_quota(s, node), *_heat(s, node)]
-    known = any(s.gpus(rank) for rank in s.ranks_of(node)) or any(
-        s.reading(node, name) is not None for name in ("cpu_throttled_percent", "thermal_pressure")
-    )
-    if signs:
-        why = signs[0][0]
-        what_if = without_slowdown(s, node, f"{why} on {node}") or _by_clock(s, node, why)
-        more = (impact(s, node),) if impact(s, node) else ()
-        values = {"node": node}
-        yield Found(f"{node} is held back by {why}", (*(line for _, line in signs), *more), node, what_if=what_if,
-                    values=values)  # fmt: skip
-    elif known:
-        yield Clear("no heat, power or quota limit holds the device back", node)
-    else:
-        yield Unknown(f"clock limits, thermal pressure and quota of {node}", node)
-
-
-def _limits(s: Situation, node: str) -> Iterator[tuple[str, str]]:
-    for rank in s.ranks_of(node):
-        gpus = s.gpus(rank)
-        limits = Counter(limit for gpu in gpus for limit in gpu.clock_limits)
-        for limit, count in limits.most_common(1):
-            if count > len(gpus) / 2:
-                said = f"{gpus[-1].name}: its clock was lowered in {count} of {len(gpus)} readings{_state(gpus[-1])}"
-                yield m.CLOCK_LIMITED_BY[limit], said
-                return
-        now, before = _clock(gpus), s.best_clock(rank)
-        if now and before and now < (1 - CLOCK_LOWER) * before:
-            yield "a lower clock", f"{gpus[-1].name}: {now:,.0f} MHz under load, {before:,.0f} MHz before"
-            return
-
-
-def _state(gpu: m.GpuReading) -> str:
-    known = {"{:.0f} °C": gpu.temperature_celsius, "{:,.0f} MHz": gpu.clock_mhz, "{:.0f} W": gpu.power_watts}
-    parts = [words.format(value) for words, value in known.items() if value is not None]
-    return f", {', '.join(parts)}" if parts else ""
-
-
-def _clock(gpus: list[m.GpuReading]) -> float | None:
-    clocks = [gpu.clock_mhz for gpu in gpus if gpu.clock_mhz and (gpu.utilization_percent or 100) >= 50]
-    return median(clocks) if clocks else None
-
-
-def _by_clock(s: Situation, node: str, why: str) -> m.WhatIf | None:
-    """The passes in proportion to the clock."""
-    removed = {}
-    for rank in s.ranks_of(node):
-        now, before = _clock(s.gpus(rank)), s.best_clock(rank)
-        if now and before and now < before:
-            removed[rank] = s.ranks[rank].busy * (1 - now / before)
-    return s.without(removed, f"{why} on {node}") if removed else None
-
-
-def _quota(s: Situation, node: str) -> Iterator[tuple[str, str]]:
-    stopped = s.reading(node, "cpu_throttled_percent")
-    if stopped is not None and (stopped >= ALWAYS_PERCENT or (stopped >= QUOTA_PERCENT and _is_slower(s, node))):
-        yield "its CPU quota", f"processes stopped in {stopped:.0f} % of the quota's periods"
-
-
-def _heat(s: Situation, node: str) -> Iterator[tuple[str, str]]:
-    level = s.reading(node, "thermal_pressure")
-    if level is not None and level >= HEAVY_HEAT:
-        yield "heat", f"thermal pressure {level:.0f} of 4"
 
 
 # ---------------------------------------------------------------- memory and swap
@@ -201,7 +120,7 @@ def _memory(s: Situation, node: str) -> Iterator[Verdict]:
         yield Unknown(f"memory of {node}", node)
         return
     full = median(used) if used else 0.0
-    if (waits or 0.0) >= MEMORY_PRESSURE or (full >= MEMORY_USED and _is_slower(s, node)):
+    if (waits or 0.0) >= MEMORY_PRESSURE or (full >= MEMORY_USED and is_slower(s, node)):
         evidence = [f"{percent(full)} of the machine's memory in use"] if used else []
         evidence += [line for line in (_pressure(s, node, "memory"), impact(s, node)) if line]
         what_if = without_slowdown(s, node, f"waits for memory on {node}")
@@ -246,7 +165,7 @@ def _data_part(s: Situation, rank: int) -> float:
 
 
 def _usual_data(s: Situation, rank: int) -> float:
-    return s.best[rank].data_mean if rank in s.best else 0.0
+    return s.before[rank].data_mean if rank in s.before else 0.0
 
 
 # ---------------------------------------------------------------- processor
@@ -264,7 +183,7 @@ def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
     if not said:
         yield Unknown(f"CPU steal and CPU pressure of {node}", node)
         return
-    is_stolen = (steal or 0.0) >= STEAL_PERCENT and _is_slower(s, node)
+    is_stolen = (steal or 0.0) >= STEAL_PERCENT and is_slower(s, node)
     if (steal or 0.0) >= MUCH_STEAL or is_stolen or _is_crowded(s, node, waits or 0.0):
         more = (impact(s, node),) if impact(s, node) else ()
         what_if = without_slowdown(s, node, f"other programs on {node}'s processors")

@@ -6,7 +6,7 @@ from statistics import median, quantiles
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import DATA_PART
+from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
 from trainctl.protocol.batch.apportion import check_enough
@@ -19,6 +19,10 @@ LEAST_GAIN = 0.02
 """Part of a step that a cause must cost."""
 SPLIT_GAIN = 0.05
 """Part by which steps must get faster with another split, for a rank to be called slow."""
+CROWDED_TIMES = 3.0
+"""Factor of this at a high CPU pressure."""
+MOST_LINES = 9
+"""Lines of evidence about ranks."""
 OWN_GROWTH = 0.1
 """Part by which a rank's passes must be longer than they were, to be called slow by its own past."""
 OWN_PART = 0.5
@@ -36,7 +40,7 @@ LEAST_LOST = 1.0
 SEGMENT_BYTES = 1448
 """Payload of a TCP segment on Ethernet."""
 VARYING = 1.6
-"""Ratio of the quartiles of the sum's seconds from which lost segments are assumed, if they aren't counted."""
+"""Ratio of the quartiles of the sum's seconds from which it is said to vary."""
 
 
 def late_data(s: Situation) -> Iterator[Verdict]:
@@ -73,38 +77,64 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
         yield Clear("one rank alone waits for no other") if s.ranks else Unknown("enough steps of the present plan")
         return
     rank = max(s.ranks, key=lambda one: s.ranks[one].busy)
-    gain, own = _gain(s), _own(s, rank)
-    if gain is None and not own:
-        best = _best(s, s.recent)
-        text = f"the best split is {percent(max(best[0] / best[1] - 1, 0))} faster" if best else "no split to compare"
-        yield Clear(text)
-        return
+    by_own, by_split = _by_own(s, rank), _by_split(s, rank)
+    yield _clear_split(s) if by_own is None and by_split is None else _slow(s, rank, by_own, by_split)
+
+
+def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf | None) -> Found:
     phase, line = _phase(s, rank)
-    evidence = [f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s).items() if one != rank]
-    what_if = s.without({rank: own}, f"{s.label(rank)}'s {phase}") if own else None
-    if gain is not None:
-        evidence.append(f"the best split of the batch takes {seconds(gain[1])}, this one {seconds(gain[0])}")
-        split_if = s.what_if((s.step_seconds or 0) - (gain[0] - gain[1]), "this split")
-        what_if = what_if if what_if is not None and own else split_if
-    title = f"{s.label(rank)} is slow in {phase}" if own else f"{s.label(rank)} has too large a share"
-    yield Found(title, (*([line] if line else []), *evidence[:8]), s.node(rank), rank, what_if,
-                values={"node": s.node(rank), "split": gain is not None or None})  # fmt: skip
+    lines = [line, *(f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s, rank).items())]
+    best = _best(s, s.recent) if by_split is not None else None
+    split_line = [f"the best split of the batch takes {seconds(best[1])}, this one {seconds(best[0])}"] if best else []
+    title = f"{s.label(rank)} is slow in {phase}" if by_own else f"{s.label(rank)} has too large a share"
+    values = {"node": s.node(rank), "split": by_split is not None or None}
+    return Found(title, (*lines[:MOST_LINES], *split_line), s.node(rank), rank, by_own or by_split, values=values)
 
 
-def _waits(s: Situation) -> dict[int, float]:
-    """Seconds that each rank waits for slower ones in the sum."""
-    return {
-        rank: median([parts[rank].phases.sync - shared_sync(parts) for parts in s.recent]) for rank in s.ranks
-    }  # fmt: skip
+def _by_own(s: Situation, rank: int) -> m.WhatIf | None:
+    """A step without the rank's slowdown; None if that is no cause."""
+    own = _own(s, rank)
+    found = s.without({rank: own}, f"{s.label(rank)}'s {_phase(s, rank)[0]}") if own else None
+    return found if found is not None and found.part >= _least(s) else None
+
+
+def _by_split(s: Situation, rank: int) -> m.WhatIf | None:
+    """A step with the best split; None if this one is no cause. Where others hardly wait, their speed depends on the
+    rank's, as with shared processors, and no split helps."""
+    gain = _gain(s)
+    found = s.what_if((s.step_seconds or 0.0) - (gain[0] - gain[1]), "this split") if gain is not None else None
+    if found is None or found.part < _least(s) or median(_waits(s, rank).values()) < OWN_PART * found.saved:
+        return None
+    return found
+
+
+def _least(s: Situation) -> float:
+    """Part of a step that a slow rank must cost: more where processors are shared, because speeds then change."""
+    return CROWDED_TIMES * SPLIT_GAIN if (_cpu_pressure(s) or 0.0) >= CPU_PRESSURE else SPLIT_GAIN
+
+
+def _cpu_pressure(s: Situation) -> float | None:
+    """The highest of the nodes, in percent; None: not known."""
+    return max((waits for node in s.nodes if (waits := s.reading(node, "cpu_pressure")) is not None), default=None)
+
+
+def _clear_split(s: Situation) -> Clear:
+    best = _best(s, s.recent)
+    return Clear(f"the best split is {percent(max(best[0] / best[1] - 1, 0))} faster" if best else "no other split")
+
+
+def _waits(s: Situation, slow: int) -> dict[int, float]:
+    """Seconds that each rank but the slow one waits for slower ones in the sum."""
+    others = [rank for rank in s.ranks if rank != slow]
+    return {rank: median([parts[rank].phases.sync - shared_sync(parts) for parts in s.recent]) for rank in others}
 
 
 def _own(s: Situation, rank: int) -> float:
     """Seconds by which the rank's passes are longer than they were, if that explains the others' wait; else 0."""
     growth = s.growth(rank)
-    waits = [wait for one, wait in _waits(s).items() if one != rank]
-    if growth is None or not waits:
+    if growth is None:
         return 0.0
-    before, wait = s.best[rank].busy, median(waits)
+    before, wait = s.before[rank].busy, median(_waits(s, rank).values())
     longer = s.ranks[rank].busy - before
     is_slower = before > 0 and longer >= OWN_GROWTH * before
     return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
@@ -142,7 +172,7 @@ def _phase(s: Situation, rank: int) -> tuple[str, str]:
         phase = grown[0][0]
         whole = sum(value for value in growth.values() if value > 0)
         names = [name for name, value in grown if value > 0.25 * whole] or [phase]
-        now, before = s.ranks[rank].phases[phase], s.best[rank].phases[phase]
+        now, before = s.ranks[rank].phases[phase], s.before[rank].phases[phase]
         return " and ".join(names), f"{phase} takes {seconds(now)}, before {seconds(before)}"
     others = [its for one, its in s.ranks.items() if one != rank]
     own = s.ranks[rank]
@@ -167,13 +197,11 @@ def lossy_link(s: Situation) -> Iterator[Verdict]:
     lost = {node: found for node in s.nodes if (found := _lost(s, node)) is not None}
     worst = max(lost, key=lambda node: lost[node][0], default=None)
     is_lossy = worst is not None and lost[worst][1]
-    if _is_long(s, part) and (is_lossy or (worst is None and _varies(s) >= VARYING)):
-        yield _slow_sum(s, f"{worst}'s link loses segments" if worst and is_lossy else "the link's speed varies", (
-            *((f"{worst}: {lost[worst][0]:.0f} segments per second sent again",) if worst and is_lossy else ()),
-            f"the middle half of the sums differ by a factor of {_varies(s):.1f}",
-        ), worst if is_lossy else None)  # fmt: skip
-    elif worst is None:
+    if worst is None:
         yield Unknown("TCP segments sent again")
+    elif is_lossy and _is_long(s, part):
+        said = f"{worst}: {lost[worst][0]:.0f} segments per second sent again"
+        yield _slow_sum(s, f"{worst}'s link loses segments", (said, *_varied(s)), worst)
     else:
         yield Clear(f"{lost[worst][0]:.1f} segments per second sent again", worst)
 
@@ -188,11 +216,15 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
     else:
         use = _link_use(s)
         said = [f"{percent(use)} of the calibrated bandwidth"] if use is not None else []
-        before = s.best_sync_seconds
+        before = s.sync_before
         said += [f"before: {seconds(before)}"] if before and before < 0.8 * s.sync_seconds else []
         is_slow = (use is not None and use < LINK_USE) or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
-        yield _slow_sum(s, title, tuple(said), None)
+        waits = _cpu_pressure(s)
+        if waits is not None and waits >= CPU_PRESSURE and not is_slow:
+            yield Clear(f"{percent(part)} of a step, at a CPU pressure of {waits:.0f} %: it waits for processors")
+        else:
+            yield _slow_sum(s, title, (*said, *_varied(s)), None)
 
 
 def _alone(s: Situation) -> Verdict:
@@ -217,6 +249,11 @@ def _lost(s: Situation, node: str) -> tuple[float, bool] | None:
     return again, again >= LEAST_LOST and (part is None or part >= LOST_SEGMENTS)
 
 
+def _varied(s: Situation) -> tuple[str, ...]:
+    """A line if the sum's seconds vary much, as they do where segments are lost."""
+    return (f"the middle half of the sums differ by a factor of {_varies(s):.1f}",) if _varies(s) >= VARYING else ()
+
+
 def _varies(s: Situation) -> float:
     """The third quartile of the sum's seconds by the first."""
     sums = [shared_sync(parts) for parts in s.recent]
@@ -231,7 +268,7 @@ def _link_use(s: Situation) -> float | None:
 def _slow_sum(s: Situation, title: str, evidence: tuple[str, ...], node: str | None) -> Found:
     whole, took, use = s.step_seconds or 0.0, s.sync_seconds, _link_use(s)
     expected = [took * use] if use is not None and use < 1 else []
-    expected += [s.best_sync_seconds] if s.best_sync_seconds is not None else []
+    expected += [s.sync_before] if s.sync_before is not None else []
     usual = min([one for one in expected if one < took], default=0.0)
     said = f"the sum takes {seconds(took)} of {seconds(whole)}, {percent(took / whole)}, waits for slower ranks aside"
     sizes = [size for rank in s.ranks if (size := s.metric(rank, "sum_bytes")) is not None]

@@ -100,7 +100,7 @@ def _is_death(data: AnyEvent) -> bool:
 def _died(s: Situation, events: Sequence[m.Event]) -> Found:
     """Of at least one death."""
     newest = events[-1].data
-    nodes = [node for node in s.nodes if node in e.nodes_of(newest)]
+    nodes = sorted(e.nodes_of(newest))
     micro = max((s.ranks[rank].micro for node in nodes for rank in s.ranks_of(node)), default=0)
     is_given_up = isinstance(newest, e.RankChanged)
     values = {"node": nodes[0] if nodes else None, "smaller": micro // 2 if micro > 1 and not is_given_up else None}

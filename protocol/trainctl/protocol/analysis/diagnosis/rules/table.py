@@ -4,7 +4,7 @@ from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
-from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, stopped, training
+from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
@@ -110,7 +110,7 @@ RULES: Final = (
     ),
     Rule(
         "throttled", "A device is held back", "NVIDIA's clock limits in most readings, a clock 10 % lower under load, "
-        "thermal pressure 2 of 4, or a CPU quota", machine.throttled, (*_SPEED, "stolen-cpu"),
+        "thermal pressure 2 of 4, or a CPU quota", heat.throttled, (*_SPEED, "stolen-cpu"),
         (Rung("cool the machine, or raise its power limit or quota"), _REBALANCE, _DRAIN),
     ),
     Rule(
@@ -177,6 +177,7 @@ RULES: Final = (
         (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
             Rung("measure the link, and use a faster one", "trainctl calibrate"),
+            Rung("check the cable, the switch and the duplex mode; a cable instead of Wi-Fi"),
             Rung("several connections use a fast link better", _run("group.links_per_peer=4"), _without_links),
             Rung("with this batch the sum takes a tenth of a step; the loss curve changes",
                  "trainctl send set-global-batch value={batch} schedule=scale"),

@@ -26,6 +26,8 @@ NEAR_BEST = 0.02
 """Part of the best rate within which a smaller micro-batch is proposed."""
 CHECKPOINT_PART = 0.05
 """Part of the training time that checkpoints may stop it."""
+LEAST_CHECKPOINT_SECONDS = 0.2
+"""Seconds of a checkpoint below which it is no trouble."""
 LOW_USE = 50.0
 """Percent of use below which a GPU is poorly used. A high one says only that some kernel ran."""
 
@@ -177,7 +179,7 @@ def long_checkpoint(s: Situation) -> Iterator[Verdict]:
         return
     each = median([one.loop_seconds for one in written])
     part = each / (each + interval * s.step_seconds)
-    if part < CHECKPOINT_PART:
+    if part < CHECKPOINT_PART or each < LEAST_CHECKPOINT_SECONDS:
         yield Clear(f"checkpoints take {percent(part)} of the time")
         return
     size = next((one.size_bytes for one in reversed(written) if one.size_bytes), None)
