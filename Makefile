@@ -22,7 +22,7 @@ test: $(VENV)/.ready-dev nodejs
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; diagnoses of 20 simulated runs with each cause; memory of ten models; five calibrations of
-# the demo's model; the example run file of each objective.
+# the demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -36,6 +36,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
+	TRAINCTL_PLANTED=all $(BIN)/python -m pytest -s tests/integration/test_diagnosis.py $(PYTEST_ARGS)
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
 	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)

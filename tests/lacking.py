@@ -44,6 +44,24 @@ def _has_cgroups() -> bool:
     return found
 
 
+def cpu_groups() -> Path:
+    """The folder of control groups that limit processors."""
+    root = Path("/sys/fs/cgroup")
+    return root / "cpu" if (root / "cpu").is_dir() else root
+
+
+def _has_cpu_quota() -> bool:
+    """Whether a control group can be made with a CPU quota: it takes root."""
+    group = cpu_groups() / f"tc{os.getpid()}-try"
+    try:
+        group.mkdir()
+        found = any((group / name).exists() for name in ("cpu.max", "cpu.cfs_quota_us"))
+        group.rmdir()
+    except OSError:
+        return False
+    return found
+
+
 def _has_nodejs() -> bool:
     """Node.js, and what its example needs: `make test` fetches it where there is npm."""
     return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
@@ -61,6 +79,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "namespaces": _has_namespaces,
     "nodejs": _has_nodejs,
     "cgroups": _has_cgroups,
+    "cpu-quota": _has_cpu_quota,
 }
 
 

@@ -18,6 +18,7 @@ SOURCES: Final = {
     "charts.svg": "test_chart_pictures/test_charts_with_log_crosshair_smoothing_and_tokens[120x40].svg",
     "events.svg": "test_pictures/test_tables[events-120x40].svg",
     "alert.svg": "test_alerts/test_picture_of_alerts_on_the_overview[why].svg",
+    "diagnosis.svg": "test_diagnosis/test_the_screen[several-120x40].svg",
     "policies.svg": "test_policies/test_the_panel_on_a_policy_that_has_acted[120x40].svg",
     "split.svg": "test_pictures/test_split_dialog[plan].svg",
 }

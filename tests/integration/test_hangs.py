@@ -63,11 +63,21 @@ def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
         lost = until(lambda: [text for text in texts_of(client) if "beta is lost" in text], 120, "its loss")
         assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {step} for "), lost
     have_back(client)
+    assert_stacks(cluster.run_paths("beta", run).log(1).read_text(encoding="utf-8"))
     assert any("beta rejoins" in text for text in texts_of(client))
     wait_for_step(client, client.snapshot(0).run.step + 3)
     last = client.send("pause", {}).step
     check_ledger(cluster, run, last, was_lost={"beta"})
     client.send("resume", {})
+
+
+def assert_stacks(log: str) -> None:
+    """It was killed in its checkpoint, and its log says so line by line, of the main thread and of the others."""
+    after = log.partition("the agent ends this trainer; its threads:\n")[2]
+    threads = [part for part in after.split("\n\n") if "most recent call first" in part]
+    main = next(part for part in threads if "__main__.py" in part)
+    assert len(threads) > 1
+    assert "checkpoints/files.py" in main and "manifest" in main, main
 
 
 def lose_all(cluster: Cluster, client: BlockingClient) -> None:

@@ -64,6 +64,9 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
         assert seen["non-finite"]["figures"][0]["value"] == 0
         with cluster.client("beta") as follower:
             assert follower.policies(run).policies[0].name == client.policies(run).policies[0].name
+            told = follower.diagnosis()  # the lead answers, which knows more than the record
+            assert (told.run, told.live, told.diagnosis.step > 2) == (run, True, True)
+            assert follower.diagnosis(run, 2).diagnosis.step == 2
         cluster["alpha"].kill()
     cluster.start("alpha")
     with cluster.client("alpha") as client:
@@ -82,6 +85,7 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(cluster: C
         assert wait_for_end(client).state == "stopped"
         with pytest.raises(RefusedError, match="isn't active: its policies see nothing"):
             client.policies(run)
+        assert not client.diagnosis(run).live
 
 
 def test_advising_it_measures_and_names_the_command(cluster: Cluster, run_config: Any) -> None:

@@ -25,13 +25,25 @@ from tools.protocol_docs.history import HISTORY
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration import profile
 from trainctl.protocol.config import prompts
-from trainctl.protocol.messages import base, events, guests, kept, peers, replies, requests, telemetry, trainer, verbs
+from trainctl.protocol.messages import (
+    base,
+    diagnosis,
+    events,
+    guests,
+    kept,
+    peers,
+    replies,
+    requests,
+    telemetry,
+    trainer,
+    verbs,
+)  # fmt: skip
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, prompts, profile, trainer, telemetry, events, guests, requests, peers, kept, replies)
+SOURCES = (base, prompts, profile, trainer, telemetry, events, guests, requests, peers, kept, diagnosis, replies)
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""

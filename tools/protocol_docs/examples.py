@@ -92,6 +92,18 @@ _RANK_STEP = m.RankStep(
     replays=0, step_seconds=1.005, phases=_PHASES, weight=2048.0, values={"own_loss": 2.17, **_MEMORY},
     boot=_BOOT, seq=903,
 )  # fmt: skip
+_DIAGNOSIS = m.Diagnosis(
+    at=_AT, step=121, first_step=98, step_seconds=1.02,
+    findings=(
+        m.Finding(
+            cause="quota", title="mbp is stopped by its CPU quota", severity="warning", node="mbp", rank=1,
+            evidence=("in 62 % of the quota's periods it was used up",), ruled_out=("disk: I/O pressure 0 %",),
+            what_if=m.WhatIf(1.02, 0.81, "without the quota a step takes 0.81 s, not 1.02 s"),
+            remedies=(m.Remedy("move samples to other ranks", "trainctl send rebalance auto=true", "rebalance"),),
+        ),
+    ),
+    checked=(m.CheckedCause("quota", "found", "62 %"), m.CheckedCause("swap", "unknown", "swap of mbp")),
+)  # fmt: skip
 _HOST = m.HostReading(
     node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
     disk_free_bytes=512 * _GIGABYTE, disk_total_bytes=2000 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
@@ -214,6 +226,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
         "pairs-request": m.PairsRequest(rid=_RID, limit=5),
+        "diagnosis-request": m.DiagnosisRequest(rid=_RID, run=_RUN, last_step=120),
         "policies-request": m.PoliciesRequest(rid=_RID),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
@@ -315,6 +328,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
         "pairs": m.Pairs(rid=_RID, run=_RUN, evaluations=(_PAIRS,)),
         "policies": m.Policies(rid=_RID, run=_RUN, step=121, policies=(_STATUS,)),
+        "diagnosis": m.DiagnosisReply(rid=_RID, run=_RUN, live=True, diagnosis=_DIAGNOSIS),
         "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
         "hosts": m.Hosts(rid=_RID, run=_RUN, readings=(_HOST,), last_row=41, more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),

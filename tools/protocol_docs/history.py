@@ -105,5 +105,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added CalibrateRequest.beside, stage and cancel, Calibration.waits, and DeviceProfile.forward and beside:"
         " nodes of one machine are calibrated at the same time.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added diagnosis-request and its reply, why a run is slow or stuck, and GpuReading.others, other programs on a"
+        " device.",
+    ),
 )
 """(version, date, what it added), oldest first."""

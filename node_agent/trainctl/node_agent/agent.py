@@ -343,7 +343,8 @@ class Agent:
             self._reader.count_for(None, at)
         else:
             self._reader.count_for(of_a_run.run, at, of_a_run.paths)
-        reading, seconds = self._reader.read(at), self._follower.round_trip_seconds
+        trainer = next(iter(self._processes.trainers), None)
+        reading, seconds = self._reader.read(at, self._processes.pids, trainer), self._follower.round_trip_seconds
         if seconds is None:
             return reading
         return msgspec.structs.replace(reading, values={**reading.values, "round_trip_seconds": seconds})

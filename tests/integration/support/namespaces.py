@@ -57,6 +57,16 @@ class Network:
     def repair(self, host: str) -> None:
         _ip("-n", self._hub, "link", "set", self._far_end(host, INTERFACE), "master", "br0")
 
+    def slow_down(self, host: str, rate: str) -> None:
+        """Let the host's cable carry no more than `rate`, such as 4mbit, in both directions; `tc` is of iproute2."""
+        shape = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
+        for where, interface in ((self._hub, self._far_end(host, INTERFACE)), (self._names[host], INTERFACE)):
+            done = subprocess.run(
+                ["ip", "netns", "exec", where, "tc", "qdisc", "replace", "dev", interface, *shape],
+                capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+
     def on(self, host: str, *command: str) -> list[str]:
         """The command line that runs `command` on a host; the process is the command itself, not a wrapper."""
         return ["ip", "netns", "exec", self._names[host], *command]

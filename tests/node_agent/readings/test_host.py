@@ -1,18 +1,21 @@
 """Readings of the machine: plausible where there is something to read, None where there is not, never a block."""
 
+import ctypes
 import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.node_agent.support.processes import wait_for
 
-from trainctl.node_agent.readings import devices
+from trainctl.node_agent.readings import devices, host
 from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
 from trainctl.node_agent.readings.host import CpuMeter, HostReader
-from trainctl.protocol.messages import GpuReading
+from trainctl.node_agent.readings.thermal_pressure import ThermalPressure
+from trainctl.protocol.messages import GpuProcess, GpuReading
 
 SINCE_ACTIVE_RATIO = {
     "timestamp": "2026-06-02T20:38:15.427569+00:00",
@@ -140,6 +143,68 @@ def test_processor_time_that_has_not_been_counted_yet_is_none_not_zero(monkeypat
     times = psutil.cpu_times()
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
     assert CpuMeter().percent() is None
+
+
+def test_stolen_time_is_a_part_of_all_and_none_where_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([(60.0, 100.0, 5.0), (80.0, 140.0, 15.0), (90.0, 150.0, None)])
+    monkeypatch.setattr(host, "_cpu_times", lambda: host._CpuTimes(*next(told)))
+    meter = CpuMeter()
+    assert meter.steal_percent is None
+    assert (meter.percent(), meter.steal_percent) == (50.0, 25.0)
+    assert (meter.percent(), meter.steal_percent) == (100.0, None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ("", []), ("0", ["a"]), ("2,1", ["c", "b"]), ("0,2,-1,1", ["a", "c"]), ("7", []), (" 1 , 0", ["b", "a"]),
+        ("GPU-8932f937", ["b"]), ("GPU-89", []), ("GPU-1,0", ["a"]), ("GPU-89aa,0", ["c", "a"]), ("1,1", ["b"]),
+        ("MIG-1/2/0", []), ("nonsense", []),
+    ],
+)  # fmt: skip
+def test_devices_are_those_of_cuda_visible_devices_in_its_order(chosen: str, found: list[str]) -> None:
+    by_uuid = {"GPU-10aa": "a", "GPU-8932f937-d72c": "b", "GPU-89aa": "c"}
+    assert devices.visible(chosen, ["a", "b", "c"], by_uuid) == found
+
+
+class _Notifications:
+    """notify(3) as its manual describes it: a registration gives a token, by which a state is read."""
+
+    def __init__(self, state: int, registered: int = 0, read: int = 0) -> None:
+        self._state, self._registered, self._read = state, registered, read
+
+    def notify_register_check(self, name: bytes, token: Any) -> int:
+        assert name == b"com.apple.system.thermalpressurelevel"
+        ctypes.cast(token, ctypes.POINTER(ctypes.c_int))[0] = 4711
+        return self._registered
+
+    def notify_get_state(self, token: ctypes.c_int, state: Any) -> int:
+        assert token.value == 4711
+        ctypes.cast(state, ctypes.POINTER(ctypes.c_uint64))[0] = self._state
+        return self._read
+
+
+@pytest.mark.parametrize(
+    ("library", "level"),
+    [
+        (_Notifications(0), 0), (_Notifications(2), 2), (_Notifications(4), 4), (_Notifications(5), None),
+        (_Notifications(2, registered=1), None), (_Notifications(2, read=2), None),
+    ],
+)  # fmt: skip
+def test_thermal_pressure_is_the_state_of_a_notification(library: _Notifications, level: int | None) -> None:
+    assert ThermalPressure(library).level() == level
+
+
+def test_other_processes_on_a_gpu_are_those_that_are_not_our_own(tmp_path: Path) -> None:
+    others = tuple(GpuProcess(pid, "python", "anna", 10**9) for pid in (11, 12))
+
+    class Device(devices.DeviceReader):
+        def read(self) -> Readings:
+            return Readings((GpuReading("NVIDIA", others=others),))
+
+    with HostReader("studio", tmp_path, [Watch(Device, 0.01)]) as reader:
+        wait_for(lambda: reader.read(0.0).gpus)
+        assert reader.read(0.0, {12}).gpus[0].others == others[:1]
 
 
 def test_devices_and_sensors_are_part_of_the_reading(macmon: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import zmq.asyncio
 from tests.memory_values import memory
 from tests.node_agent.conductor.test_groups import group, texts
 from tests.node_agent.conductor.test_restarts import go_on
+from tests.node_agent.support.groups import V1_MOUNTS, V2_MOUNTS, machine
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.node_agent.support.simulation import Simulation, check_ledger
 
@@ -90,29 +91,11 @@ def test_the_last_step_tells_what_a_trainer_took_and_no_lighter_plan_after_it(tm
 
 # ---------------------------------------------------------------- the kernel's count, from recorded files
 
-V1_MOUNTS = """31 23 0:28 / {fs} rw,relatime - tmpfs tmpfs rw,mode=755
-35 31 0:32 / {fs}/memory rw,relatime - cgroup cgroup rw,memory
-41 31 0:38 / {fs}/unified rw,relatime - cgroup2 cgroup2 rw
-"""
 V1_CGROUP = "9:name=systemd:/\n4:memory:/jobs/a\n1:cpu:/\n0::/\n"
 V1_COUNT = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
-V2_MOUNTS = "30 23 0:26 / {fs} rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V2_CGROUP = "0::/user.slice/user-1000.slice/session-2.scope\n"
 V2_COUNT = "low 0\nhigh 0\nmax 41\noom 3\noom_kill 2\noom_group_kill 0\n"
 CONTAINER_MOUNTS = "612 600 0:26 /docker/4f1a {fs} ro,nosuid - cgroup2 cgroup rw\n"
-
-
-def machine(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> Path:
-    """A /proc of one process, 42, and the files that its kernel shows."""
-    proc, fs = root / "proc", root / "fs"
-    for folder in (proc / "self", proc / "42", fs):
-        folder.mkdir(parents=True)
-    (proc / "self" / "mountinfo").write_text(mounts.format(fs=fs))
-    (proc / "42" / "cgroup").write_text(cgroup)
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return proc
 
 
 @pytest.mark.parametrize(

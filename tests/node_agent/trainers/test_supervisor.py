@@ -214,3 +214,38 @@ def test_what_cannot_be_started_is_refused_in_a_line(paths: RunPaths) -> None:
     paths.logs.write_text("a file where the folder should be")
     with pytest.raises(RefusedError, match="rank 0 of run-1 cannot be started"):
         TrainerSupervisor().start(paths, 0, ["true"])
+
+
+STUCK = """
+import sys, threading, time
+from trainctl.trainer.common import logs
+logs.write_stacks_on_signal()
+
+def wait_for_ever():
+    with lock:
+        pass
+
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=wait_for_ever, daemon=True).start()
+print("stuck", flush=True)
+wait_for_ever()
+"""
+
+
+def test_a_hung_trainer_writes_its_stacks_before_it_is_killed(paths: RunPaths) -> None:
+    now = 0.0
+    host = TrainerSupervisor(clock=lambda: now)
+    host.start(paths, 0, [sys.executable, "-c", STUCK], ENVIRONMENT)
+    alive(host, paths)
+    wait_for(lambda: host.log_tail(paths, 0, 1) == ("stuck",))
+    assert host.kill_hung(paths, 0)
+    wait_for(lambda: any("<module>" in line for line in host.log_tail(paths, 0, 20)))
+    assert host.find(paths, 0) is not None  # it has a while for that
+    now = 60.0
+    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
+    assert host.exit_status(paths, 0) == -signal.SIGKILL
+    written = host.log_tail(paths, 0, 30)
+    assert sum("in wait_for_ever" in line for line in written) == 2
+    assert any("the agent ends this trainer" in line for line in written)
+    assert not host.kill_hung(paths, 0)

@@ -30,6 +30,7 @@ FROZEN = {
     "data preview": "--help --json --node --samples --set -h -n RUN.toml",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
     "--steps -h",
+    "diagnose": "--cluster --connect --help --json --server-key --step -h RUN",
     "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
@@ -95,7 +96,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 READING = {
     "", "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench",
-    "data preview", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
+    "data preview", "diagnose", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
     "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "status", "watch",
 }  # fmt: skip
 

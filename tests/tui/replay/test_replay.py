@@ -303,6 +303,14 @@ async def test_fast_seeks_leave_no_coroutine_behind(source: ReplaySource) -> Non
     assert [str(item.message) for item in found if "never awaited" in str(item.message)] == []
 
 
+async def test_the_diagnosis_is_of_the_record_up_to_the_place(source: ReplaySource) -> None:
+    async def play(pilot: Pilot[int], app: ReplayApp) -> None:
+        await pilot.press("D")
+        await until(pilot, lambda: f"to {source.head.step:,}" in body(app) and "causes were checked" in body(app))
+
+    await played(source, play)
+
+
 async def test_the_policies_say_that_they_need_a_live_run(source: ReplaySource) -> None:
     async def play(pilot: Pilot[int], app: ReplayApp) -> None:
         await pilot.press("P")

@@ -87,7 +87,7 @@ async def test_keys_zoom_pan_cross_scale_smooth_and_go_back() -> None:
         await pilot.press("tab", "k", "j", "enter")
         assert screen.view.alone and screen.view.focus == 1
         assert [place.chart for place in screen._drawn.places] == [1]
-        await pilot.press("D", "D", "D", "D", "D", "1")
+        await pilot.press("R", "R", "R", "R", "R", "1")
         assert len(screen.view.charts) == 1
         assert isinstance(app.screen, OverviewScreen)
 
@@ -152,7 +152,7 @@ async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> N
         await pilot.press("escape")
         assert "empty: press m" in body(app)
         assert len(screen.view.charts) == 6
-        await pilot.press("D")
+        await pilot.press("R")
 
     await charted(source, play)
 

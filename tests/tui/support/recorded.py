@@ -460,6 +460,7 @@ class Recorded:
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
         self.known_policies: m.Policies | None = None
+        self.known_diagnosis: m.DiagnosisReply | None = None
         self.known_profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node
         self.known_works: tuple[m.WorkSummary, ...] = ()
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -542,6 +543,11 @@ class Recorded:
         if self.known_policies is None:
             raise RefusedError(f"run: {run} isn't active: its policies see nothing until it is resumed")
         return self.known_policies
+
+    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
+        if self.known_diagnosis is None:
+            raise UnreachableError("no answer from studio within 3 s")
+        return self.known_diagnosis
 
     async def profiles(self, node: str) -> m.Profiles:
         return m.Profiles(rid="r", profiles=self.known_profiles.get(node, ()))

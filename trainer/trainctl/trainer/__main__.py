@@ -31,6 +31,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     set_title("trainer", f"rank {arguments.rank} of {arguments.run}")
     logs.configure()
+    logs.write_stacks_on_signal()
     termination = Termination()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no terminal takes a trainer with it
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,6 +16,9 @@ from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client
@@ -67,6 +70,7 @@ class QuerySource(Protocol):
     def now(self) -> float: ...
     def alerts(self) -> m.Alerts: ...
     def policy_statuses(self, directory: Path) -> tuple[m.PolicyStatus, ...] | None: ...
+    def live_facts(self, directory: Path) -> LiveFacts | None: ...
     def refusals(self, limit: int) -> tuple[m.Refused, ...]: ...
     @property
     def keys(self) -> Keyring | None: ...
@@ -113,6 +117,8 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _pairs(request, source)
         case m.PoliciesRequest():
             return await _policies(request, source)
+        case m.DiagnosisRequest():
+            return await _diagnosis(request, source)
         case m.LogRequest():
             return await _log(request, source)
         case m.AttendRequest():
@@ -357,14 +363,39 @@ async def _policies(request: m.PoliciesRequest, source: QuerySource) -> m.Polici
 async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
     if view.kind != "hosted":
         raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
+    found = await _ask_lead(view, source, lambda client: client.policies(view.run))
+    return msgspec.structs.replace(found, rid=request.rid)
+
+
+async def _ask_lead(view: m.RunView, source: QuerySource, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer of the agent that leads a run. Raises InvalidInputError if it can't be had."""
     address = source.address_of(view.lead)
     if address is None:
         raise InvalidInputError("run", f"{view.lead}, which leads {view.run}, is unreachable: try again later")
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
-            return msgspec.structs.replace(await client.policies(view.run), rid=request.rid)
+            return await question(client)
     except TrainctlError as error:
         raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
+
+
+async def _diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.DiagnosisReply:
+    """Of a run as it is now by the agent that leads it, and else by the record."""
+    paths = _paths(request.run, source)
+    run, live = paths.directory.name, source.live_run(paths.directory)
+    facts = source.live_facts(paths.directory) if request.last_step is None else None
+    is_led_elsewhere = live is not None and live.view.kind == "hosted" and not live.view.recording and facts is None
+    if live is not None and is_led_elsewhere and request.last_step is None:
+        found = await _ask_lead(live.view, source, lambda client: client.diagnosis(run))
+        return msgspec.structs.replace(found, rid=request.rid)
+    at = source.now() if facts is not None else None
+
+    def read(reader: RecordReader) -> m.Diagnosis:
+        known = facts_of_record(reader, config_of(paths), live=facts, at=at, last_step=request.last_step)
+        return diagnose(known)
+
+    diagnosis = await _from_record(paths, read)
+    return m.DiagnosisReply(rid=request.rid, run=run, live=facts is not None, diagnosis=diagnosis)
 
 
 async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:

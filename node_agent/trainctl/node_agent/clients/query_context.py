@@ -15,6 +15,7 @@ from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 
@@ -78,6 +79,12 @@ class QueryContext:
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.conductor.policy_statuses() if session is not None and is_led else None
+
+    def live_facts(self, directory: Path) -> LiveFacts | None:
+        """What this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""
+        session = self._lead.session
+        is_led = session is not None and Path(session.view.directory) == directory
+        return session.live_facts(self._alerts.view.alerts) if session is not None and is_led else None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""

@@ -4,18 +4,20 @@ Utilisation and power of an Apple GPU need its IOReport counters, which `macmon`
 root. What is absent or cannot be read is None, never zero.
 """
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import psutil
 
-from trainctl.protocol.messages import ClockLimit, GpuReading
+from trainctl.protocol.messages import ClockLimit, GpuProcess, GpuReading
 
 STALE_SECONDS = 5.0
 """Seconds after which a reading is stale and ignored."""
@@ -23,6 +25,10 @@ STALE_SECONDS = 5.0
 
 CLOCK_LIMITS: Final[tuple[tuple[int, ClockLimit], ...]] = ((0x60, "thermal"), (0x84, "power"), (0x08, "hardware"))
 """Bits of NVML's reasons for a lower clock: thermal slowdown by software or hardware, power cap or brake, hardware."""
+
+
+MOST_PROCESSES = 16
+"""Processes of a device that are looked at."""
 
 
 class Readings(NamedTuple):
@@ -59,13 +65,21 @@ class NvidiaReader(DeviceReader):
             raise OSError(str(error)) from None
 
     def read(self) -> Readings:
-        nvml = self._nvml
-        count = self._ask(nvml.nvmlDeviceGetCount) or 0
-        handles = (self._ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
-        return Readings(tuple(self._device(handle) for handle in handles if handle is not None))
+        return Readings(tuple(self._device(handle) for handle in self._visible()))
 
     def close(self) -> None:
         self._ask(self._nvml.nvmlShutdown)
+
+    def _visible(self) -> list[Any]:
+        """Handles of the devices that a trainer sees, in its order: `cuda:0` is the first of them."""
+        nvml = self._nvml
+        count = self._ask(nvml.nvmlDeviceGetCount) or 0
+        handles = [self._ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if chosen is None:
+            return [handle for handle in handles if handle is not None]
+        known = {_text(self._ask(nvml.nvmlDeviceGetUUID, handle)): handle for handle in handles if handle is not None}
+        return visible(chosen, handles, known)
 
     def _device(self, handle: Any) -> GpuReading:
         nvml = self._nvml
@@ -74,7 +88,7 @@ class NvidiaReader(DeviceReader):
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
         return GpuReading(
-            name=name.decode() if isinstance(name, bytes) else name or "NVIDIA",
+            name=_text(name) or "NVIDIA",
             utilization_percent=float(usage.gpu) if usage is not None else None,
             clock_mhz=_float(self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
             power_watts=milliwatts / 1000 if milliwatts is not None else None,
@@ -82,6 +96,7 @@ class NvidiaReader(DeviceReader):
             memory_used_bytes=int(memory.used) if memory is not None else None,
             memory_total_bytes=int(memory.total) if memory is not None else None,
             clock_limits=clock_limits(self._clock_reasons(handle)),
+            others=tuple(self._processes(handle)),
         )
 
     def _clock_reasons(self, handle: Any) -> int:
@@ -90,12 +105,35 @@ class NvidiaReader(DeviceReader):
         ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         return self._ask(ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
 
+    def _processes(self, handle: Any) -> Iterator[GpuProcess]:
+        """All that compute on a device and can be seen from here: in a container its own."""
+        for used in (self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ())[:MOST_PROCESSES]:
+            with contextlib.suppress(psutil.Error, OSError):
+                process = psutil.Process(used.pid)
+                with process.oneshot():
+                    yield GpuProcess(used.pid, process.name(), process.username(), used.usedGpuMemory)
+
     def _ask(self, question: Callable[..., Any], *values: Any) -> Any:
         """The answer, None if this device does not give it."""
         try:
             return question(*values)
         except self._nvml.NVMLError:
             return None
+
+
+def visible(chosen: str, by_index: Sequence[Any], by_uuid: Mapping[str, Any]) -> list[Any]:
+    """The devices that `CUDA_VISIBLE_DEVICES` names by index or by the beginning of a UUID, in its order. As in CUDA's
+    programming guide, names after the first one that is unknown or ambiguous count for nothing."""
+    found: list[Any] = []
+    for word in filter(None, (part.strip() for part in chosen.split(","))):
+        if word.isdigit():
+            matching = [by_index[int(word)]] if int(word) < len(by_index) else []
+        else:
+            matching = [device for uuid, device in by_uuid.items() if uuid.startswith(word)]
+        if len(matching) != 1 or matching[0] is None or matching[0] in found:
+            break
+        found += matching
+    return found
 
 
 def clock_limits(reasons: int) -> tuple[ClockLimit, ...]:
@@ -220,6 +258,10 @@ def _apple_chip() -> str:
         ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
     )
     return f"{asked.stdout.strip() or 'Apple'} GPU"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 def _float(value: Any) -> float | None:

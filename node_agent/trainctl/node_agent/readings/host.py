@@ -2,17 +2,22 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import NamedTuple, Self
 
 import msgspec
 import psutil
 
 from trainctl.node_agent.readings.devices import Watch, watch_devices
 from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
+from trainctl.node_agent.readings.kernel_counters import RateMeter, SwapMeter, machine_totals
+from trainctl.node_agent.readings.pressure import PressureReader
+from trainctl.node_agent.readings.thermal_pressure import ThermalPressure
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import HostReading
+from trainctl.protocol.messages import GpuReading, HostReading
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -24,23 +29,42 @@ class CpuMeter:
     """The share of all processors' time that was not idle, between one call and the next."""
 
     def __init__(self) -> None:
-        self._busy, self._total = _cpu_times()
+        self._before = _cpu_times()
+        self.steal_percent: float | None = None
+        """What a hypervisor gave to others instead, at the last call; None where the kernel doesn't count it."""
 
     def percent(self) -> float | None:
         """0 to 100; None if no time has been counted since the last call."""
-        busy, total = _cpu_times()
-        busy_delta, total_delta = busy - self._busy, total - self._total
-        if total_delta <= 0:
+        before, times = self._before, _cpu_times()
+        seconds = times.total - before.total
+        self.steal_percent = None
+        if seconds <= 0:
             return None
-        self._busy, self._total = busy, total
-        return min(100.0, max(0.0, 100 * busy_delta / total_delta))
+        self._before = times
+        if times.steal is not None and before.steal is not None:
+            self.steal_percent = _percent(times.steal - before.steal, seconds)
+        return _percent(times.busy - before.busy, seconds)
+
+
+class MachineReader:
+    """Metrics of this machine that have no field of their own; `path` is on the disk that is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._pressure, self._thermal, self._swap = PressureReader(), ThermalPressure(), SwapMeter()
+        self._rates = RateMeter(partial(machine_totals, path))
+
+    def read(self, trainer: int | None = None) -> dict[str, float]:
+        """By name; what can't be read has no entry. `trainer`: pid of a process whose control group counts."""
+        now, level = time.monotonic(), self._thermal.level()
+        heat = {} if level is None else {"thermal_pressure": float(level)}
+        return {**self._pressure.read(trainer), **self._swap.read(now), **self._rates.read(now), **heat}
 
 
 class HostReader:
-    """Reads this machine; `path` is on the disk whose free space counts. Its `read` takes well under a millisecond."""
+    """Reads this machine; `path` is on the disk whose free space counts. Its `read` takes about a millisecond."""
 
     def __init__(self, node: str, path: Path, devices: Sequence[Watch] | None = None) -> None:
-        self._node, self._path, self._meter = node, path, CpuMeter()
+        self._node, self._path, self._meter, self._machine = node, path, CpuMeter(), MachineReader(path)
         self._devices = watch_devices() if devices is None else tuple(devices)
         self._energy = EnergyMeter()
 
@@ -50,9 +74,12 @@ class HostReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, at: float) -> HostReading:
-        """A reading stamped `at`, in Unix seconds."""
-        reading = read_host(self._node, at, self._path, self._meter, self._devices)
+    def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> HostReading:
+        """A reading stamped `at`, in Unix seconds. Processes with `own_pids` aren't others on a GPU; `trainer` is one
+        of them whose control group is read."""
+        values = self._machine.read(trainer)
+        reading = read_host(self._node, at, self._path, self._meter, self._devices, values)
+        reading = msgspec.structs.replace(reading, gpus=tuple(_without(gpu, own_pids) for gpu in reading.gpus))
         self._energy.add(drawn_watts(reading.gpus), time.monotonic())
         if (energy := self._energy.energy) is None:
             return reading
@@ -84,24 +111,47 @@ def _counted(record: RunPaths, node: str, at: float) -> Energy | None:
     return counted(last, ago_seconds) if 0 <= ago_seconds < RESTART_SECONDS else None
 
 
-def read_host(node: str, at: float, path: Path, meter: CpuMeter, devices: Sequence[Watch] = ()) -> HostReading:
-    """One reading of this machine, without waiting for anything."""
+def read_host(
+    node: str, at: float, path: Path, meter: CpuMeter, devices: Sequence[Watch] = (),
+    machine: Mapping[str, float] = MappingProxyType({}),
+) -> HostReading:  # fmt: skip
+    """One reading of this machine, without waiting for anything; `machine`: metrics by name that were read of it."""
+    cpu_percent, values = meter.percent(), dict(machine)
+    if meter.steal_percent is not None:
+        values["cpu_steal_percent"] = meter.steal_percent
     memory = psutil.virtual_memory()
     free, total = _disk(path)
     readings = [watch.latest for watch in devices]
     temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
     return HostReading(
-        node=node, read_at=at, cpu_percent=meter.percent(), memory_used_bytes=memory.total - memory.available,
+        node=node, read_at=at, cpu_percent=cpu_percent, memory_used_bytes=memory.total - memory.available,
         memory_total_bytes=memory.total, disk_free_bytes=free, disk_total_bytes=total, load_1min=_load(),
         temperature_celsius=max(temperatures, default=None), gpus=tuple(gpu for one in readings for gpu in one.gpus),
+        values=values,
     )  # fmt: skip
 
 
-def _cpu_times() -> tuple[float, float]:
-    """Seconds (busy, all) summed over the processors since boot. Guest time is counted in user time already."""
+def _without(gpu: GpuReading, pids: Container[int]) -> GpuReading:
+    return msgspec.structs.replace(gpu, others=tuple(one for one in gpu.others if one.pid not in pids))
+
+
+class _CpuTimes(NamedTuple):
+    """Seconds summed over the processors since boot."""
+
+    busy: float
+    total: float
+    steal: float | None
+
+
+def _cpu_times() -> _CpuTimes:
+    """As of now. Guest time is counted in user time already."""
     times = psutil.cpu_times()._asdict()
     total = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
-    return total - times["idle"] - times.get("iowait", 0.0), total
+    return _CpuTimes(total - times["idle"] - times.get("iowait", 0.0), total, times.get("steal"))
+
+
+def _percent(part: float, whole: float) -> float:
+    return min(100.0, max(0.0, 100 * part / whole))
 
 
 def _disk(path: Path) -> tuple[int | None, int | None]:

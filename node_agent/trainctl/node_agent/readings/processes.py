@@ -40,6 +40,11 @@ class ProcessMeter:
         self._known = tuple(made[:MOST_PROCESSES])
 
     @property
+    def pids(self) -> frozenset[int]:
+        """Of all that there were at the last `find`."""
+        return frozenset(known.process.pid for known in self._known)
+
+    @property
     def trainers(self) -> tuple[int, ...]:
         """Pids of the trainers that there were at the last `find`."""
         return tuple(known.process.pid for known in self._known if known.role == "trainer")

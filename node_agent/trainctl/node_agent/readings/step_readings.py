@@ -1,6 +1,6 @@
 """Readings of machines by the step in progress when they came, so that host metrics have a step too. Pure."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import msgspec
 
@@ -8,6 +8,9 @@ from trainctl.protocol import messages as m
 
 _STEPS_KEPT = 3
 """Newest steps whose readings wait for the ranks' parts of them."""
+
+_READINGS_KEPT = 90
+"""Readings of a node that are kept whatever the steps; they come once a second."""
 
 
 class _Sums:
@@ -32,6 +35,24 @@ class _Sums:
             return {}
         own = next(known for known in _devices(newest) if newest.gpu_of(known) is newest.gpu_of(device))
         return {name: total / count for name, (count, total) in self._found[own].items()}
+
+
+class NewestReadings:
+    """The readings of each node of the last minute or so: the record has fewer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, deque[m.HostReading]] = {}
+
+    def take(self, reading: m.HostReading) -> None:
+        """Keep a node's reading, unless it came before."""
+        kept = self._kept.setdefault(reading.node, deque(maxlen=_READINGS_KEPT))
+        if not kept or reading.read_at > kept[-1].read_at:
+            kept.append(reading)
+
+    @property
+    def by_node(self) -> dict[str, tuple[m.HostReading, ...]]:
+        """Oldest first."""
+        return {node: tuple(kept) for node, kept in self._kept.items()}
 
 
 class StepReadings:

@@ -99,6 +99,9 @@ class PlayedAgent:
     def policy_statuses(self, directory: Path) -> None:
         """A recording has no policies."""
 
+    def live_facts(self, directory: Path) -> None:
+        """A recording is judged by its record alone."""
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         return ()
 

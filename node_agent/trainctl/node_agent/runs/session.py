@@ -14,7 +14,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.readings.step_readings import StepReadings
+from trainctl.node_agent.readings.step_readings import NewestReadings, StepReadings
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
@@ -24,6 +24,7 @@ from trainctl.node_agent.runs.run_eta import RunEta
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices
@@ -67,7 +68,7 @@ class Session:
         self.ended: d.Ended | None = None
         self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
-        self._readings = StepReadings()
+        self._readings, self._newest_readings = StepReadings(), NewestReadings()
         self._links: tuple[m.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
         conductor.replay(newest)
@@ -245,6 +246,7 @@ class Session:
         """A reading of a node's machine: kept in the record, and with the step that is being made."""
         self.recorder.host(reading)
         self._costs.read(reading)
+        self._newest_readings.take(reading)
         if self.view.state == "running":
             self._readings.take(reading, self.conductor.progress.step + 1)
 
@@ -275,6 +277,12 @@ class Session:
         """The ranks' calibrations, of those that have one."""
         found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
         return {rank: profile for rank, profile in found.items() if profile is not None}
+
+    def live_facts(self, alerts: tuple[m.AlertView, ...]) -> LiveFacts:
+        """What a diagnosis of the run needs that its record doesn't have; `alerts`: open ones."""
+        is_running = self.view.state == "running"
+        age_seconds = time.monotonic() - self.last_commit_monotonic if is_running else None
+        return LiveFacts(self.view, alerts, self.profiles, self._newest_readings.by_node, age_seconds, self.doing)
 
     @property
     def _held_out(self) -> int:

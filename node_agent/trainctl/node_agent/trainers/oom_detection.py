@@ -9,8 +9,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
+
+from trainctl.protocol.machine.cgroups import PROC, groups, lines_of
 
 NEAR_PART = 0.95
 """Fraction of its cap above which a trainer may have died of the next allocation."""
@@ -20,7 +22,6 @@ error."""
 WINDOW_SECONDS = 10.0
 """Seconds back to which the count of kills is compared: a kill is counted at once, but the process may take a while to
 end."""
-PROC = Path("/proc")
 
 
 class Held(NamedTuple):
@@ -81,13 +82,8 @@ class OomKills:
 
 def count_file(pid: int, proc: Path = PROC) -> Path | None:
     """The file that has the count of a process's cgroup; where that has none, of the whole machine. None elsewhere."""
-    paths = _cgroups(proc / str(pid) / "cgroup")
-    for version, mount_root, mount_point in _mounts(proc / "self" / "mountinfo"):
-        path = paths.get(version)
-        if path is None:
-            continue
-        name = "memory.oom_control" if version == 1 else "memory.events"
-        file = mount_point / _below(path, mount_root) / name
+    for group in groups(pid, "memory", proc):
+        file = group.folder / ("memory.oom_control" if group.version == 1 else "memory.events")
         if read_count(file) is not None:
             return file
     machine = proc / "vmstat"
@@ -96,50 +92,6 @@ def count_file(pid: int, proc: Path = PROC) -> Path | None:
 
 def read_count(file: Path | None) -> int | None:
     """The number after `oom_kill`; None if there is none."""
-    words = (line.split() for line in _lines(file)) if file is not None else ()
+    words = (line.split() for line in lines_of(file)) if file is not None else ()
     counts = (pair[1] for pair in words if len(pair) == 2 and pair[0] == "oom_kill")
     return next((int(count) for count in counts if count.isdigit()), None)
-
-
-def _lines(file: Path) -> list[str]:
-    """None of a file that can't be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _cgroups(file: Path) -> dict[int, str]:
-    """A process's path in the hierarchies that may account for memory, by their version."""
-    found = dict[int, str]()
-    for line in _lines(file):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            found[1] = path
-        elif number == "0" and not controllers:
-            found[2] = path
-    return found
-
-
-def _mounts(file: Path) -> list[tuple[int, str, Path]]:
-    """(version, root, mount point) of the mounted hierarchies that may account for memory. Version 1 comes first: where
-    both are mounted, it has the memory."""
-    found = list[tuple[int, str, Path]]()
-    for line in _lines(file):
-        fields, _, rest = line.partition(" - ")
-        kind = rest.split()
-        where = fields.split()
-        if len(kind) < 3 or len(where) < 5:
-            continue
-        if kind[0] == "cgroup2":
-            found.append((2, where[3], Path(where[4])))
-        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
-            found.append((1, where[3], Path(where[4])))
-    return sorted(found)
-
-
-def _below(path: str, root: str) -> PurePosixPath:
-    """A cgroup's path as it is below a mount whose root it may lie in; a container mounts just its own part."""
-    whole = PurePosixPath(path)
-    return whole.relative_to(root) if whole.is_relative_to(root) else PurePosixPath(path.lstrip("/"))

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
 from trainctl.node_agent.trainers.rank_reports import newest_reports
-from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, SHIM_SECONDS, TrainerSupervisor
+from trainctl.node_agent.trainers.supervisor import SHIM_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -105,6 +105,7 @@ class LocalRank:
         if hosted is not None:
             if time.monotonic() >= self._leave_due:
                 self._leave_due = float("inf")
+                self._supervisor.dump_stacks(self._paths, self._rank)
                 self._end()
             if hosted.pid is not None:
                 self._kills.look(hosted.pid)
@@ -146,9 +147,10 @@ class LocalRank:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
         self._end()
 
-    def _end(self, grace_seconds: float = GRACE_SECONDS) -> None:
+    def _end(self, *, hung: bool = False) -> None:
+        end = self._supervisor.kill_hung if hung else self._supervisor.kill
         try:
-            self._was_killed = self._supervisor.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+            self._was_killed = end(self._paths, self._rank) or self._was_killed
         except OSError:  # too many files are open to find it: at a look to come
             self._leave_due = time.monotonic()
 
@@ -164,8 +166,8 @@ class LocalRank:
             self.start(None)
 
     async def kill(self) -> None:
-        """At once: it hangs, and would obey no order."""
-        self._end(0.0)
+        """It hangs, and would obey no order: what it was doing is written to its log first."""
+        self._end(hung=True)
 
     def _describe(self, status: int | None) -> str:
         how = (

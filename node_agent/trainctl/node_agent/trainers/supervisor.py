@@ -1,5 +1,6 @@
 """Trainer processes of this node: started under a shim, found again by a restarted agent, ended by identity only."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,9 +13,12 @@ from typing import Any
 
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.machine import shim
+from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 
 GRACE_SECONDS = 10.0
+STACKS_SECONDS = 2.0
+"""Seconds that a hung trainer has to write its stacks to its log before it is killed."""
 TAIL_BYTES = 65536
 STATUS_SECONDS = 0.05
 """Seconds one look waits for a dead trainer's exit status while its shim lives; usually it is there at once."""
@@ -121,6 +125,27 @@ class TrainerSupervisor:
             return False
         self._ending.setdefault(_key(run_paths, rank), (known["pid"], self._clock() + grace_seconds))
         return True
+
+    def kill_hung(self, run_paths: RunPaths, rank: int) -> bool:
+        """Have the rank's trainer write the stacks of its threads to its log; the first `find` after STACKS_SECONDS
+        forces it (SIGKILL). Returns at once, False if no trainer lives."""
+        known = _read(run_paths, rank)
+        if known is None:
+            return self.kill(run_paths, rank, 0.0)
+        if not self.dump_stacks(run_paths, rank):
+            return False
+        self._ending.setdefault(_key(run_paths, rank), (known["pid"], self._clock() + STACKS_SECONDS))
+        return True
+
+    def dump_stacks(self, run_paths: RunPaths, rank: int) -> bool:
+        """Have the rank's trainer write the stacks of its threads to its log; False if none lives. A trainer that is
+        so new that it can't do so yet ends by it."""
+        known = _read(run_paths, rank)
+        if known is None or not _lives(known):
+            return False
+        with contextlib.suppress(OSError), run_paths.log(rank).open("a", encoding="utf-8") as log:
+            log.write(log_format.write(time.time(), "WARNING", "the agent ends this trainer; its threads:") + "\n")
+        return _signal(known, shim.STACKS_SIGNAL)
 
     def _starting(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
         begun = self._shims.get(_key(run_paths, rank))

@@ -62,6 +62,7 @@ class BlockingClient:
     samples = _blocking(Client.samples)
     pairs = _blocking(Client.pairs)
     policies = _blocking(Client.policies)
+    diagnosis = _blocking(Client.diagnosis)
     log = _blocking(Client.log)
     facts = _blocking(Client.facts)
     digests = _blocking(Client.digests)

@@ -216,6 +216,11 @@ class Client(AttachedRuns):
         """What the policies of an active run see, what they would do next, and their newest commands."""
         return await self.ask(m.PoliciesRequest(rid=_rid(), run=run), m.Policies)
 
+    async def diagnosis(self, run: str | None = None, last_step: int | None = None) -> m.DiagnosisReply:
+        """Why a run is slow or stuck, now or at `last_step`; the newest run if none is active."""
+        request = m.DiagnosisRequest(rid=_rid(), run=run, last_step=last_step)
+        return await self.ask(request, m.DiagnosisReply)
+
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)

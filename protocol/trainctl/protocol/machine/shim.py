@@ -24,6 +24,8 @@ from typing import Any
 
 NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+STACKS_SIGNAL = signal.SIGUSR2
+"""On it a trainer writes the stacks of all its threads to its log, also while it hangs."""
 CANNOT_EXECUTE = 127
 """Exit status of a command that could not be started, the same as a shell's."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024

@@ -320,8 +320,67 @@ _HOST = (
         "seconds",
         short="ping", heading="PING",
     ),
+    *(
+        Metric(
+            f"{name}_pressure", "%", "host", f"{title} pressure",
+            f"Percentage of the last 10 s in which at least one task waited for {what} (Linux PSI, `some avg10`).",
+            "percent", fold="max", short="psi",
+        )
+        for name, title, what in (
+            ("cpu", "CPU", "a processor"), ("io", "I/O", "input or output"), ("memory", "memory", "memory"),
+        )
+    ),
+    Metric(
+        "cpu_throttled_percent", "%", "host", "CPU throttled",
+        "Percentage of CPU quota periods in which the control group used up its quota and was stopped.", "percent",
+        fold="max", short="quota",
+    ),
+    Metric(
+        "cpu_steal_percent", "%", "host", "CPU steal",
+        "Percentage of processor time that the hypervisor gave to other virtual machines.", "percent", fold="max",
+        short="steal", drawn=False,
+    ),
+    Metric("swap_used_bytes", "B", "host", "swap GB", "Swap space in use.", "bytes", short="swap", drawn=False),
+    *(
+        Metric(
+            f"swap_{way}_bytes_per_second", "B/s", "host", f"swap {way} MB/s", f"Bytes per second swapped {way}.",
+            "megabytes_per_second", fold="max", short=f"swap {way}", drawn=False,
+        )
+        for way in ("in", "out")
+    ),
+    *(
+        Metric(
+            f"disk_{way}_bytes_per_second", "B/s", "host", f"disk {way} MB/s",
+            f"Bytes per second {done} the disk that stores the runs (on macOS: all disks).",
+            "megabytes_per_second", fold="max", short=way,
+        )
+        for way, done in (("read", "read from"), ("write", "written to"))
+    ),
+    Metric(
+        "disk_busy_percent", "%", "host", "disk busy",
+        "Percentage of time that the disk that stores the runs was busy.", "percent", fold="max", short="disk",
+        drawn=False,
+    ),
+    *(
+        Metric(
+            f"network_{way}_bytes_per_second", "B/s", "host", f"network {way} MB/s",
+            f"Bytes per second {done} by the network interfaces, without loopback.", "megabytes_per_second",
+            fold="max", short=way,
+        )
+        for way, done in (("in", "received"), ("out", "sent"))
+    ),
+    Metric(
+        "retransmits_per_second", "1/s", "host", "TCP retransmits", "TCP segments per second that were sent again.",
+        fold="max", short="resent", drawn=False,
+    ),
+    Metric(
+        "thermal_pressure", "", "host", "thermal pressure",
+        "macOS thermal pressure: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping.", fold="max", short="heat",
+        drawn=False,
+    ),
 )  # fmt: skip
-"""Metrics of a machine and its devices, read once a second: a step has the mean of the readings made during it."""
+"""Metrics of a machine and its devices, read once a second. A step has the mean of the readings made during it of those
+that charts offer; the others are in the machine's own readings alone, which keeps steps small."""
 
 _OBJECTIVE = tuple(
     Metric(metric.name, metric.unit, "run", metric.title, metric.help, "loss")
@@ -356,9 +415,14 @@ def is_by_name(name: str) -> bool:
 
 
 def host_values(host: Any, device: str | None) -> dict[str, float]:
-    """By name what a HostReading says of a rank's machine, and of the device that the rank has there."""
+    """By name what a HostReading says of a rank's machine, and of the device that the rank has there: what charts
+    offer."""
     gpu = host.gpu_of(device)
-    found = ((name, metric.of_machine(host, gpu)) for name, metric in METRICS.items() if metric.scope == "host")
+    found = (
+        (name, metric.of_machine(host, gpu))
+        for name, metric in METRICS.items()
+        if metric.scope == "host" and metric.drawn
+    )
     return {name: float(value) for name, value in found if value is not None}
 
 

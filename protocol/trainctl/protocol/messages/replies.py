@@ -8,6 +8,7 @@ from msgspec import Meta
 from trainctl.protocol.calibration.profile import DeviceProfile, Rate
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import CommandState, Count, Message, Name, RunKind, RunState, WorkKind, WorkState
+from trainctl.protocol.messages.diagnosis import Diagnosis
 from trainctl.protocol.messages.telemetry import (
     Alerts,
     Event,
@@ -208,6 +209,14 @@ class Policies(Reply, tag="policies", frozen=True):
     run: str
     step: Count  # last committed step
     policies: tuple[PolicyStatus, ...]
+
+
+class DiagnosisReply(Reply, tag="diagnosis", frozen=True):
+    """Why a run is slow or stuck."""
+
+    run: str
+    live: bool  # whether the run is active and was judged as it is now
+    diagnosis: Diagnosis
 
 
 class LogPart(Reply, tag="log-part", frozen=True):
@@ -450,8 +459,8 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | LogPart | Viewers
-    | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | RunKept | Works | WorkStatus | WorkHosted
-    | WorkFilePart | SliceReply
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DiagnosisReply | LogPart
+    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | RunKept | Works | WorkStatus
+    | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

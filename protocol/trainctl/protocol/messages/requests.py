@@ -94,6 +94,13 @@ class PoliciesRequest(Request, tag="policies-request", frozen=True, forbid_unkno
     run: str | None = None
 
 
+class DiagnosisRequest(Request, tag="diagnosis-request", frozen=True, forbid_unknown_fields=True):
+    """Requests why a run is slow or stuck: of an active run by its agent, of another by its record."""
+
+    run: str | None = None
+    last_step: Count | None = None  # judge the run as it was at this step; null: as it is now
+
+
 class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of a trainer's log file."""
 
@@ -314,8 +321,9 @@ GuestRequest = AttachRun | RunSteps | EndRun
 CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | PairsRequest | PoliciesRequest | LogRequest | AttendRequest | FactsRequest | DigestsRequest
-    | DiskRequest | CalibrateRequest | ProfilesRequest | LinkRequest | AuditRequest | AttachRun | RunSteps | EndRun
-    | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
+    | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
+    | DigestsRequest | DiskRequest | CalibrateRequest | ProfilesRequest | LinkRequest | AuditRequest | AttachRun
+    | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork
+    | WorkFileRequest | SliceRequest
     | Command
 )  # fmt: skip

@@ -286,6 +286,15 @@ SCRIPTED_DEVICE = "scripted"
 """Name of a device whose readings are invented by a played recording."""
 
 
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process of another program on a device; None: not available."""
+
+    pid: Count
+    name: str
+    user: str
+    memory_bytes: Count | None = None  # device memory that it holds
+
+
 class GpuReading(msgspec.Struct, frozen=True):
     """Readings of one device; None: not available."""
 
@@ -297,6 +306,7 @@ class GpuReading(msgspec.Struct, frozen=True):
     memory_used_bytes: Count | None = None
     memory_total_bytes: Count | None = None
     clock_limits: tuple[ClockLimit, ...] = ()  # causes that lower its clock now; empty: none, or unknown
+    others: tuple[GpuProcess, ...] = ()  # processes of other programs on it; empty: none, or unknown
 
 
 class ProcessReading(msgspec.Struct, frozen=True):

@@ -1,9 +1,11 @@
 """A trainer's log lines: how it joined the group, what it wrote, and what went wrong; steps are in the
 record."""
 
+import faulthandler
 import logging
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.machine.shim import STACKS_SIGNAL
 from trainctl.protocol.record.log_format import Formatter
 
 log = logging.getLogger("trainctl.trainer")
@@ -16,6 +18,11 @@ def configure() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.captureWarnings(True)
     log.setLevel(logging.INFO)
+
+
+def write_stacks_on_signal() -> None:
+    """Let the agent ask for the stacks of all threads; they are written even while the main thread hangs in C code."""
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
 
 def ready(said: m.Ready) -> None:

@@ -92,7 +92,7 @@ _KEYS = (
     ("m", "m", "metrics"), ("+", "plus", ""), ("-", "minus", "zoom"), ("[", "left_square_bracket", ""),
     ("]", "right_square_bracket", "pan"), ("z", "z", ""), ("v", "v", ""), ("f", "f", ""), ("tab", "tab", "chart"),
     ("enter", "enter", "alone"), ("end", "end", "follow"), ("esc", "escape", "reset"), ("A", "A", "add"),
-    ("D", "D", "drop"),
+    ("R", "R", "drop"),
 )  # fmt: skip
 
 

@@ -1,13 +1,14 @@
-"""The subcommands that only look: `ls`, `status`, `alerts`, `watch`, `events` and `logs`."""
+"""The subcommands that only look: `ls`, `status`, `alerts`, `policies`, `diagnose`, `watch`, `events` and `logs`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
-from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli import agent_call, output, tables
+from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
+from trainctl.tui.cli import agent_call, output, run_lookup, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
 
 app = subcommands()
@@ -73,6 +74,55 @@ def policies(
         policies_view.text(report), json=json, run=report.told.run, step=report.told.step,
         policies=policies_view.objects(report),
     )  # fmt: skip
+
+
+@app.command()
+def diagnose(
+    ctx: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A run id, or a run directory. Default: the active run, or the newest."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Judge the run as it was at this step.", show_default="now")
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Say why a run is slow or stuck: what shows it, what it costs, what it is not, and what to do. Asks the agent; a
+    run directory, or the id of a run on this machine, needs none."""
+    from trainctl.tui.screens import diagnosis_view
+
+    told = _diagnosis(ctx, run, step, connect, cluster)
+    return output.answer(diagnosis_view.text(told), json=json, **diagnosis_view.objects(told))
+
+
+def _diagnosis(
+    ctx: typer.Context, run: str | None, step: int | None, connect: str | None, cluster: Path | None
+) -> m.DiagnosisReply:  # fmt: skip
+    """A directory is read here, and so is a run that no agent answers for. Raises InvalidInputError for a bad RUN."""
+    if run is not None and ("/" in run or Path(run).exists()):
+        return _diagnosis_of_record(run_lookup.find(run), step)
+    try:
+        return agent_call.call(
+            address_of(ctx, connect, cluster), lambda client: client.diagnosis(run, step), lead=run is None
+        )
+    except (UnreachableError, RefusedError) as error:
+        here = run_lookup.find_here(run) if run is not None else None
+        if here is None and run is not None and isinstance(error, UnreachableError):
+            raise InvalidInputError(run, f"no run with that id on this machine, and {error}") from None
+        if here is None:
+            raise
+        return _diagnosis_of_record(here, step)
+
+
+def _diagnosis_of_record(directory: Path, step: int | None) -> m.DiagnosisReply:
+    from trainctl.protocol.analysis.diagnosis.of_record import of_record
+    from trainctl.protocol.record.paths import RunPaths
+
+    found = of_record(RunPaths(directory), step)
+    return m.DiagnosisReply(rid="", run=directory.name, live=False, diagnosis=found)
 
 
 @app.command()

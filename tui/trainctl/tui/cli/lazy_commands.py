@@ -11,6 +11,7 @@ from trainctl.protocol.errors import InvalidInputError
 FILES = {
     "run": "run", "check": "run",
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
+    "diagnose": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
@@ -43,6 +44,7 @@ SUMMARIES = {
     "check": "Check a run file and report every problem.",
     "alerts": "List the open alerts, urgent ones first.",
     "policies": "Show what each policy sees, would do next, and did.",
+    "diagnose": "Say why a run is slow or stuck, and what to do about it.",
     "watch": "Print each step and event as it happens, until Ctrl-C.",
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",

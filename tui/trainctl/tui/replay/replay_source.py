@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.of_record import of_record
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -224,6 +225,11 @@ class ReplaySource:
     async def policies(self, run: str | None = None) -> m.Policies:
         """Raises RefusedError: a record doesn't have what policies saw."""
         raise RefusedError("a replay shows a record: policies see something only in a live run")
+
+    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
+        """By the record up to the place."""
+        found = await asyncio.to_thread(of_record, self.paths, self.head.step)
+        return m.DiagnosisReply(rid="", run=self._view.run, live=False, diagnosis=found)
 
     async def profiles(self, node: str) -> m.Profiles:
         """A run directory has none."""

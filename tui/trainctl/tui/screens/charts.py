@@ -64,7 +64,7 @@ class ChartsScreen(BaseScreen):
         _key("shift+tab,up,k", "view('previous')", "previous chart"),
         _key("enter", "view('alone')", "only this chart"),
         _key("A", "add", "one more chart"),
-        _key("D", "view('remove')", "one fewer chart"),
+        _key("R", "view('remove')", "one fewer chart"),
         _key("m", "pick", "choose metrics, nodes, runs"),
         _key("escape", "view('reset')", "hide the crosshair, then show all steps"),
     ]

@@ -10,7 +10,7 @@ from textual.screen import Screen
 KINDS: Final = {
     "overview": "OverviewScreen", "runs": "RunsScreen", "charts": "ChartsScreen", "events": "EventsScreen",
     "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen", "samples": "SamplesScreen",
-    "policies": "PoliciesScreen", "calibration": "CalibrationScreen",
+    "policies": "PoliciesScreen", "calibration": "CalibrationScreen", "diagnosis": "DiagnosisScreen",
 }  # fmt: skip
 """By name, in the module of that name."""
 

@@ -44,6 +44,8 @@ class Source(Protocol):
 
     async def policies(self, run: str | None = None) -> m.Policies: ...
 
+    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply: ...
+
     async def profiles(self, node: str) -> m.Profiles: ...
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
@@ -170,6 +172,9 @@ class ClusterSource:
 
     async def policies(self, run: str | None = None) -> m.Policies:
         return await self._client.policies(run)
+
+    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
+        return await self._client.diagnosis(run)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         """From the node's own agent; where that can't be reached from here, through the one that conducts."""

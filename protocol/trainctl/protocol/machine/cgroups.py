@@ -1,0 +1,73 @@
+"""Control groups of processes on Linux: the folder of a process's group, of version 1 or 2 of the hierarchies."""
+
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+PROC = Path("/proc")
+
+
+class Group(NamedTuple):
+    """A process's control group in one hierarchy."""
+
+    version: int  # 1 or 2
+    mount: Path  # where the hierarchy is mounted
+    folder: Path  # the group's files; at `mount` or below it
+
+    @property
+    def and_above(self) -> list[Path]:
+        """Its folder and those of the groups that contain it, as far as the mount shows them."""
+        above = [path for path in self.folder.parents if path.is_relative_to(self.mount)]
+        return [self.folder, *above]
+
+
+def groups(pid: int | str, controller: str, proc: Path = PROC) -> list[Group]:
+    """A process's groups that may account for a controller, such as `memory`. Version 1 comes first: where both are
+    mounted, it has the controller. Empty elsewhere than on Linux."""
+    paths = _paths(proc / str(pid) / "cgroup", controller)
+    return [
+        Group(version, mount, mount / _below(paths[version], root))
+        for version, root, mount in _mounts(proc / "self" / "mountinfo", controller) if version in paths
+    ]  # fmt: skip
+
+
+def lines_of(file: Path) -> list[str]:
+    """A file's lines; none of a file that can't be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _paths(file: Path, controller: str) -> dict[int, str]:
+    """A process's path in the hierarchies that may account for a controller, by their version."""
+    found = dict[int, str]()
+    for line in lines_of(file):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            found[1] = path
+        elif number == "0" and not controllers:
+            found[2] = path
+    return found
+
+
+def _mounts(file: Path, controller: str) -> list[tuple[int, str, Path]]:
+    """(version, root, mount point) of the mounted hierarchies that may account for a controller, version 1 first."""
+    found = list[tuple[int, str, Path]]()
+    for line in lines_of(file):
+        fields, _, rest = line.partition(" - ")
+        kind = rest.split()
+        where = fields.split()
+        if len(kind) < 3 or len(where) < 5:
+            continue
+        if kind[0] == "cgroup2":
+            found.append((2, where[3], Path(where[4])))
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
+            found.append((1, where[3], Path(where[4])))
+    return sorted(found)
+
+
+def _below(path: str, root: str) -> PurePosixPath:
+    """A group's path as it is below a mount whose root it may lie in; a container mounts just its own part."""
+    whole = PurePosixPath(path)
+    return whole.relative_to(root) if whole.is_relative_to(root) else PurePosixPath(path.lstrip("/"))

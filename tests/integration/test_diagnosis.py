@@ -1,0 +1,204 @@
+"""Real runs with a planted cause: the live Diagnosis screen names it, and so does the record without an agent."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tomli_w
+from safetensors.numpy import load_file, save_file
+from tests.integration.conftest import AgentProcess, wait_for_end, wait_for_step
+from tests.integration.support.clusters import TORCH, Cluster, on
+from tests.integration.support.namespaces import INTERFACE
+from tests.integration.support.planted import BUSY, QuotaGroup, Screen, causes, wait_until_judged
+from tests.integration.support.several_hosts import DESK, Hosts
+from tests.tui.support.cli_calls import call, call_json
+from tests.waiting import until
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.of_record import of_record
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.trainer import demo_assets
+
+FOREVER = 100_000
+QUOTA = 0.1
+"""Part of a processor that a held-back trainer gets."""
+RunConfig = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def assets(tmp_path: Path) -> Path:
+    """A model and text with which a step takes a tenth of a second or so."""
+    shape = demo_assets.llama_config(hidden=64, layers=2, heads=2, intermediate=128)
+    demo_assets.make_model(tmp_path / "model", shape, seed=1)
+    demo_assets.make_text(tmp_path / "text")
+    return tmp_path
+
+
+@pytest.fixture
+def group() -> Iterator[QuotaGroup]:
+    made = QuotaGroup(f"tc{os.getpid()}-quota")
+    yield made
+    made.close()
+
+
+def config_of(run_config: RunConfig, assets: Path, **changes: Any) -> dict[str, Any]:
+    return run_config(**{
+        "run__steps": FOREVER, "model__path": str(assets / "model"), "data__path": str(assets / "text"),
+        "data__sequence_length": 256, "batch": {"global": 16, "micro": 8}, **changes,
+    })  # fmt: skip
+
+
+def started(client: BlockingClient, config: dict[str, Any]) -> str:
+    begun = client.send("start-run", {"config": config})
+    assert begun.state == "applied", begun.reason
+    assert begun.run is not None
+    wait_until_judged(client)
+    return begun.run
+
+
+def stopped(client: BlockingClient) -> None:
+    client.send("stop", {"checkpoint": False})
+    wait_for_end(client)
+
+
+def recorded(paths: RunPaths) -> set[str]:
+    return {finding.cause for finding in of_record(paths).findings}
+
+
+@pytest.mark.needs("cpu-quota", "tmux")
+@pytest.mark.timeout(300)
+def test_a_healthy_run_has_no_finding_and_a_quota_is_shown_while_it_trains_and_by_its_record(
+    agent: AgentProcess, tmp_path: Path, assets: Path, run_config: RunConfig, group: QuotaGroup
+) -> None:
+    with agent.client() as client:
+        run = started(client, config_of(run_config, assets))
+        assert causes(client) <= BUSY
+        trainers = agent.trainer_pids()
+        group.take(trainers)
+        with Screen(tmp_path, agent.address) as screen:
+            taken = screen.shows("box is held back by its CPU quota", lambda: group.limit(QUOTA))
+            print(f"throttled: on screen after {taken:.0f} s")
+        until(lambda: "throttled" in recorded(agent.run_paths(run)), 60, "the quota in the record")
+        group.limit(10)
+        stopped(client)
+    done = call("diagnose", str(agent.run_paths(run).directory))
+    assert done.returncode == 0 and done.stdout.startswith(f"{run}, step ")
+    told = call_json("diagnose", run, "--connect", agent.address)
+    assert (told["run"], told["live"]) == (run, False)
+    assert json.dumps(told["findings"])
+
+
+# ---------------------------------------------------------------- one run for each cause
+
+
+class Scene(NamedTuple):
+    """What planting a cause needs."""
+
+    request: pytest.FixtureRequest
+    folder: Path
+    assets: Path
+    run_config: RunConfig
+
+    @property
+    def agent(self) -> AgentProcess:
+        made: AgentProcess = self.request.getfixturevalue("agent")
+        return made
+
+    def shown(self, config: dict[str, Any], words: str) -> float:
+        """Of a run of one node whose file plants the cause: seconds from its first step."""
+        with self.agent.client() as client:
+            begun = client.send("start-run", {"config": config})
+            assert begun.state == "applied", begun.reason
+            wait_for_step(client, 1)
+            with Screen(self.folder, self.agent.address) as screen:
+                taken = screen.shows(words)
+            stopped(client)
+        return taken
+
+
+def clip_bound(scene: Scene) -> float:
+    optimizer = {"learning_rate": 1e-3, "clip_norm": 1e-5}
+    return scene.shown(scene.run_config(run__steps=FOREVER, optimizer=optimizer), "clipping holds the training back")
+
+
+def not_finite(scene: Scene) -> float:
+    """Of a model with a weight that is no number."""
+    (file,) = (scene.assets / "model").glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith("norm.weight"))
+    weights[name] = weights[name] * float("nan")
+    save_file(weights, file, {"format": "pt"})
+    return scene.shown(config_of(scene.run_config, scene.assets), "gradients or losses are NaN")
+
+
+def long_checkpoint(scene: Scene) -> float:
+    checkpoint = {"every_steps": 1, "at_end": False}
+    return scene.shown(scene.run_config(run__steps=FOREVER, checkpoint=checkpoint), "checkpoints take long")
+
+
+def small_micro(scene: Scene) -> float:
+    """Passes of one sample on a node whose calibration shows that more are faster."""
+    config = config_of(scene.run_config, scene.assets, data__sequence_length=32, batch={"global": 64, "micro": 1})
+    (scene.folder / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+    done = call("calibrate", scene.folder / "run.toml", "--connect", scene.agent.address)
+    assert done.returncode == 0, done.stderr
+    return scene.shown(config, "box's micro-batch is small")
+
+
+def slow_rank(scene: Scene) -> float:
+    """One that computes activations twice: its backward pass is longer."""
+    cluster: Cluster = scene.request.getfixturevalue("cluster")
+    nodes = on("alpha", "beta")
+    nodes["beta"] |= {"gradient_checkpointing": "all"}
+    config = config_of(scene.run_config, scene.assets, nodes=nodes, group={"first_shares": "even"})
+    with cluster.client("alpha") as client:
+        started(client, config)
+        with Screen(scene.folder, cluster["alpha"].address) as screen:
+            taken = screen.shows("beta (is slow|has too large a share)")
+        stopped(client)
+    return taken
+
+
+def slow_link(scene: Scene) -> float:
+    """Hosts of their own, one of whose cables carries 4 Mbit/s from a moment of the run on."""
+    hosts = Hosts(scene.folder / "hosts")
+    try:
+        hosts.start()
+        nodes = {node: {**TORCH, "interface": INTERFACE} for node in ("alpha", "beta")}
+        config = scene.run_config(run__steps=FOREVER, nodes=nodes, group={"engine": "ring"}, batch__micro=6)
+        (scene.folder / "run.toml").write_text(tomli_w.dumps(config))
+        assert hosts.said("run", str(scene.folder / "run.toml"), "--connect", hosts.address("alpha"))["ok"]
+        hosts.wait(lambda view: view["run"]["step"] >= 20, "some steps")
+        variables = [f"{name}={value}" for name, value in hosts.env(DESK).items()]
+        before = hosts.network.on(DESK, "env", *variables)
+        with Screen(scene.folder, hosts.address("alpha"), before) as screen:
+            taken = screen.shows(
+                "(the sum of gradients takes long|the link between the nodes is slow|the link's speed varies)",
+                lambda: hosts.network.slow_down("beta", "4mbit"),
+            )  # fmt: skip
+        assert hosts.said("send", "stop", "checkpoint=false", "--connect", hosts.address("alpha"))["ok"]
+        hosts.wait(lambda view: view["run"]["state"] not in m.ACTIVE_RUN_STATES, "the run's end")
+    finally:
+        hosts.close()
+    return taken
+
+
+PLANTED: dict[str, Callable[[Scene], float]] = {
+    "clip-bound": clip_bound, "not-finite": not_finite, "long-checkpoint": long_checkpoint,
+    "small-micro": small_micro, "slow-rank": slow_rank, "slow-link": slow_link,
+}  # fmt: skip
+CHOSEN = PLANTED if os.environ.get("TRAINCTL_PLANTED") == "all" else ("clip-bound",)
+
+
+@pytest.mark.needs("cgroups", "namespaces", "tmux")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cause", CHOSEN)
+def test_a_planted_cause_is_on_screen(
+    request: pytest.FixtureRequest, cause: str, tmp_path: Path, assets: Path, run_config: RunConfig
+) -> None:
+    taken = PLANTED[cause](Scene(request, tmp_path, assets, run_config))
+    print(f"{cause}: on screen after {taken:.0f} s")
