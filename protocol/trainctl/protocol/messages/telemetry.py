@@ -114,6 +114,7 @@ class RunView(Message, tag="run-view", frozen=True):
     eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
+    simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     boot: str = ""
     seq: Count = 0
 

@@ -1,0 +1,158 @@
+"""What a simulated rank reports: made up from its device, the plan and the loss model; the text says so. Pure."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from trainctl.node_agent.simulate.device_model import DeviceModel, Part
+from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, Links
+from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.protocol import messages as m
+
+PROBE_SECONDS = 0.2
+ANSWER = "(simulated: no model answered)"
+_DIGEST = "simulated"
+
+
+class Facts(NamedTuple):
+    """What doesn't change of one rank."""
+
+    run: str
+    rank: int
+    backend: Any  # torch or mlx
+    device: str
+    parameters: int  # trained
+    samples: int  # of an epoch
+    held_out: int
+    tokens: int  # of a sample
+    unit: str  # of the weight
+    load_seconds: float
+    disk_bytes_per_second: float
+    started_at: float  # Unix seconds of the simulation's beginning
+    loss: LossModel
+    device_spec: Any  # DeviceSpec
+
+
+def ready(facts: Facts, step: int, cursor: int) -> m.Ready:
+    """Of a rank that has loaded the state of a step."""
+    spec = facts.device_spec
+    return m.Ready(
+        run=facts.run, rank=facts.rank, pid=0, backend=facts.backend, device=facts.device, parameters=facts.parameters,
+        samples=facts.samples, held_out=facts.held_out, mean_weight=float(facts.tokens), layout_digest=_DIGEST,
+        model_digest=_DIGEST, data_digest=_DIGEST, last_step=step, cursor=cursor, system="Linux",
+        engines=("gloo", "ring"), profile=spec.profile,
+        memory_cap_bytes=None if spec.cap_bytes is None else int(spec.cap_bytes),
+    )  # fmt: skip
+
+
+def formed(facts: Facts, form: m.Form, level_seconds: float) -> m.Formed:
+    """That it has joined the group; `level_seconds`: of the transfer of the state."""
+    join = JOIN_SECONDS if form.engine != "none" else 0.0
+    return m.Formed(
+        run=facts.run, rank=facts.rank, generation=form.generation, join_seconds=join, level_seconds=level_seconds
+    )
+
+
+def done_by(left: Sequence[m.Range], part: Part, seconds: float) -> list[m.Range]:
+    """The first positions of those left, of the passes that are complete after so many seconds."""
+    count = sum(piece.count for piece in left)
+    passes = math.ceil(count / part.micro)
+    whole = passes if seconds >= part.busy else int(passes * seconds / part.busy)
+    return first_positions(left, min(whole * part.micro, count))
+
+
+def first_positions(pieces: Sequence[m.Range], count: int) -> list[m.Range]:
+    """The first so many."""
+    found: list[m.Range] = []
+    for piece in pieces:
+        if count <= 0:
+            break
+        found.append(m.Range(piece.start, min(piece.count, count)))
+        count -= piece.count
+    return found
+
+
+def _same(facts: Facts, plan: m.StepPlan, now: float) -> dict[str, Any]:
+    return {
+        "run": facts.run, "rank": facts.rank, "generation": plan.generation, "seq": plan.seq, "kind": plan.kind,
+        "step": plan.step, "finished_at": facts.started_at + now,
+    }  # fmt: skip
+
+
+def step_report(facts: Facts, plan: m.StepPlan, part: Part, held: Sequence[m.Range], now: float, step: Any) -> m.Report:
+    """Of a step that was updated `now`; `step`: when it began, and how long it waited for its plan."""
+    loss, norm = facts.loss.at_step(plan.step, plan.cursor)
+    count, tokens = sum(piece.count for piece in held), facts.tokens
+    took = now - step.began
+    phases = m.Phases(
+        forward=part.forward, backward=part.backward, sync=max(took - part.busy - part.optimizer, 0.0),
+        optimizer=part.optimizer, wait=step.waited,
+    )  # fmt: skip
+    weight = float(plan.global_batch * tokens)
+    return m.Report(
+        **_same(facts, plan, now), loss_sum=loss * weight, weight=weight, own_weight=float(count * tokens),
+        own_samples=count, tokens=plan.global_batch * tokens, own_tokens=count * tokens, grad_norm=norm,
+        micro_batch=part.micro, replays=part.replays, phases=phases, step_seconds=took + step.waited,
+        values=_memory(facts, part),
+    )  # fmt: skip
+
+
+def _memory(facts: Facts, part: Part) -> dict[str, float]:
+    spec, found = facts.device_spec, {}
+    if part.peak_bytes is not None:
+        found = {"memory_peak_bytes": float(int(part.peak_bytes)), "memory_bytes": float(int(spec.memory.base_bytes))}
+    return found if spec.cap_bytes is None else found | {"memory_cap_bytes": float(int(spec.cap_bytes))}
+
+
+def side_seconds(facts: Facts, device: DeviceModel, links: Links, plan: m.StepPlan, mine: m.RankWork) -> float:
+    """What a plan beside training takes the rank."""
+    count = sum(piece.count for piece in mine.ranges)
+    match plan.kind:
+        case "evaluate":
+            return device.forward_seconds(count, mine.micro_batch)
+        case "measure":
+            return device.part(plan.step, count, mine.micro_batch, 0.0).busy
+        case "checkpoint":
+            return links.state_bytes / facts.disk_bytes_per_second if facts.rank in plan.writers else 0.0
+        case "sample":
+            return len(_prompts(plan)) * device.forward_seconds(1, 1)
+        case "probe":
+            return PROBE_SECONDS
+        case _:
+            return 0.0
+
+
+def side_report(
+    facts: Facts, device: DeviceModel, plan: m.StepPlan, mine: m.RankWork, seconds: float, now: float
+) -> m.Report:
+    """Of a plan beside training that is done `now`."""
+    count = sum(piece.count for piece in mine.ranges)
+    weight = float(count * facts.tokens)
+    same = _same(facts, plan, now) | {
+        "loss_sum": facts.loss.held_out(plan.cursor) * weight, "weight": weight, "own_weight": weight,
+        "own_samples": count, "micro_batch": mine.micro_batch, "step_seconds": seconds,
+    }  # fmt: skip
+    match plan.kind:
+        case "probe":
+            alike = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,)}
+            norms, said = struct.pack("<f", 1.0), struct.pack("<f", -1.0)
+            return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
+        case "measure":
+            return m.Report(**same, samples_per_second=count / seconds if seconds > 0 else 0.0)
+        case "checkpoint" if facts.rank in plan.writers:
+            size = int(seconds * facts.disk_bytes_per_second)
+            return m.Report(**same, checkpoint=m.CheckpointInfo("simulated", plan.step, size, seconds))
+        case "sync":
+            return m.Report(**same, drift=0.0)
+        case "sample":
+            prompts = _prompts(plan)
+            answers = tuple(m.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)
+            return m.SampleReport(**same, answers=answers)
+        case _:
+            return m.Report(**same)
+
+
+def _prompts(plan: m.StepPlan) -> list[str]:
+    asked = plan.sampling.prompts if plan.sampling is not None else ()
+    return [prompt if isinstance(prompt, str) else prompt[-1].content for prompt in asked]
