@@ -56,6 +56,7 @@ FROZEN = {
     "--step --temperature --top-p -h FILE RUN",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
+    "simulate": "--help --json --output --parameters --seed --speed --steps --watch -h -o CLUSTER.toml RUN.toml",
     "status": "--cluster --connect --help --json --run --server-key -h",
     "watch": "--cluster --connect --help --json --run --server-key -h",
 }

@@ -79,9 +79,12 @@ def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
     return write
 
 
-def commit_many(steps: Sequence[m.StepCommitted], parts: Sequence[tuple[m.RankStep, float]]) -> Write:
+def commit_many(
+    steps: Sequence[m.StepCommitted], parts: Sequence[tuple[m.RankStep, float]],
+    fill: Callable[[sqlite3.Connection, Mapping[str, int]], None],
+) -> Write:  # fmt: skip
     """New steps, none of which replaces another, and ranks' parts in them or in earlier ones, each with when it ended.
-    Their rollups are made at once at the end."""
+    Their rollups are made at once at the end, the finest by `fill`."""
     step_rows, rank_rows = [_step_row(step) for step in steps], [_rank_row(*part) for part in parts]
     numbers = [step.step for step in steps] + [part.step for part, _ in parts]
 
@@ -93,7 +96,7 @@ def commit_many(steps: Sequence[m.StepCommitted], parts: Sequence[tuple[m.RankSt
             _replace_values(connection, step.step, RUN_RANK, step.values)
         for part, _ in parts:
             _replace_values(connection, part.step, part.rank, part.values)
-        rebuild_rollups(connection, min(numbers), max(numbers))
+        rebuild_rollups(connection, min(numbers), max(numbers), fill)
 
     return write
 

@@ -5,6 +5,7 @@ be read, and what the simulation came to.
 import argparse
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ NODE = "simulated"
 def main(arguments: list[str] | None = None) -> int:
     """Its exit status."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         found = scenario.read(
             options.cluster, options.run, seed=options.seed, steps=options.steps, parameters=options.parameters
@@ -32,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     except TrainctlError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     except OSError as error:
         print(f"{error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
         return RefusedError.exit_code

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.simulate.bulk_rollups import fill
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 
-WRITES_KEPT = 5000
-"""Writes that wait for the next transaction, at most."""
+PARTS_KEPT, WRITES_KEPT = 40_000, 5000
+"""Ranks' parts of steps, and other writes, that wait for the next transaction, at most."""
 
 
 class BulkRecord(RunDb):
@@ -25,7 +26,7 @@ class BulkRecord(RunDb):
         """Keep a step, or further parts of it, for the next transaction."""
         self._steps_kept.setdefault((step.step, step.generation), step)
         self._parts_kept += [(part, finished_at) for part in ranks]
-        if len(self._parts_kept) > WRITES_KEPT:
+        if len(self._parts_kept) > PARTS_KEPT:
             self.flush()
 
     def retract_after(self, step: int, event: int | None = None) -> None:
@@ -36,7 +37,7 @@ class BulkRecord(RunDb):
     def flush(self) -> None:
         """Write all that waits."""
         if self._steps_kept or self._parts_kept:
-            self._waiting.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept))
+            self._waiting.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, fill))
             self._steps_kept, self._parts_kept = {}, []
         while self._waiting and self._flush(durable=False):
             pass

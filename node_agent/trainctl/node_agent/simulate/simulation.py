@@ -33,8 +33,8 @@ CALM_SECONDS = 10.0
 """Between looks at deadlines while all ranks are in a step that takes no longer than that."""
 READING_SECONDS = 60.0
 """Between readings of a machine."""
-FLUSH_SECONDS = 0.5
-"""Real seconds between writes of the record."""
+FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
+"""Real seconds until the record is first written, and between further writes."""
 NOTICE = "simulated run: no model was trained, and its loss is a formula's"
 
 
@@ -102,7 +102,8 @@ class Simulation:
 
     def play(self, going_on: Callable[[], object] = lambda: None) -> Played:
         """To the end of the run; `going_on` is called now and then. The record is closed then."""
-        began = flushed = time.monotonic()
+        began = time.monotonic()
+        due = began + FIRST_SECONDS
         for rank in self.ranks.values():
             rank.start(0, 0)
         self._tick()
@@ -111,10 +112,10 @@ class Simulation:
             for _ in range(1000):
                 if self.lead.ended is not None or not self.queue.step():
                     break
-            if time.monotonic() - flushed > FLUSH_SECONDS:
+            if time.monotonic() > due and self.lead.conductor.progress.step:
                 self.lead.flush()
                 going_on()
-                flushed = time.monotonic()
+                due = time.monotonic() + FLUSH_SECONDS
             if self.lead.ended is not None and self.lead.conductor.goes_back:
                 self._go_back(self.lead.ended.reason)
         self.lead.close()

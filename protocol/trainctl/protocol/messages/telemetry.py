@@ -179,6 +179,8 @@ class RunView(Message, tag="run-view", frozen=True):
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
             return "" if verb == "start-run" else "a recording accepts no commands"
+        if self.simulated:
+            return "a simulated run accepts no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")
