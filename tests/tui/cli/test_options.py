@@ -96,7 +96,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 READING = {
     "", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench", "data preview",
     "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit", "keys list", "logs", "ls",
-    "mirror", "policies", "quantize", "replay", "status", "watch",
+    "mirror", "policies", "quantize", "replay", "simulate", "status", "watch",
 }  # fmt: skip
 
 

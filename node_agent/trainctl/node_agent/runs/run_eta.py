@@ -65,7 +65,7 @@ class RunEta:
 
     def with_time_left(self, step: m.StepCommitted, held_out: int, now: float) -> m.StepCommitted:
         """A step that was committed `now`, with the time left after it; `held_out`: samples of an evaluation."""
-        self._measure(step, now)
+        self.measure(step, now)
         found = self._eta.left(self._schedules(held_out))
         if found is None:
             return step
@@ -82,7 +82,8 @@ class RunEta:
 
     # ------------------------------------------------------------ measuring
 
-    def _measure(self, step: m.StepCommitted, now: float) -> None:
+    def measure(self, step: m.StepCommitted, now: float) -> None:
+        """Learn from a step that was committed `now`."""
         last, sides = self._last, self._sides_before(step.step)
         other = max(now - self._committed_at - self._paused_seconds - step.step_seconds, 0.0)
         self._last, self._committed_at, self._paused_seconds = step, now, 0.0

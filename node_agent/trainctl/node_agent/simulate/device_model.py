@@ -61,13 +61,17 @@ class DeviceModel:
         self._failures = random.Random(f"{self._key} failures")
         self._noise = random.Random(f"{self._key} noise")
         self._drifted, self._drifted_at = 0.0, 0.0
+        self._fits: dict[int, tuple[int, int]] = {}  # what memory leaves of a micro-batch, and the passes made again
 
     def part(self, step: int, samples: int, micro: int, now: float) -> Part:
         """Of a step that begins `now` (seconds since the run began)."""
+        settings, curve = self._settings, self.spec.curve
         micro, replays = self._fitting(min(micro, max(samples, 1)))
-        slowness = math.exp(self._drift(now)) / _speed_at(self._settings.speeds, step)
-        seconds = self.spec.curve.share_seconds(samples, micro) * slowness * self._chance(self._settings.noise)
-        seconds += replays * self.spec.curve.seconds(micro)
+        seconds = curve.share_seconds(samples, micro) * self._chance(settings.noise)
+        if settings.drift or settings.speeds:
+            seconds *= math.exp(self._drift(now)) / _speed_at(settings.speeds, step)
+        if replays:
+            seconds += replays * curve.seconds(micro)
         peak = None
         if self.spec.memory is not None:
             peak = self.spec.memory.peak(micro) * self._chance(PEAK_NOISE)
@@ -77,6 +81,12 @@ class DeviceModel:
 
     def _fitting(self, micro: int) -> tuple[int, int]:
         """As a trainer does, a pass that runs out of memory is made again in halves."""
+        found = self._fits.get(micro)
+        if found is None:
+            found = self._fits[micro] = self._halved(micro)
+        return found
+
+    def _halved(self, micro: int) -> tuple[int, int]:
         replays = 0
         while micro > 1 and self.spec.out_of_memory(micro):
             micro, replays = math.ceil(micro / 2), replays + 1

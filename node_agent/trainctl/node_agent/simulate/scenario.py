@@ -10,7 +10,7 @@ import msgspec
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
-from trainctl.node_agent.simulate.known_devices import SUSTAINED, known
+from trainctl.node_agent.simulate.known_devices import SUSTAINED, KnownDevice, known
 from trainctl.node_agent.simulate.link_model import Links
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol.batch import memory_model
@@ -122,9 +122,10 @@ class _Maker:
     def device(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> DeviceSpec:
         """Of one node."""
         table = self._config.nodes[name]
+        device = known(node.device, f"{self._where(name)}.device") if node.device else None
         memory = self._memory(node, profile, table)
-        cap = self._cap(node, profile, table)
-        title = known(node.device, f"{self._where(name)}.device").title if node.device else ""
+        cap = self._cap(node, device, profile, table)
+        title = device.title if device is not None else ""
         title = profile.key.device if profile is not None else title or "device"
         step = node.step_seconds
         if step is None:
@@ -178,10 +179,12 @@ class _Maker:
         )
         return MemoryModel(one - (many - one) / 16, (many - one) / 16)
 
-    def _cap(self, node: SimulatedNode, profile: DeviceProfile | None, table: NodeTable) -> float | None:
+    def _cap(
+        self, node: SimulatedNode, device: KnownDevice | None, profile: DeviceProfile | None, table: NodeTable
+    ) -> float | None:
         """The smallest of the limits that are given."""
-        device = known(node.device, "device").memory_gb * 1e9 if node.device else None
-        own = node.memory_gb * 1e9 if node.memory_gb is not None else device
+        own = device.memory_gb * 1e9 if device is not None else None
+        own = node.memory_gb * 1e9 if node.memory_gb is not None else own
         if own is None and profile is not None:
             own = profile.memory_cap_bytes
         limit = table.memory_limit_gb * 1e9 if table.memory_limit_gb is not None else None

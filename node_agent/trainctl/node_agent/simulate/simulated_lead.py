@@ -24,6 +24,8 @@ from trainctl.protocol.record.paths import RunPaths
 
 STARTED_AT = 1767225600.0
 """When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""
+TIME_LEFT_STEPS = 10
+"""Steps between estimates of the time left: they would take a tenth of the simulator's time."""
 TTL_SECONDS = 60.0
 """Seconds in which a policy's command must take effect."""
 
@@ -119,8 +121,12 @@ class SimulatedLead:
                 self.ranks[work.rank].take(plan)
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        held_out = next((at.ready.held_out for at in self.conductor.ranks.values() if at.ready is not None), 0)
-        step = self._eta.with_time_left(self._costs.with_cost(step), held_out, self._queue.now)
+        step = self._costs.with_cost(step)
+        if step.step % TIME_LEFT_STEPS:
+            self._eta.measure(step, self._queue.now)
+        else:
+            held_out = next((at.ready.held_out for at in self.conductor.ranks.values() if at.ready is not None), 0)
+            step = self._eta.with_time_left(step, held_out, self._queue.now)
         self.recorder.commit(self._statistics.joined(step), [self._joined(first)], step.committed_at)
 
     def _joined(self, part: m.RankStep) -> m.RankStep:

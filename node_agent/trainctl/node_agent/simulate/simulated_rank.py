@@ -46,6 +46,7 @@ class SimulatedRank:
         self.deaths = 0
         self._life = self._work = 0  # numbers of its process and of what it does: what is of older ones is over
         self._failed_at: set[int] = set()
+        self._place = 0  # of its work in a plan
         self._forget(0, 0)
 
     def _forget(self, step: int, cursor: int) -> None:
@@ -201,7 +202,10 @@ class SimulatedRank:
 
     def _begin_next(self) -> None:
         plan = self._plans[0]
-        mine = next(work for work in plan.work if work.rank == self.rank)
+        place = self._place if self._place < len(plan.work) else 0
+        if plan.work[place].rank != self.rank:
+            place = self._place = next(place for place, work in enumerate(plan.work) if work.rank == self.rank)
+        mine = plan.work[place]
         if plan.kind == "train":
             self._begin_step(plan, mine)
         elif plan.kind == "sync" and self._group is not None:

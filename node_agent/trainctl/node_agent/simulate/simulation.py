@@ -29,7 +29,7 @@ SAMPLES = 100_000
 TICK_SECONDS = 1.0
 LONG_SECONDS = 5.0
 """A rank that has been at the same part for so long says every second that it is alive."""
-CALM_SECONDS = 10.0
+CALM_SECONDS = 30.0
 """Between looks at deadlines while all ranks are in a step that takes no longer than that."""
 READING_SECONDS = 60.0
 """Between readings of a machine."""
@@ -100,14 +100,18 @@ class Simulation:
 
     # ------------------------------------------------------------ time
 
+    def begin(self) -> None:
+        """Start the trainers; `queue.step` then does one thing after another."""
+        for rank in self.ranks.values():
+            rank.start()
+        self._tick()
+        self._read()
+
     def play(self, going_on: Callable[[], object] = lambda: None) -> Played:
         """To the end of the run; `going_on` is called now and then. The record is closed then."""
         began = time.monotonic()
         due = began + FIRST_SECONDS
-        for rank in self.ranks.values():
-            rank.start(0, 0)
-        self._tick()
-        self._read()
+        self.begin()
         while self.lead.ended is None:
             for _ in range(1000):
                 if self.lead.ended is not None or not self.queue.step():
