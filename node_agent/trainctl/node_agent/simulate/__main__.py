@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,10 @@ def _play(found: Scenario, root: Path | None) -> int:
     directory = _directory(found, root)
     try:
         simulation = Simulation(found, directory)
-        said: list[str] = []
-        played = simulation.play(lambda: said or said.append("") or _say({"run_directory": str(directory)}))
+        played = simulation.play(partial(_say, {"run_directory": str(directory)}))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    if not said:
-        _say({"run_directory": str(directory)})
     _say(outcome.outcome(found, played, RunPaths(directory)))
     return 0 if played.ended.state == "finished" else RefusedError.exit_code
 

@@ -37,7 +37,7 @@ class LossModel(NamedTuple):
 
     def curve(self, samples: float) -> float:
         """After training on so many samples, without noise."""
-        return LEAST_LOSS + (self.first - LEAST_LOSS) * (1 + samples / self.scale) ** -EXPONENT
+        return LEAST_LOSS + (self.first - LEAST_LOSS) * math.pow(1 + samples / self.scale, -EXPONENT)
 
     @lru_cache(maxsize=64)  # noqa: B019  the key is a small tuple; each rank asks for the same
     def at_step(self, step: int, samples: int) -> tuple[float, float]:

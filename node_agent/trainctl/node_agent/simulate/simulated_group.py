@@ -1,6 +1,7 @@
 """One generation's reducers: a sum comes out for all once the last rank has arrived, or fails for those that wait."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 from trainctl.node_agent.simulate.event_queue import EventQueue
 from trainctl.node_agent.simulate.link_model import NOTICE_SECONDS, Links
@@ -25,7 +26,7 @@ class SimulatedGroup:
             self._fail()
         elif len(waiting) == len(self.form.ranks):
             del self._waiting[what]
-            self._queue.after(seconds, lambda: [done() for done, _ in waiting.values()] and None)
+            self._queue.after(seconds, partial(_finish, [done for done, _ in waiting.values()]))
 
     def break_up(self) -> None:
         """A rank has left or died: those that wait notice it."""
@@ -37,3 +38,8 @@ class SimulatedGroup:
             for _, failed in waiting.values():
                 self._queue.after(NOTICE_SECONDS, failed)
         self._waiting.clear()
+
+
+def _finish(each: Iterable[Done]) -> None:
+    for done in each:
+        done()

@@ -6,31 +6,20 @@ It has no model. Its state is the number of its last step, and the positions in 
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.simulate import simulated_reports as made
-from trainctl.node_agent.simulate.device_model import DeviceModel, Part
+from trainctl.node_agent.simulate.device_model import DeviceModel
 from trainctl.node_agent.simulate.event_queue import EventQueue
 from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, Links
 from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
-from trainctl.node_agent.simulate.simulated_reports import Facts
+from trainctl.node_agent.simulate.simulated_reports import Facts, InStep
 from trainctl.protocol import messages as m
 
 REPORTS_KEPT = 8
 """Newest reports that an answer to a fence repeats."""
-
-
-class InStep(NamedTuple):
-    """A rank's part of the step in progress."""
-
-    plan: m.StepPlan
-    mine: m.RankWork
-    left: tuple[m.Range, ...]  # positions that weren't in its accumulators
-    part: Part
-    began: float
-    waited: float  # for the plan
 
 
 class SimulatedRank:
@@ -131,7 +120,7 @@ class SimulatedRank:
                 self._take_membership(order)
 
     def _take_membership(self, order: m.Fence | m.Offer | m.Form) -> None:
-        same = {"run": self.facts.run, "rank": self.rank, "generation": order.generation}
+        same: dict[str, Any] = {"run": self.facts.run, "rank": self.rank, "generation": order.generation}
         match order:
             case m.Fence():
                 self._leave()
@@ -249,7 +238,7 @@ class SimulatedRank:
         step = self._in_step
         assert step is not None
         self._hold(step.left)
-        report = made.step_report(self.facts, step.plan, step.part, self._held, self._queue.now, step)
+        report = made.step_report(self.facts, step, self._held, self._queue.now)
         self.last_step, self.cursor = step.plan.step, step.plan.cursor + step.plan.global_batch
         self._held, self._held_from, self._in_step = (), None, None
         self._end_plan(report)

@@ -3,9 +3,9 @@
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from trainctl.node_agent.simulate.device_model import DeviceModel, Part
+from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, Part
 from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, Links
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol import messages as m
@@ -20,18 +20,17 @@ class Facts(NamedTuple):
 
     run: str
     rank: int
-    backend: Any  # torch or mlx
+    backend: Literal["torch", "mlx"]
     device: str
     parameters: int  # trained
     samples: int  # of an epoch
     held_out: int
     tokens: int  # of a sample
-    unit: str  # of the weight
     load_seconds: float
     disk_bytes_per_second: float
     started_at: float  # Unix seconds of the simulation's beginning
     loss: LossModel
-    device_spec: Any  # DeviceSpec
+    device_spec: DeviceSpec
 
 
 def ready(facts: Facts, step: int, cursor: int) -> m.Ready:
@@ -80,8 +79,20 @@ def _same(facts: Facts, plan: m.StepPlan, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step_report(facts: Facts, plan: m.StepPlan, part: Part, held: Sequence[m.Range], now: float, step: Any) -> m.Report:
-    """Of a step that was updated `now`; `step`: when it began, and how long it waited for its plan."""
+class InStep(NamedTuple):
+    """A rank's part of the step in progress."""
+
+    plan: m.StepPlan
+    mine: m.RankWork
+    left: tuple[m.Range, ...]  # positions that weren't in its accumulators
+    part: Part
+    began: float
+    waited: float  # for the plan
+
+
+def step_report(facts: Facts, step: InStep, held: Sequence[m.Range], now: float) -> m.Report:
+    """Of a step that was updated `now`, with the positions that the rank had accumulated."""
+    plan, part = step.plan, step.part
     loss, norm = facts.loss.at_step(plan.step, plan.cursor)
     count, tokens = sum(piece.count for piece in held), facts.tokens
     took = now - step.began
@@ -99,8 +110,8 @@ def step_report(facts: Facts, plan: m.StepPlan, part: Part, held: Sequence[m.Ran
 
 
 def _memory(facts: Facts, part: Part) -> dict[str, float]:
-    spec, found = facts.device_spec, {}
-    if part.peak_bytes is not None:
+    spec, found = facts.device_spec, dict[str, float]()
+    if part.peak_bytes is not None and spec.memory is not None:
         found = {"memory_peak_bytes": float(int(part.peak_bytes)), "memory_bytes": float(int(spec.memory.base_bytes))}
     return found if spec.cap_bytes is None else found | {"memory_cap_bytes": float(int(spec.cap_bytes))}
 
@@ -135,7 +146,7 @@ def side_report(
     }  # fmt: skip
     match plan.kind:
         case "probe":
-            alike = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,)}
+            alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,)}
             norms, said = struct.pack("<f", 1.0), struct.pack("<f", -1.0)
             return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
         case "measure":

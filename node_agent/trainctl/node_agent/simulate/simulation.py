@@ -20,7 +20,6 @@ from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLea
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.node_agent.simulate.simulated_reports import Facts
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 
@@ -78,7 +77,7 @@ class Simulation:
         facts = Facts(
             run=self.paths.directory.name, rank=rank, backend=node.backend, device=spec.name,
             parameters=scenario.parameters, samples=SAMPLES, held_out=held_out_of(config, SAMPLES),
-            tokens=config.data.sequence_length, unit=objective_of(config.objective, config.data.kind).weight_unit,
+            tokens=config.data.sequence_length,
             load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6, started_at=STARTED_AT,
             loss=scenario.loss, device_spec=spec,
         )  # fmt: skip
@@ -107,10 +106,10 @@ class Simulation:
         self._tick()
         self._read()
 
-    def play(self, going_on: Callable[[], object] = lambda: None) -> Played:
-        """To the end of the run; `going_on` is called now and then. The record is closed then."""
+    def play(self, on_record: Callable[[], object] = lambda: None) -> Played:
+        """To the end of the run; `on_record` is called once the record can be read. The record is closed then."""
         began = time.monotonic()
-        due = began + FIRST_SECONDS
+        due, said = began + FIRST_SECONDS, False
         self.begin()
         while self.lead.ended is None:
             for _ in range(1000):
@@ -118,11 +117,15 @@ class Simulation:
                     break
             if time.monotonic() > due and self.lead.conductor.progress.step:
                 self.lead.flush()
-                going_on()
+                if not said:
+                    on_record()
+                said = True
                 due = time.monotonic() + FLUSH_SECONDS
             if self.lead.ended is not None and self.lead.conductor.goes_back:
                 self._go_back(self.lead.ended.reason)
         self.lead.close()
+        if not said:
+            on_record()
         deaths = sum(rank.deaths for rank in self.ranks.values())
         return Played(
             self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns
@@ -144,10 +147,10 @@ class Simulation:
             used = None if spec.memory is None else int(spec.memory.base_bytes)
             total = None if spec.cap_bytes is None else int(spec.cap_bytes)
             device = m.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
-            none = dict.fromkeys(
-                ("cpu_percent", "memory_used_bytes", "memory_total_bytes", "disk_free_bytes", "load_1min")
-            )
-            self.lead.recorder.host(m.HostReading(node=self._node(rank), read_at=self.lead.at, gpus=(device,), **none))
+            self.lead.recorder.host(m.HostReading(
+                node=self._node(rank), read_at=self.lead.at, cpu_percent=None, memory_used_bytes=None,
+                memory_total_bytes=None, disk_free_bytes=None, gpus=(device,),
+            ))  # fmt: skip
         self.queue.after(READING_SECONDS, self._read)
 
     # ------------------------------------------------------------ back to a checkpoint

@@ -120,10 +120,10 @@ def _lines(made: Mapping[str, Any]) -> Iterator[str]:
     yield f"time       {fmt.duration(made['seconds'])} simulated in {fmt.seconds(made['real_seconds'])}"
     yield f"steps      {made['steps']:,}, seed {made['seed']}"
     if made["samples_per_second"] is not None:
-        rates = f"{fmt.rate(made['samples_per_second'])} samples/s, {fmt.rate(made['tokens_per_second'])} tokens/s"
+        rates = f"{_figure(made['samples_per_second'])} samples/s, {fmt.rate(made['tokens_per_second'])} tokens/s"
         times = f"a step takes {fmt.seconds(made['step_seconds'])}, of which the sum {fmt.seconds(made['sum_seconds'])}"
         yield f"speed      {rates}; {times}"
-        alone = ", ".join(f"{node} {fmt.rate(rate)}" for node, rate in made["alone_samples_per_second"].items())
+        alone = ", ".join(f"{node} {_figure(rate)}" for node, rate in made["alone_samples_per_second"].items())
         yield f"efficiency {fmt.percent(made['efficiency'])} of its nodes alone, in samples/s: {alone}"
     shares = ", ".join(f"{node} {share}" for node, share in made["shares"].items())
     yield f"shares     {shares} of {made['global_batch']:,}"
@@ -133,3 +133,8 @@ def _lines(made: Mapping[str, Any]) -> Iterator[str]:
     if made["cost"] is not None:
         yield f"cost       {fmt.money(made['cost'], made['currency'])}"
     yield f"record     trainctl replay {made['run_directory']}"
+
+
+def _figure(value: float) -> str:
+    """Three figures."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
