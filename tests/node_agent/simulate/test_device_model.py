@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
-from trainctl.node_agent.simulate.link_model import Links
+from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LEAST_LOSS, LossModel
 from trainctl.node_agent.simulate.simulated_reports import done_by, first_positions
 from trainctl.protocol.batch.memory_model import MemoryModel
@@ -69,8 +69,8 @@ def test_noise_and_failures_are_of_the_size_that_the_settings_say():
     assert sum(lives) / len(lives) == pytest.approx(7200, rel=0.1)
 
 
-def links(rate: float, latency: float, ranks: int, size: int) -> Links:
-    return Links({rank: LinkRate("b", rate, rate, latency) for rank in range(ranks)}, size, 3 * size)
+def links(rate: float, latency: float, ranks: int, size: int) -> SimulatedLinks:
+    return SimulatedLinks({rank: LinkRate("b", rate, rate, latency) for rank in range(ranks)}, size, 3 * size)
 
 
 @given(st.floats(1e6, 1e10), st.floats(1e-6, 0.1), st.integers(2, 64), st.integers(1, 10**10))

@@ -6,7 +6,7 @@ from typing import Any
 import tomli_w
 
 from trainctl.node_agent.simulate import scenario
-from trainctl.node_agent.simulate.simulation import Played, Simulation
+from trainctl.node_agent.simulate.simulation import SimulatedRun, Simulation
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader
 
@@ -31,7 +31,7 @@ def files(
 def simulate(
     folder: Path, nodes: dict[str, dict[str, Any]], *, steps: int = 60, batch: int = 12, seed: int = 0,
     name: str = "try-simulated", parameters: int = PARAMETERS, **tables: Any,
-) -> tuple[Simulation, Played]:  # fmt: skip
+) -> tuple[Simulation, SimulatedRun]:  # fmt: skip
     """A whole run; its record is in the simulation's `paths`."""
     cluster, run = files(folder, nodes, steps, batch, **tables)
     found = scenario.read(cluster, run, seed=seed, steps=None, parameters=parameters)

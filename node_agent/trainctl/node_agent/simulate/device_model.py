@@ -36,7 +36,7 @@ class DeviceSpec(NamedTuple):
         return self.memory.peak(micro) > self.cap_bytes
 
 
-class Part(NamedTuple):
+class SimulatedPart(NamedTuple):
     """A rank's part of a step."""
 
     forward: float  # seconds
@@ -63,7 +63,7 @@ class DeviceModel:
         self._drifted, self._drifted_at = 0.0, 0.0
         self._fits: dict[int, tuple[int, int]] = {}  # what memory leaves of a micro-batch, and the passes made again
 
-    def part(self, step: int, samples: int, micro: int, now: float) -> Part:
+    def part(self, step: int, samples: int, micro: int, now: float) -> SimulatedPart:
         """Of a step that begins `now` (seconds since the run began)."""
         settings, curve = self._settings, self.spec.curve
         micro, replays = self._fitting(min(micro, max(samples, 1)))
@@ -77,7 +77,7 @@ class DeviceModel:
             peak = self.spec.memory.peak(micro) * self._chance(PEAK_NOISE)
             peak = peak if self.spec.cap_bytes is None else min(peak, self.spec.cap_bytes)
         forward = FORWARD_PART * seconds
-        return Part(forward, seconds - forward, self.spec.step_seconds, micro, replays, peak)
+        return SimulatedPart(forward, seconds - forward, self.spec.step_seconds, micro, replays, peak)
 
     def _fitting(self, micro: int) -> tuple[int, int]:
         """As a trainer does, a pass that runs out of memory is made again in halves."""

@@ -14,7 +14,7 @@ WORD_SECONDS: Final = 0.001
 """From a rank to the lead and back."""
 
 
-class Links(NamedTuple):
+class SimulatedLinks(NamedTuple):
     """Of all ranks; each has one, into a network that isn't the bottleneck."""
 
     of: Mapping[int, LinkRate]

@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from trainctl.node_agent.simulate.scenario import Scenario
-from trainctl.node_agent.simulate.simulation import Played
+from trainctl.node_agent.simulate.simulation import SimulatedRun
 from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -13,7 +13,7 @@ NEWEST_STEPS = 500
 """Newest steps whose median is given, so that the first ones, before shares have settled, don't count."""
 
 
-def outcome(scenario: Scenario, played: Played, paths: RunPaths) -> dict[str, Any]:
+def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[str, Any]:
     """As one JSON object. Seconds are simulated ones, but for `real_seconds`."""
     conductor, cost = played.lead.conductor, played.lead.view().cost
     with RecordReader(paths) as reader:

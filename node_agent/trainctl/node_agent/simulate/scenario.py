@@ -11,7 +11,7 @@ from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.known_devices import SUSTAINED, KnownDevice, known
-from trainctl.node_agent.simulate.link_model import Links
+from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol.batch import memory_model
 from trainctl.protocol.batch.flops import step_flops
@@ -40,7 +40,7 @@ class Scenario(NamedTuple):
     cluster: Cluster
     nodes: Mapping[int, SimulatedNode]  # by rank
     devices: Mapping[int, DeviceSpec]
-    links: Links
+    links: SimulatedLinks
     loss: LossModel
     parameters: int  # trained
     seed: int
@@ -61,7 +61,7 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     profiles = {rank: maker.profile(name, nodes[rank]) for rank, name in enumerate(config.nodes)}
     devices = {rank: maker.device(name, nodes[rank], profiles[rank]) for rank, name in enumerate(config.nodes)}
     of = {rank: _link(node, profiles[rank]) for rank, node in nodes.items()}
-    links = Links(of, estimates.GRADIENT_BYTES * trained, estimates.STATE_BYTES * trained)
+    links = SimulatedLinks(of, estimates.GRADIENT_BYTES * trained, estimates.STATE_BYTES * trained)
     loss = LossModel.of(seed, config.batch.global_, facts.vocabulary if facts is not None else None)
     return Scenario(config, cluster, nodes, devices, links, loss, trained, seed)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
 from trainctl.node_agent.simulate.event_queue import EventQueue
-from trainctl.node_agent.simulate.link_model import NOTICE_SECONDS, Links
+from trainctl.node_agent.simulate.link_model import NOTICE_SECONDS, SimulatedLinks
 from trainctl.protocol import messages as m
 
 Done = Callable[[], None]
@@ -13,7 +13,7 @@ Done = Callable[[], None]
 class SimulatedGroup:
     """Of the ranks of one `form` order."""
 
-    def __init__(self, form: m.Form, links: Links, queue: EventQueue) -> None:
+    def __init__(self, form: m.Form, links: SimulatedLinks, queue: EventQueue) -> None:
         self.form, self.sum_seconds = form, links.sum_seconds(form.ranks)
         self._queue, self._is_broken = queue, False
         self._waiting: dict[Hashable, dict[int, tuple[Done, Done]]] = {}

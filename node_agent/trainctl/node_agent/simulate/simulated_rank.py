@@ -13,9 +13,9 @@ from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.simulate import simulated_reports as made
 from trainctl.node_agent.simulate.device_model import DeviceModel
 from trainctl.node_agent.simulate.event_queue import EventQueue
-from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, Links
+from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, SimulatedLinks
 from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
-from trainctl.node_agent.simulate.simulated_reports import Facts, InStep
+from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
 from trainctl.protocol import messages as m
 
 REPORTS_KEPT = 8
@@ -26,8 +26,8 @@ class SimulatedRank:
     """One rank. `say` receives its messages; `group_of` has the groups that all ranks share."""
 
     def __init__(
-        self, facts: Facts, device: DeviceModel, links: Links, queue: EventQueue, say: Callable[[d.Input], None],
-        group_of: Callable[[m.Form], SimulatedGroup],
+        self, facts: RankFacts, device: DeviceModel, links: SimulatedLinks, queue: EventQueue,
+        say: Callable[[d.Input], None], group_of: Callable[[m.Form], SimulatedGroup],
     ) -> None:  # fmt: skip
         self.facts, self.rank = facts, facts.rank
         self._device, self._links, self._queue, self._say, self._group_of = device, links, queue, say, group_of

@@ -5,8 +5,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, Part
-from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, Links
+from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, SimulatedPart
+from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol import messages as m
 
@@ -15,7 +15,7 @@ ANSWER = "(simulated: no model answered)"
 _DIGEST = "simulated"
 
 
-class Facts(NamedTuple):
+class RankFacts(NamedTuple):
     """What doesn't change of one rank."""
 
     run: str
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     device_spec: DeviceSpec
 
 
-def ready(facts: Facts, step: int, cursor: int) -> m.Ready:
+def ready(facts: RankFacts, step: int, cursor: int) -> m.Ready:
     """Of a rank that has loaded the state of a step."""
     spec = facts.device_spec
     return m.Ready(
@@ -45,7 +45,7 @@ def ready(facts: Facts, step: int, cursor: int) -> m.Ready:
     )  # fmt: skip
 
 
-def formed(facts: Facts, form: m.Form, level_seconds: float) -> m.Formed:
+def formed(facts: RankFacts, form: m.Form, level_seconds: float) -> m.Formed:
     """That it has joined the group; `level_seconds`: of the transfer of the state."""
     join = JOIN_SECONDS if form.engine != "none" else 0.0
     return m.Formed(
@@ -53,7 +53,7 @@ def formed(facts: Facts, form: m.Form, level_seconds: float) -> m.Formed:
     )
 
 
-def done_by(left: Sequence[m.Range], part: Part, seconds: float) -> list[m.Range]:
+def done_by(left: Sequence[m.Range], part: SimulatedPart, seconds: float) -> list[m.Range]:
     """The first positions of those left, of the passes that are complete after so many seconds."""
     count = sum(piece.count for piece in left)
     passes = math.ceil(count / part.micro)
@@ -72,7 +72,7 @@ def first_positions(pieces: Sequence[m.Range], count: int) -> list[m.Range]:
     return found
 
 
-def _same(facts: Facts, plan: m.StepPlan, now: float) -> dict[str, Any]:
+def _same(facts: RankFacts, plan: m.StepPlan, now: float) -> dict[str, Any]:
     return {
         "run": facts.run, "rank": facts.rank, "generation": plan.generation, "seq": plan.seq, "kind": plan.kind,
         "step": plan.step, "finished_at": facts.started_at + now,
@@ -85,12 +85,12 @@ class InStep(NamedTuple):
     plan: m.StepPlan
     mine: m.RankWork
     left: tuple[m.Range, ...]  # positions that weren't in its accumulators
-    part: Part
+    part: SimulatedPart
     began: float
     waited: float  # for the plan
 
 
-def step_report(facts: Facts, step: InStep, held: Sequence[m.Range], now: float) -> m.Report:
+def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: float) -> m.Report:
     """Of a step that was updated `now`, with the positions that the rank had accumulated."""
     plan, part = step.plan, step.part
     loss, norm = facts.loss.at_step(plan.step, plan.cursor)
@@ -109,14 +109,16 @@ def step_report(facts: Facts, step: InStep, held: Sequence[m.Range], now: float)
     )  # fmt: skip
 
 
-def _memory(facts: Facts, part: Part) -> dict[str, float]:
+def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
     spec, found = facts.device_spec, dict[str, float]()
     if part.peak_bytes is not None and spec.memory is not None:
         found = {"memory_peak_bytes": float(int(part.peak_bytes)), "memory_bytes": float(int(spec.memory.base_bytes))}
     return found if spec.cap_bytes is None else found | {"memory_cap_bytes": float(int(spec.cap_bytes))}
 
 
-def side_seconds(facts: Facts, device: DeviceModel, links: Links, plan: m.StepPlan, mine: m.RankWork) -> float:
+def side_seconds(
+    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: m.StepPlan, mine: m.RankWork
+) -> float:
     """What a plan beside training takes the rank."""
     count = sum(piece.count for piece in mine.ranges)
     match plan.kind:
@@ -135,7 +137,7 @@ def side_seconds(facts: Facts, device: DeviceModel, links: Links, plan: m.StepPl
 
 
 def side_report(
-    facts: Facts, device: DeviceModel, plan: m.StepPlan, mine: m.RankWork, seconds: float, now: float
+    facts: RankFacts, device: DeviceModel, plan: m.StepPlan, mine: m.RankWork, seconds: float, now: float
 ) -> m.Report:
     """Of a plan beside training that is done `now`."""
     count = sum(piece.count for piece in mine.ranges)

@@ -18,7 +18,7 @@ from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
 from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
 from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLead
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
-from trainctl.node_agent.simulate.simulated_reports import Facts
+from trainctl.node_agent.simulate.simulated_reports import RankFacts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
@@ -37,7 +37,7 @@ FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
 NOTICE = "simulated run: no model was trained, and its loss is a formula's"
 
 
-class Played(NamedTuple):
+class SimulatedRun(NamedTuple):
     """What a simulation came to."""
 
     lead: SimulatedLead
@@ -74,7 +74,7 @@ class Simulation:
     def _rank(self, rank: int) -> SimulatedRank:
         scenario, node = self.scenario, self.scenario.nodes[rank]
         config, spec = scenario.config, scenario.devices[rank]
-        facts = Facts(
+        facts = RankFacts(
             run=self.paths.directory.name, rank=rank, backend=node.backend, device=spec.name,
             parameters=scenario.parameters, samples=SAMPLES, held_out=held_out_of(config, SAMPLES),
             tokens=config.data.sequence_length,
@@ -106,7 +106,7 @@ class Simulation:
         self._tick()
         self._read()
 
-    def play(self, on_record: Callable[[], object] = lambda: None) -> Played:
+    def play(self, on_record: Callable[[], object] = lambda: None) -> SimulatedRun:
         """To the end of the run; `on_record` is called once the record can be read. The record is closed then."""
         began = time.monotonic()
         due, said = began + FIRST_SECONDS, False
@@ -127,7 +127,7 @@ class Simulation:
         if not said:
             on_record()
         deaths = sum(rank.deaths for rank in self.ranks.values())
-        return Played(
+        return SimulatedRun(
             self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns
         )  # fmt: skip
 
