@@ -194,11 +194,6 @@ class _Maker:
         return f"{self._path}: nodes.{name}.simulated"
 
 
-def tokens_of(config: RunFile, samples: int) -> int:
-    """Of so many samples at full length."""
-    return samples * config.data.sequence_length
-
-
 def held_out_of(config: RunFile, samples: int) -> int:
     """Held-out samples of a run with so many."""
     return math.ceil(samples * config.data.held_out_fraction) or (samples // 100 if config.data.held_out_path else 0)

@@ -110,10 +110,11 @@ def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: fl
 
 
 def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
-    spec, found = facts.device_spec, dict[str, float]()
-    if part.peak_bytes is not None and spec.memory is not None:
-        found = {"memory_peak_bytes": float(int(part.peak_bytes)), "memory_bytes": float(int(spec.memory.base_bytes))}
-    return found if spec.cap_bytes is None else found | {"memory_cap_bytes": float(int(spec.cap_bytes))}
+    """What is held at any micro-batch, the peak, and the cap, as far as they are known."""
+    spec = facts.device_spec
+    found = None if spec.memory is None else spec.memory.base_bytes, part.peak_bytes, spec.cap_bytes
+    named = zip(m.RANK_COLUMNS, found, strict=True)
+    return {name: float(int(value)) for name, value in named if value is not None}
 
 
 def side_seconds(

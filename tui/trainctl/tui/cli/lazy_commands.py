@@ -14,7 +14,7 @@ FILES = {
     "events": "inspect", "logs": "inspect",
     "send": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
-    "simulate": "simulate", "mirror": "mirror",
+    "simulate": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
     "calibrate": "doctor",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",

@@ -1,85 +1,26 @@
-"""`trainctl simulate`: a run over simulated machines, by the real conductor and policies, into a record.
-
-The simulator is a process of its own; this one prints what it came to, or shows its record as it grows.
-"""
+"""The process that simulates a run, and what it came to in lines for a person."""
 
 import contextlib
-import json as json_text
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import IO, Annotated, Any
-
-import typer
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui.cli import output
-from trainctl.tui.cli.options import Json, subcommands
 from trainctl.tui.text import formatting as fmt
 
-app = subcommands()
 END_SECONDS = 10.0
 
 
-@app.command()
-def simulate(
-    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Cluster file with simulated nodes.")],
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, drift, failures and losses.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Steps, in place of the run file's.", show_default=False)
-    ] = None,
-    parameters: Annotated[
-        int | None,
-        typer.Option(min=1, help="Trained parameters, if the model isn't on this machine.", show_default=False),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the run in the full screen while it plays.")] = False,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            min=0.25, max=4096, help="With --watch: playback speed; 2 is twice real time [60].", show_default=False
-        ),
-    ] = None,
-    output_folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="State folder [the user's].", show_default=False),
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Simulate a run before you buy or start anything. Nothing is trained.
-
-    Each node of the cluster file says in [nodes.NAME.simulated] how fast it is, how it varies and how it fails.
-    """
-    if speed is not None and not watch:
-        raise InvalidInputError("--speed", "applies only to the full screen: add --watch, or leave it out")
-    if watch and (json or not output.has_screen()):
-        raise InvalidInputError("--watch", "needs a terminal, and no --json: leave it out")
-    given = {"--seed": seed, "--steps": steps, "--parameters": parameters, "--output": output_folder}
-    words = [f"{option}={value}" for option, value in given.items() if value is not None]
-    with _Simulator([str(cluster), str(file), *words]) as simulator:
-        directory = Path(simulator.line()["run_directory"])
-        if watch:
-            from trainctl.tui.replay.growing_source import watch_growing  # Textual: only for the full screen
-
-            watch_growing(directory, speed or 60.0)
-        made = simulator.line()
-    code = 0 if made["state"] == "finished" else RefusedError.exit_code
-    if json:
-        output.emit({"ok": code == 0, **made})
-    else:
-        output.say("\n".join(_lines(made)))
-    return code
-
-
-class _Simulator:
+class SimulatorProcess:
     """The process, while this one wants it."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self._command = [sys.executable, "-m", "trainctl.node_agent.simulate", *arguments]
 
-    def __enter__(self) -> "_Simulator":
+    def __enter__(self) -> "SimulatorProcess":
         self._said: IO[bytes] = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True
@@ -102,7 +43,7 @@ class _Simulator:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
-            found: dict[str, Any] = json_text.loads(line)
+            found: dict[str, Any] = json.loads(line)
             return found
         status = self._process.wait()
         self._said.seek(0)
@@ -113,7 +54,7 @@ class _Simulator:
         raise RefusedError(f"{where}: {problem}")
 
 
-def _lines(made: Mapping[str, Any]) -> Iterator[str]:
+def summary_lines(made: Mapping[str, Any]) -> Iterator[str]:
     """For a person; every figure is of the simulation."""
     reason = f": {made['reason']}" if made["reason"] else ""
     yield f"simulated  {made['run']}: {made['state']}{reason}; nothing was trained"
