@@ -1,5 +1,5 @@
 """The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table, `export-model`
-writes the run's model, `score` applies that model to rows. And `simulate` makes the record of a run that nothing trained.
+writes the run's model, `score` applies that model to rows. `simulate` makes the record of a run that nothing trained.
 """
 
 import shutil
