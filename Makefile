@@ -88,6 +88,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/own_metrics.py
 	$(BIN)/python benchmarks/attached_metrics.py
 	$(BIN)/python benchmarks/conductor.py
+	$(BIN)/python benchmarks/simulate.py --real
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

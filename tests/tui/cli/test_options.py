@@ -58,6 +58,7 @@ FROZEN = {
     "--step --temperature --top-p -h FILE RUN",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
+    "simulate": "--help --json --output --parameters --seed --speed --steps --watch -h -o CLUSTER.toml RUN.toml",
     "status": "--cluster --connect --help --json --run --server-key -h",
     "watch": "--cluster --connect --help --json --run --server-key -h",
 }
@@ -97,7 +98,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 READING = {
     "", "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench",
     "data preview", "diagnose", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
-    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "status", "watch",
+    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "simulate", "status", "watch",
 }  # fmt: skip
 
 

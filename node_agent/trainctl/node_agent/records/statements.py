@@ -97,6 +97,28 @@ def known_step(step: m.StepCommitted) -> Write:
     return write
 
 
+def commit_many(
+    steps: Sequence[m.StepCommitted], parts: Sequence[tuple[m.RankStep, float]],
+    fill: Callable[[sqlite3.Connection, Mapping[str, int]], None],
+) -> Write:  # fmt: skip
+    """New steps, none of which replaces another, and ranks' parts in them or in earlier ones, each with when it ended.
+    Their rollups are made at once at the end, the finest by `fill`."""
+    step_rows, rank_rows = [_step_row(step) for step in steps], [_rank_row(*part) for part in parts]
+    numbers = [step.step for step in steps] + [part.step for part, _ in parts]
+
+    def write(connection: sqlite3.Connection) -> None:
+        for rows, table in ((step_rows, "steps"), (rank_rows, "rank_steps")):
+            if rows:
+                connection.executemany(_insertion(table, rows[0]), rows)
+        for step in steps:
+            _replace_values(connection, step.step, RUN_RANK, step.values)
+        for part, _ in parts:
+            _replace_values(connection, part.step, part.rank, part.values)
+        rebuild_rollups(connection, min(numbers), max(numbers), fill)
+
+    return write
+
+
 def known_part(part: m.RankStep, finished_at: float) -> Write:
     """The same for a rank's part in a step. `finished_at` (Unix seconds) is used where the record has no such part."""
     key = (part.step, part.generation.term, part.generation.n, part.rank)

@@ -4,7 +4,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -63,14 +63,19 @@ def new_run(
     """
     if node in config.nodes:
         preflight.check_on(config, node, placement=placement)
-    settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
-    carried = {starter: Carried("start-run", by, 1, settings.plan_version)}
-    durable = Durable(settings, max(FIRST_GENERATION, m.Generation(term, 0)), 0, carried=carried, probed=())
+    durable = first_durable(config, term)
+    carried = {starter: Carried("start-run", by, 1, durable.settings.plan_version)}
+    durable = msgspec.structs.replace(durable, carried=carried)
     recorder = make_directory(paths, config)
     _keep(recorder, durable)
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
+
+
+def first_durable(config: RunFile, term: int = 1) -> Durable:
+    """What a new run begins with. Raises InvalidInputError if its shares don't fit its global batch."""
+    return Durable(_first_settings(config), max(FIRST_GENERATION, m.Generation(term, 0)), 0, probed=())
 
 
 def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunDb:
@@ -133,6 +138,7 @@ def own(paths: RunPaths, term: int) -> None:
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
     *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
+    clock: Callable[[], float] = time.time,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
@@ -170,7 +176,7 @@ def old_run(
                 settings = share_edits.lose(settings, rank).settings
         generation = max(_highest(durable, before), m.Generation(term, 0))
         # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
-        going = _resumed(recorder, generation, step, last, "auto" if starter is None else by)
+        going = _resumed(recorder, clock(), generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
@@ -192,14 +198,16 @@ def old_run(
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
 
 
-def _resumed(recorder: RunDb, generation: m.Generation, step: int, last: m.StepCommitted | None, by: str) -> m.Event:
+def _resumed(
+    recorder: RunDb, at: float, generation: m.Generation, step: int, last: m.StepCommitted | None, by: str
+) -> m.Event:
     """`last`: the last step before the run went back."""
     text = f"resumed from step {step:,}" + (
         ": later steps are repeated" if last is not None and last.step > step else ""
     )
     severity: m.Severity = "warning" if by == "auto" else "info"
     change = e.RunStateChanged("", "resumed", text)
-    return recorder.event(time.time(), change, severity, by, step=step, generation=generation)
+    return recorder.event(at, change, severity, by, step=step, generation=generation)
 
 
 def surviving_run(

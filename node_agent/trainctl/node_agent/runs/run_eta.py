@@ -1,7 +1,7 @@
 """The time left of one run that is led here: measured at each commit, and kept in its record over restarts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -30,9 +30,9 @@ class RunEta:
     """Follows one run. A step takes what its report says. Plans beside training and faults take what else passes
     between two commits, without pauses."""
 
-    def __init__(self, recorder: RunDb, config: RunFile) -> None:
-        """Continues from the record."""
-        self._recorder, self._config = recorder, config
+    def __init__(self, recorder: RunDb, config: RunFile, clock: Callable[[], float] = time.time) -> None:
+        """Continues from the record. `clock`: Unix seconds."""
+        self._recorder, self._config, self._clock = recorder, config, clock
         kept, newest = _kept(recorder), recorder.newest_steps(RECENT_STEPS)
         self._eta = Eta(config.run.steps, kept.facts)
         self._eta.replay((step.step, step.step_seconds) for step in newest)
@@ -44,7 +44,7 @@ class RunEta:
 
     def _note_return(self, kept: KeptEta, step: int) -> None:
         """The run has gone back to a checkpoint while nobody led it."""
-        away_seconds = time.time() - kept.at
+        away_seconds = self._clock() - kept.at
         if step < kept.step and 0 <= away_seconds < LONGEST_RECOVERY_SECONDS:
             self._eta.step_done = kept.step
             self._eta.fault(step, away_seconds)
@@ -65,7 +65,7 @@ class RunEta:
 
     def with_time_left(self, step: m.StepCommitted, held_out: int, now: float) -> m.StepCommitted:
         """A step that was committed `now`, with the time left after it; `held_out`: samples of an evaluation."""
-        self._measure(step, now)
+        self.measure(step, now)
         found = self._eta.left(self._schedules(held_out))
         if found is None:
             return step
@@ -77,12 +77,13 @@ class RunEta:
 
     def close(self) -> None:
         """Keep what was measured."""
-        kept = KeptEta(self._eta.facts, self._eta.step_done, time.time())
+        kept = KeptEta(self._eta.facts, self._eta.step_done, self._clock())
         self._recorder.set_meta(ETA_KEY, msgspec.json.encode(kept).decode())
 
     # ------------------------------------------------------------ measuring
 
-    def _measure(self, step: m.StepCommitted, now: float) -> None:
+    def measure(self, step: m.StepCommitted, now: float) -> None:
+        """Learn from a step that was committed `now`."""
         last, sides = self._last, self._sides_before(step.step)
         other = max(now - self._committed_at - self._paused_seconds - step.step_seconds, 0.0)
         self._last, self._committed_at, self._paused_seconds = step, now, 0.0

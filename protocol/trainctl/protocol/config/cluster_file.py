@@ -3,18 +3,19 @@
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import platformdirs
 from msgspec import Meta
 
-from trainctl.protocol.config import addresses, toml_file
+from trainctl.protocol.config import addresses, simulated_nodes, toml_file
 from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.config.prices import DEFAULT_CURRENCY, Price, Prices, check_currency
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -26,6 +27,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None  # its agent's public key
     ssh: str = ""  # user@host by which ssh reaches it; empty: the host of its address
     price_per_hour: Price | None = None  # what an hour of this machine costs; None: not said
+    simulated: SimulatedNode | None = None  # the machine that `trainctl simulate` puts in its place
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,11 +68,15 @@ def default_path() -> Path:
     return Path(chosen) if chosen else platformdirs.user_config_path("trainctl") / "cluster.toml"
 
 
-def read(path: Path) -> Cluster:
-    """The file, and the nodes of those in `cluster.d` beside it. Raises InvalidInputError naming file and field."""
-    cluster = _with_added(toml_file.checked(toml_file.read(path, "cluster file"), Cluster, str(path)), path)
+def read(path: Path, *, simulated: bool = False) -> Cluster:
+    """The file, and the nodes of those in `cluster.d` beside it. A node that is only simulated, so without an address,
+    is left out unless `simulated`. Raises InvalidInputError naming file and field."""
+    raw = _placed(toml_file.read(path, "cluster file"), simulated=simulated)
+    cluster = _with_added(toml_file.checked(raw, Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
+        if entry.simulated is not None:
+            simulated_nodes.check(entry.simulated, f"{path}: nodes.{name}.simulated")
         addresses.split(entry.address)
         if entry.address in seen:
             raise InvalidInputError(
@@ -81,6 +87,19 @@ def read(path: Path) -> Cluster:
     _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
     check_currency(cluster.currency, f"{path}: currency")
     return cluster
+
+
+def _placed(raw: dict[str, Any], *, simulated: bool) -> dict[str, Any]:
+    """The tables with an address, which nothing connects to, of each node that is only simulated; or without them."""
+    nodes = raw.get("nodes")
+    if not isinstance(nodes, dict):
+        return raw
+    found = {}
+    for port, (name, table) in enumerate(nodes.items(), 1):
+        only = isinstance(table, dict) and "simulated" in table and "address" not in table
+        if simulated or not only:
+            found[name] = {"address": f"tcp://127.0.0.1:{port}", **table} if only else table
+    return raw | {"nodes": found}
 
 
 def read_default(path: Path | None = None) -> Cluster:

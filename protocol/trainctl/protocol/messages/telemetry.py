@@ -114,6 +114,7 @@ class RunView(Message, tag="run-view", frozen=True):
     eval_values: tuple[tuple[Name, float], ...] = ()  # pairs (metric, value) of the newest evaluation
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
+    simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     boot: str = ""
     seq: Count = 0
 
@@ -178,6 +179,8 @@ class RunView(Message, tag="run-view", frozen=True):
         """Why the run does not take a verb; empty if it does."""
         if self.recording:
             return "" if verb == "start-run" else "a recording accepts no commands"
+        if self.simulated:
+            return "a simulated run accepts no commands"
         if verb in VERBS and VERBS[verb].for_any_run:
             return ""
         return dict(self.verbs).get(verb, "" if self.kind == "hosted" else "a different program trains this run")

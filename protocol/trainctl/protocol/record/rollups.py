@@ -6,7 +6,7 @@ A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from trainctl.protocol.messages import EVALUATED, METRICS
@@ -153,9 +153,19 @@ def add_missing_rollups(connection: sqlite3.Connection) -> None:
         rebuild_rollups(connection, 1, last)
 
 
-def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> None:
+def _fill(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:
+    """Add the finest rollups of the steps first..last from the rows that stand."""
+    ranks = connection.execute(_RANKS_OF, (span["first"], span["last"])).fetchall()
+    connection.execute(_ADD_RUN, span)
+    connection.executemany(_ADD_RANK, [{**span, "rank": rank} for (rank,) in ranks])
+
+
+def rebuild_rollups(
+    connection: sqlite3.Connection, first: int, last: int,
+    fill: Callable[[sqlite3.Connection, Mapping[str, int]], None] = _fill,
+) -> None:  # fmt: skip
     """Rebuild every bucket that holds one of the steps first..last, the finest from the rows that stand, each coarser
-    one from the finer: about ten rows a metric and level, whatever the length of the run."""
+    one from the finer: about ten rows a metric and level, whatever the length of the run. `fill` adds the finest."""
     finer, kept_from = 0, values_from(connection)
     for level in ROLLUP_LEVELS:
         low, high = first // level * level, (last // level + 1) * level - 1
@@ -168,8 +178,7 @@ def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> No
         if finer:
             connection.executemany(_MERGE_ROLLUPS, series)
         else:
-            connection.execute(_ADD_RUN, span)
-            connection.executemany(_ADD_RANK, [{**span, "rank": rank} for rank in ranks])
+            fill(connection, span)
         finer = level
     _roll_up_named(connection, first, last, newest=_newest(connection, last))
 

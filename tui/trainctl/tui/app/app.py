@@ -130,7 +130,9 @@ class TrainctlApp(TerminalApp):
     @property
     def badge(self) -> str:
         """Words about the screen itself, for its upper right corner."""
-        words = ["RECORDING"] if self.shown.run is not None and self.shown.run.recording else []
+        run = self.shown.run
+        words = ["RECORDING"] if run is not None and run.recording else []
+        words += ["SIMULATED"] if run is not None and run.simulated else []
         words += ["FROM RECORD"] if self.feed.opened is not None and not self.feed.opened.active else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 

@@ -1,5 +1,6 @@
-"""The subcommands over a run that has trained: `replay` shows its record in the screens, `export` writes it as a table,
-`export-model` writes its model, `score` applies that model to rows."""
+"""The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table, `export-model`
+writes the run's model, `score` applies that model to rows. `simulate` makes the record of a run that nothing trained.
+"""
 
 import shutil
 import sys
@@ -129,6 +130,58 @@ def export_model(
     with seen:
         made = make([f"--run-directory={directory}", *words])
     return output.answer(description(made), json=json, **made)
+
+
+@app.command()
+def simulate(
+    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="Cluster file with simulated nodes.")],
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, drift, failures and losses.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Steps, in place of the run file's.", show_default=False)
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trained parameters, if the model isn't on this machine.", show_default=False),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the run in the full screen while it plays.")] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            min=0.25, max=4096, help="With --watch: playback speed; 2 is twice real time [60].", show_default=False
+        ),
+    ] = None,
+    output_folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="State folder [the user's].", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Simulate a run before you buy or start anything. Nothing is trained.
+
+    Each node of the cluster file says in [nodes.NAME.simulated] how fast it is, how it varies and how it fails.
+    """
+    from trainctl.tui.replay.simulator_process import SimulatorProcess, summary_lines
+
+    if speed is not None and not watch:
+        raise InvalidInputError("--speed", "applies only to the full screen: add --watch, or leave it out")
+    if watch and (json or not output.has_screen()):
+        raise InvalidInputError("--watch", "needs a terminal, and no --json: leave it out")
+    given = {"--seed": seed, "--steps": steps, "--parameters": parameters, "--output": output_folder}
+    words = [f"{option}={value}" for option, value in given.items() if value is not None]
+    with SimulatorProcess([str(cluster), str(file), *words]) as simulator:
+        directory = Path(simulator.line()["run_directory"])
+        if watch:
+            from trainctl.tui.replay.growing_source import watch_growing  # Textual: only for the full screen
+
+            watch_growing(directory, speed or 60.0)
+        made = simulator.line()
+    code = 0 if made["state"] == "finished" else RefusedError.exit_code
+    if json:
+        output.emit({"ok": code == 0, **made})
+    else:
+        output.say("\n".join(summary_lines(made)))
+    return code
 
 
 @app.command()

@@ -77,7 +77,8 @@ class ReplayApp(TrainctlApp):
 
     @property
     def badge(self) -> str:
-        return "REPLAY"
+        run = self.shown.run
+        return "REPLAY SIMULATED" if run is not None and run.simulated else "REPLAY"
 
     def above_bottom(self) -> list[StatusBar]:
         return [ReplayBar(self.source, self.go_to, self.glyphs)]

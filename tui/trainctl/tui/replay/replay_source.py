@@ -36,13 +36,12 @@ class ReplaySource:
     def __init__(self, directory: Path, speed: float = 1.0) -> None:
         self.paths = RunPaths(directory)
         self._reader = RecordReader(self.paths)
-        text, last = self._reader.meta("view"), self._reader.last_step()
-        if text is None or last is None:
+        last = self._reader.last_step()
+        if self._reader.meta("view") is None or last is None:
             self._reader.close()
             raise InvalidInputError(str(directory), "its record has no steps: nothing to replay")
-        self._view = msgspec.json.decode(text, type=m.RunView)
         first = self._reader.steps(limit=1)[0][0]
-        self._view = _with_all_ranks(self._view, self._reader, (first.step, last.step))
+        self._view = self._read_view(first.step, last.step)
         self.head = Playhead(first.step, last.step, speed=speed)
         self.at = first.committed_at  # the time of day that is shown, in Unix seconds
         self._seq = 0
@@ -51,6 +50,11 @@ class ReplaySource:
         self.events_known = self._all_events()
         self._samples_known = self._all_samples()
         self._sampled_to = -math.inf  # time of the newest answer that was passed on
+
+    def _read_view(self, first: int, last: int) -> m.RunView:
+        """The run's newest view, with the ranks of all nodes."""
+        view = msgspec.json.decode(self._reader.meta("view") or "", type=m.RunView)
+        return _with_all_ranks(view, self._reader, (first, last))
 
     def close(self) -> None:
         self._reader.close()
@@ -259,11 +263,12 @@ class ReplaySource:
             found += page
         return found
 
-    def _all_events(self) -> tuple[m.Event, ...]:
+    def _all_events(self, after: int = 0) -> tuple[m.Event, ...]:
+        """Those with a higher id."""
         found: list[m.Event] = []
         more = True
         while more:
-            page, more = self._reader.events(found[-1].id if found else 0, PAGE)
+            page, more = self._reader.events(found[-1].id if found else after, PAGE)
             found += page
         return tuple(found)
 

@@ -1,0 +1,91 @@
+"""`python -m trainctl.node_agent.simulate`: simulates one run. Prints two JSON objects: where the record is once it can
+be read, and what the simulation came to.
+"""
+
+import argparse
+import gc
+import json
+import shutil
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainctl.node_agent.simulate import outcome, scenario
+from trainctl.node_agent.simulate.scenario import Scenario
+from trainctl.node_agent.simulate.simulation import Simulation
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.record.paths import RunPaths, node_directory, runs_directory
+
+NODE = "simulated"
+"""Folder of simulated runs beside the nodes' folders."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Its exit status."""
+    options = _parser().parse_args(arguments)
+    gc.freeze()  # a run makes no cycles worth looking for
+    gc.set_threshold(100_000)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = scenario.read(
+            options.cluster, options.run, seed=options.seed, steps=options.steps, parameters=options.parameters
+        )
+        set_title("simulator", f"of {found.config.run.name}")
+        return _play(found, options.output)
+    except TrainctlError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"{error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
+        return RefusedError.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainctl.node_agent.simulate", description="Simulate one run.")
+    parser.add_argument("cluster", type=Path, help="cluster file with simulated nodes")
+    parser.add_argument("run", type=Path, help="run file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all chance")
+    parser.add_argument("--steps", type=int, help="steps of the run, in place of the run file's")
+    parser.add_argument("--parameters", type=int, help="trained parameters, where the model isn't on this machine")
+    parser.add_argument("--output", type=Path, help="state folder that gets the run [the user's]")
+    return parser
+
+
+def _play(found: Scenario, root: Path | None) -> int:
+    directory = _directory(found, root)
+    try:
+        simulation = Simulation(found, directory)
+        played = simulation.play(partial(_say, {"run_directory": str(directory)}))
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    _say(outcome.outcome(found, played, RunPaths(directory)))
+    return 0 if played.ended.state == "finished" else RefusedError.exit_code
+
+
+def _directory(found: Scenario, root: Path | None) -> Path:
+    """The first free name. Raises InvalidInputError if the folder can't be made."""
+    runs = runs_directory(node_directory(NODE, root))
+    name = f"{found.config.run.name}-simulated-{found.seed}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError("--output", f"{runs}: {error.strerror or error}") from None
+    number, directory = 1, runs / name
+    while directory.exists():
+        number += 1
+        directory = runs / f"{name}-{number}"
+    return directory
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""A simulated rank's device: the seconds and the memory of its part of a step, with noise, drift and failures. Pure.
+
+All chance is of the seed, the node and the step, so that the same seed gives the same run.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.calibration.profile import ProfileSummary
+from trainctl.protocol.config.simulated_nodes import SimulatedNode, SpeedChange
+
+FORWARD_PART: Final = 1 / 3
+"""Part of a pass: a backward pass takes twice as long as a forward pass."""
+PEAK_NOISE: Final = 0.005
+"""Standard deviation of a step's peak memory, relative."""
+
+
+class DeviceSpec(NamedTuple):
+    """What a node's settings, its profile and the model say of it."""
+
+    name: str  # with the word simulated
+    curve: PassCurve  # seconds of a pass by micro-batch
+    step_seconds: float  # of each step beside passes and sum
+    memory: MemoryModel | None  # None: nothing is known, and nothing is reported
+    cap_bytes: float | None  # None: no limit
+    profile: ProfileSummary | None  # that the rank says it has
+
+    def out_of_memory(self, micro: int) -> bool:
+        """Whether a pass of so many samples needs more than there is."""
+        if self.memory is None or self.cap_bytes is None:
+            return False
+        return self.memory.peak(micro) > self.cap_bytes
+
+
+class SimulatedPart(NamedTuple):
+    """A rank's part of a step."""
+
+    forward: float  # seconds
+    backward: float
+    optimizer: float
+    micro: int  # that memory has left
+    replays: int  # passes that were made again for lack of memory
+    peak_bytes: float | None
+
+    @property
+    def busy(self) -> float:
+        """Seconds until its gradients are there."""
+        return self.forward + self.backward
+
+
+class DeviceModel:
+    """One node's device over a run."""
+
+    def __init__(self, spec: DeviceSpec, settings: SimulatedNode, seed: int, node: str) -> None:
+        self.spec, self._settings, self._key = spec, settings, f"{seed} {node}"
+        self._wander = random.Random(f"{self._key} drift")
+        self._failures = random.Random(f"{self._key} failures")
+        self._noise = random.Random(f"{self._key} noise")
+        self._drifted, self._drifted_at = 0.0, 0.0
+        self._fits: dict[int, tuple[int, int]] = {}  # what memory leaves of a micro-batch, and the passes made again
+
+    def part(self, step: int, samples: int, micro: int, now: float) -> SimulatedPart:
+        """Of a step that begins `now` (seconds since the run began)."""
+        settings, curve = self._settings, self.spec.curve
+        micro, replays = self._fitting(min(micro, max(samples, 1)))
+        seconds = curve.share_seconds(samples, micro) * self._chance(settings.noise)
+        if settings.drift or settings.speeds:
+            seconds *= math.exp(self._drift(now)) / _speed_at(settings.speeds, step)
+        if replays:
+            seconds += replays * curve.seconds(micro)
+        peak = None
+        if self.spec.memory is not None:
+            peak = self.spec.memory.peak(micro) * self._chance(PEAK_NOISE)
+            peak = peak if self.spec.cap_bytes is None else min(peak, self.spec.cap_bytes)
+        forward = FORWARD_PART * seconds
+        return SimulatedPart(forward, seconds - forward, self.spec.step_seconds, micro, replays, peak)
+
+    def _fitting(self, micro: int) -> tuple[int, int]:
+        """As a trainer does, a pass that runs out of memory is made again in halves."""
+        found = self._fits.get(micro)
+        if found is None:
+            found = self._fits[micro] = self._halved(micro)
+        return found
+
+    def _halved(self, micro: int) -> tuple[int, int]:
+        replays = 0
+        while micro > 1 and self.spec.out_of_memory(micro):
+            micro, replays = math.ceil(micro / 2), replays + 1
+        return micro, replays
+
+    def _chance(self, deviation: float) -> float:
+        return math.exp(self._noise.gauss(0.0, deviation)) if deviation else 1.0
+
+    def _drift(self, now: float) -> float:
+        """A random walk of the speed's logarithm."""
+        hours = max(now - self._drifted_at, 0.0) / 3600
+        if self._settings.drift and hours:
+            self._drifted += self._wander.gauss(0.0, self._settings.drift * math.sqrt(hours))
+            self._drifted_at = now
+        return self._drifted
+
+    def forward_seconds(self, samples: int, micro: int) -> float:
+        """Of samples that are only evaluated."""
+        return FORWARD_PART * self.spec.curve.share_seconds(samples, self._fitting(max(micro, 1))[0])
+
+    def seconds_to_failure(self) -> float:
+        """Until a trainer that begins now dies; infinite if the node has no such failures."""
+        hours = self._settings.mtbf_hours
+        return self._failures.expovariate(1.0) * 3600 * hours if hours else math.inf
+
+    def fails_at(self, step: int) -> bool:
+        """Whether its trainer dies in the step."""
+        return step in self._settings.fails_at
+
+
+def _speed_at(changes: Sequence[SpeedChange], step: int) -> float:
+    """Relative to the node's own."""
+    return next((change.speed for change in reversed(changes) if change.step <= step), 1.0)

@@ -1,0 +1,199 @@
+"""What is simulated: a cluster file and a run file put together, with the model's size where it can be read."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.simulate.device_model import DeviceSpec
+from trainctl.node_agent.simulate.known_devices import SUSTAINED, KnownDevice, known
+from trainctl.node_agent.simulate.link_model import SimulatedLinks
+from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.protocol.batch import memory_model
+from trainctl.protocol.batch.flops import step_flops
+from trainctl.protocol.batch.memory_estimate import estimate_memory
+from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.calibration import profile_file
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, summary
+from trainctl.protocol.config import cluster_file, run_file
+from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.model_facts import ModelFacts, read_facts
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
+from trainctl.protocol.errors import InvalidInputError
+
+LINK_BYTES_PER_SECOND, LATENCY_SECONDS = 125e6, 2e-4
+"""Of a link that nothing is said about: 1 Gbit/s and the round trip of a local network."""
+PASS_OVERHEAD_SECONDS = 0.002
+"""What a pass takes on a known device whatever its size."""
+
+
+class Scenario(NamedTuple):
+    """Ready to be played. Ranks are numbered in the order of the run file's nodes."""
+
+    config: RunFile
+    cluster: Cluster
+    nodes: Mapping[int, SimulatedNode]  # by rank
+    devices: Mapping[int, DeviceSpec]
+    links: SimulatedLinks
+    loss: LossModel
+    parameters: int  # trained
+    seed: int
+
+
+def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, parameters: int | None) -> Scenario:
+    """Raises InvalidInputError by file and field."""
+    cluster = cluster_file.read(cluster_path, simulated=True)
+    config = run_file.read(run_path)
+    _check(config, run_path)
+    if steps is not None:
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps))
+    config = preflight.with_nodes(config, "", tuple(cluster.nodes))
+    nodes = {rank: _simulated(cluster, name, cluster_path) for rank, name in enumerate(config.nodes)}
+    facts = _facts(config, run_path)
+    trained = parameters if parameters is not None else _trained(config, facts, run_path)
+    maker = _Maker(config, facts, cluster_path)
+    profiles = {rank: maker.profile(name, nodes[rank]) for rank, name in enumerate(config.nodes)}
+    devices = {rank: maker.device(name, nodes[rank], profiles[rank]) for rank, name in enumerate(config.nodes)}
+    of = {rank: _link(node, profiles[rank]) for rank, node in nodes.items()}
+    links = SimulatedLinks(of, estimates.GRADIENT_BYTES * trained, estimates.STATE_BYTES * trained)
+    loss = LossModel.of(seed, config.batch.global_, facts.vocabulary if facts is not None else None)
+    return Scenario(config, cluster, nodes, devices, links, loss, trained, seed)
+
+
+def _check(config: RunFile, path: Path) -> None:
+    if config.data.growing:
+        raise InvalidInputError(f"{path}: data.growing", "a simulated run has no data that grow: leave it out")
+
+
+def _simulated(cluster: Cluster, name: str, path: Path) -> SimulatedNode:
+    found = cluster.nodes[name].simulated
+    if found is None:
+        problem = "missing: say how fast the simulated node is, with a profile, a device, passes or samples_per_second"
+        raise InvalidInputError(f"{path}: nodes.{name}.simulated", problem)
+    return found
+
+
+def _facts(config: RunFile, path: Path) -> ModelFacts | None:
+    """The model's size, if it is on this machine."""
+    for name in config.nodes:
+        model = Path(run_file.on_this_machine(config, name).model.path)
+        if (model / "config.json").is_file():
+            return read_facts(model, f"{path}: model.path")
+    return None
+
+
+def _trained(config: RunFile, facts: ModelFacts | None, path: Path) -> int:
+    if facts is None:
+        problem = f"no config.json with the model's size in {config.model.path}; give --parameters"
+        raise InvalidInputError(f"{path}: model.path", problem)
+    return estimate_memory(config, facts, NodeTable(), "torch", str(path)).trained
+
+
+def _link(node: SimulatedNode, profile: DeviceProfile | None) -> LinkRate:
+    """Of one node: what its settings say, else the slowest link of its profile, else a usual one."""
+    links = profile.links if profile is not None else ()
+    measured = min((min(one.sent_bytes_per_second, one.received_bytes_per_second) for one in links), default=None)
+    delays = [one.latency_seconds for one in links if one.latency_seconds is not None]
+    rate = node.link_gbit * 125e6 if node.link_gbit is not None else measured or LINK_BYTES_PER_SECOND
+    latency = node.latency_ms / 1e3 if node.latency_ms is not None else max(delays, default=LATENCY_SECONDS)
+    return LinkRate("simulated", rate, rate, latency or None)
+
+
+class _Maker:
+    """Makes the devices of one run."""
+
+    def __init__(self, config: RunFile, facts: ModelFacts | None, path: Path) -> None:
+        self._config, self._facts, self._path = config, facts, path
+
+    def profile(self, name: str, node: SimulatedNode) -> DeviceProfile | None:
+        if not node.profile:
+            return None
+        file = self._path.parent / Path(node.profile).expanduser()
+        if not file.is_file():
+            raise InvalidInputError(f"{self._where(name)}.profile", f"no such file: {file}")
+        return profile_file.read(file)
+
+    def device(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> DeviceSpec:
+        """Of one node."""
+        table = self._config.nodes[name]
+        device = known(node.device, f"{self._where(name)}.device") if node.device else None
+        memory = self._memory(node, profile, table)
+        cap = self._cap(node, device, profile, table)
+        title = device.title if device is not None else ""
+        title = profile.key.device if profile is not None else title or "device"
+        step = node.step_seconds
+        if step is None:
+            step = (profile.optimizer_seconds or 0.0) if profile is not None else 0.0
+        curve = self._curve(name, node, profile)
+        said = summary(profile) if profile is not None else None
+        return DeviceSpec(f"simulated {title}", curve, step, memory, cap, said)
+
+    def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
+        if profile is not None:
+            return PassCurve(tuple((one.micro, one.seconds) for one in profile.passes))
+        if node.passes:
+            return PassCurve(node.passes)
+        if node.samples_per_second is not None:
+            return PassCurve.line(node.pass_seconds, 1 / node.samples_per_second)
+        return PassCurve.line(PASS_OVERHEAD_SECONDS, self._sample_seconds(name, node))
+
+    def _sample_seconds(self, name: str, node: SimulatedNode) -> float:
+        """An estimate from the datasheet, for a sample at full length."""
+        where = f"{self._where(name)}.device"
+        device, flops = known(node.device, where), step_flops(self._config.adapter, self._facts, where)
+        if flops is None:
+            raise InvalidInputError(where, "the model's size isn't known here, so its speed neither; give passes")
+        if self._config.model.dtype == "float32":
+            raise InvalidInputError(where, 'its speed is known for model.dtype = "bfloat16" alone; give passes')
+        return flops.of(self._config.data.sequence_length, 1) / (SUSTAINED * device.tflops * 1e12)
+
+    def _memory(self, node: SimulatedNode, profile: DeviceProfile | None, table: NodeTable) -> MemoryModel | None:
+        """What the settings say, else the profile's peaks, else an estimate."""
+        found = None
+        if profile is not None:
+            found = memory_model.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
+        elif self._facts is not None:
+            found = self._estimate(self._facts, node, table)
+        if node.model_gb is None and node.sample_gb is None:
+            return found
+        base, sample = found or MemoryModel(0.0, 0.0)
+        return MemoryModel(
+            base if node.model_gb is None else node.model_gb * 1e9,
+            sample if node.sample_gb is None else node.sample_gb * 1e9,
+        )
+
+    def _estimate(self, facts: ModelFacts, node: SimulatedNode, table: NodeTable) -> MemoryModel:
+        """The line through the estimates of two micro-batches."""
+        placed = msgspec.structs.replace(table, device="cuda:0")
+        one, many = (
+            estimate_memory(
+                self._config, facts, msgspec.structs.replace(placed, micro=micro), node.backend, str(self._path)
+            ).total
+            for micro in (1, 17)
+        )
+        return MemoryModel(one - (many - one) / 16, (many - one) / 16)
+
+    def _cap(
+        self, node: SimulatedNode, device: KnownDevice | None, profile: DeviceProfile | None, table: NodeTable
+    ) -> float | None:
+        """The smallest of the limits that are given."""
+        own = device.memory_gb * 1e9 if device is not None else None
+        own = node.memory_gb * 1e9 if node.memory_gb is not None else own
+        if own is None and profile is not None:
+            own = profile.memory_cap_bytes
+        limit = table.memory_limit_gb * 1e9 if table.memory_limit_gb is not None else None
+        return min((one for one in (own, limit) if one is not None), default=None)
+
+    def _where(self, name: str) -> str:
+        return f"{self._path}: nodes.{name}.simulated"
+
+
+def held_out_of(config: RunFile, samples: int) -> int:
+    """Held-out samples of a run with so many."""
+    return math.ceil(samples * config.data.held_out_fraction) or (samples // 100 if config.data.held_out_path else 0)

@@ -1,0 +1,45 @@
+"""One generation's reducers: a sum comes out for all once the last rank has arrived, or fails for those that wait."""
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.link_model import NOTICE_SECONDS, SimulatedLinks
+from trainctl.protocol import messages as m
+
+Done = Callable[[], None]
+
+
+class SimulatedGroup:
+    """Of the ranks of one `form` order."""
+
+    def __init__(self, form: m.Form, links: SimulatedLinks, queue: EventQueue) -> None:
+        self.form, self.sum_seconds = form, links.sum_seconds(form.ranks)
+        self._queue, self._is_broken = queue, False
+        self._waiting: dict[Hashable, dict[int, tuple[Done, Done]]] = {}
+
+    def arrive(self, what: Hashable, rank: int, seconds: float, done: Done, failed: Done) -> None:
+        """A rank waits for the others in `what`, which takes so many seconds from the last one's arrival."""
+        waiting = self._waiting.setdefault(what, {})
+        waiting[rank] = done, failed
+        if self._is_broken:
+            self._fail()
+        elif len(waiting) == len(self.form.ranks):
+            del self._waiting[what]
+            self._queue.after(seconds, partial(_finish, [done for done, _ in waiting.values()]))
+
+    def break_up(self) -> None:
+        """A rank has left or died: those that wait notice it."""
+        self._is_broken = True
+        self._fail()
+
+    def _fail(self) -> None:
+        for waiting in self._waiting.values():
+            for _, failed in waiting.values():
+                self._queue.after(NOTICE_SECONDS, failed)
+        self._waiting.clear()
+
+
+def _finish(each: Iterable[Done]) -> None:
+    for done in each:
+        done()

@@ -1,0 +1,202 @@
+"""The lead of a simulated run: carries the real conductor's decisions out to simulated ranks and to the record."""
+
+import dataclasses
+
+import msgspec
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import views
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
+from trainctl.node_agent.runs.compared_parts import Links, compared, links
+from trainctl.node_agent.runs.run_costs import RunCosts
+from trainctl.node_agent.runs.run_eta import RunEta
+from trainctl.node_agent.simulate.bulk_record import BulkRecord
+from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.link_model import WORD_SECONDS
+from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.config.prices import Prices
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
+
+STARTED_AT = 1767225600.0
+"""When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""
+TIME_LEFT_STEPS = 10
+"""Steps between estimates of the time left: they would take a tenth of the simulator's time."""
+TTL_SECONDS = 60.0
+"""Seconds in which a policy's command must take effect."""
+
+
+class SimulatedLead:
+    """One conductor with its ranks. `ended` says how it ended."""
+
+    def __init__(
+        self, conductor: Conductor, paths: RunPaths, recorder: BulkRecord, lead: str, queue: EventQueue, prices: Prices
+    ) -> None:  # fmt: skip
+        self.conductor, self.recorder, self.ranks = conductor, recorder, dict[int, SimulatedRank]()
+        self.ended: d.Ended | None = None
+        self.actions: dict[str, int] = {}  # commands of policies that were applied, by policy
+        self._paths, self._lead, self._queue = paths, lead, queue
+        self._costs = RunCosts(recorder, prices)
+        self._eta = RunEta(recorder, conductor.config, lambda: self.at)
+        newest = recorder.newest_steps(1000)
+        conductor.replay(newest)
+        self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
+        self._kept_durable: Durable | None = None
+        self._sent: dict[str, d.Proposed] = {}
+        self._before: dict[int, m.RankView] = {}
+        self._links: tuple[m.Generation, Links] | None = None
+
+    @property
+    def at(self) -> float:
+        """Unix seconds of the simulation."""
+        return STARTED_AT + self._queue.now
+
+    def feed(self, event: d.Input) -> None:
+        """Give the conductor an event and carry out what it decides."""
+        if self.ended is not None:
+            return
+        for decision in self.conductor.handle(event, self._queue.now):
+            self._carry_out(decision)
+        if not isinstance(event, m.Soon | m.Report):
+            self._look()
+
+    def _look(self) -> None:
+        """Whether the run's state or its settings are others: its cost and its time left follow them."""
+        state = self.conductor.state
+        self._costs.look(self.conductor.durable.settings, state, self.at)
+        self._eta.look(state, self.conductor.reason, self._queue.now)
+
+    def _carry_out(self, decision: d.Decision) -> None:
+        match decision:  # by how often they come
+            case d.RankDone(part, step):
+                self.recorder.commit(step, [self._joined(part)], step.committed_at)
+            case d.Issue(plan, durable, held):
+                self._issue(plan, durable, held=held)
+            case d.Commit(step, first):
+                self._commit(step, first)
+            case d.Persist(durable):
+                self._keep_durable(durable)
+            case d.Tell(rank, message):
+                self.ranks[rank].take(message)
+            case d.Start(rank):
+                self.ranks[rank].start()
+            case d.Kill(rank):
+                self.ranks[rank].die("kill: it hung")
+            case d.Ended():
+                self.ended = decision
+            case _:
+                self._record(decision)
+
+    def _record(self, decision: d.Decision) -> None:
+        """What only the record and policies are about."""
+        match decision:
+            case d.Retract(step):
+                self.recorder.retract_after(step - 1)
+            case d.Evaluated():
+                made = decision
+                self.recorder.evaluation(made.step, self.at, made.loss, made.weight, made.seconds, made.values)
+            case d.Sampled(sample):
+                self.recorder.sample(sample)
+            case d.Drifted(step, by_rank):
+                self.recorder.drifts(step, self.at, by_rank)
+            case d.Happened():
+                self.note(decision)
+            case d.Proposed():
+                self._propose(decision)
+            case d.CommandEnded():
+                self._end_command(decision)
+            case _:
+                raise AssertionError(decision)
+
+    def _issue(self, plan: m.StepPlan, durable: Durable, *, held: bool) -> None:
+        self._keep_durable(durable)
+        self._eta.issued(plan)
+        self.recorder.plan(plan, self.at)
+        if not held:
+            for work in plan.work:
+                self.ranks[work.rank].take(plan)
+
+    def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
+        step = self._costs.with_cost(step)
+        if step.step % TIME_LEFT_STEPS:
+            self._eta.measure(step, self._queue.now)
+        else:
+            held_out = next((at.ready.held_out for at in self.conductor.ranks.values() if at.ready is not None), 0)
+            step = self._eta.with_time_left(step, held_out, self._queue.now)
+        self.recorder.commit(self._statistics.joined(step), [self._joined(first)], step.committed_at)
+
+    def _joined(self, part: m.RankStep) -> m.RankStep:
+        """With what a calibrated rank's part is of its calibration."""
+        ready = self.conductor.ranks[part.rank].ready
+        if ready is None or ready.profile is None:
+            return part
+        if self._links is None or self._links[0] != part.generation:
+            nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
+            found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
+            profiles = {rank: profile for rank, profile in found.items() if profile is not None}
+            self._links = part.generation, links(nodes, profiles, self._lead)
+        return compared(part, ready, self._links[1])
+
+    # ------------------------------------------------------------ commands of policies
+
+    def _propose(self, proposed: d.Proposed) -> None:
+        """The command comes back to the conductor like a person's."""
+        self._sent[proposed.id] = proposed
+        fields = {field.name: getattr(proposed, field.name) for field in dataclasses.fields(proposed)}
+        command = d.Commanded(**fields, expires=self._queue.now + TTL_SECONDS)
+        self._queue.after(WORD_SECONDS, lambda: self.feed(command))
+
+    def _end_command(self, ended: d.CommandEnded) -> None:
+        sent = self._sent.pop(ended.id, None)
+        if sent is None:
+            return
+        node, is_applied = sent.node or "", ended.state == "applied"
+        if is_applied:
+            self.actions[sent.by] = self.actions.get(sent.by, 0) + 1
+        made = ended.made or e.CommandApplied(node) if is_applied else e.CommandFailed(ended.reason, "", node)
+        severity: m.Severity = "info" if is_applied else "warning"
+        self.note(d.Happened(made, severity, sent.by, ended.step, sent.verb, ended.id, ended.state))
+
+    # ------------------------------------------------------------ keeping
+
+    def note(self, happened: d.Happened) -> None:
+        """Keep an event."""
+        fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
+        self.recorder.event(self.at, **fields, generation=self.conductor.durable.generation)
+
+    def _keep_durable(self, durable: Durable) -> None:
+        durable = msgspec.structs.replace(durable, seq=0)
+        before = self._kept_durable
+        if before is None or durable.settings is not before.settings:
+            key = settings_key(durable.settings.plan_version)
+            self.recorder.set_meta(key, msgspec.json.encode(durable.settings).decode())
+            self._look()
+        self._kept_durable = durable
+
+    def view(self) -> m.RunView:
+        """The run as it is now, marked as simulated."""
+        ranks = tuple(
+            views.rank_view(self.conductor, rank, None, "", self._before.get(rank), self.at)
+            for rank in sorted(self.conductor.ranks)
+        )
+        self._before = {view.rank: view for view in ranks}
+        cost, directory = self._costs.cost, str(self._paths.directory)
+        view = views.run_view(self.conductor, STARTED_AT, directory, ranks, self._lead, cost)
+        return msgspec.structs.replace(view, simulated=True)
+
+    def flush(self) -> None:
+        """Write all of the record up to now, with the view."""
+        if self._kept_durable is not None:
+            self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(self._kept_durable).decode())
+        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view()).decode(), own=True)
+        self.recorder.flush()
+
+    def close(self) -> None:
+        """Keep what was measured, and close the record."""
+        self._eta.close()
+        self.flush()
+        self.recorder.close()

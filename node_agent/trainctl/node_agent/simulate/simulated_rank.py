@@ -1,0 +1,255 @@
+"""A simulated trainer: it takes the conductor's orders and answers as a real one does, in simulated time.
+
+It has no model. Its state is the number of its last step, and the positions in its accumulators.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.planning import ranges
+from trainctl.node_agent.simulate import simulated_reports as made
+from trainctl.node_agent.simulate.device_model import DeviceModel
+from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, SimulatedLinks
+from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
+from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
+from trainctl.protocol import messages as m
+
+REPORTS_KEPT = 8
+"""Newest reports that an answer to a fence repeats."""
+
+
+class SimulatedRank:
+    """One rank. `say` receives its messages; `group_of` has the groups that all ranks share."""
+
+    def __init__(
+        self, facts: RankFacts, device: DeviceModel, links: SimulatedLinks, queue: EventQueue,
+        say: Callable[[d.Input], None], group_of: Callable[[m.Form], SimulatedGroup],
+    ) -> None:  # fmt: skip
+        self.facts, self.rank = facts, facts.rank
+        self._device, self._links, self._queue, self._say, self._group_of = device, links, queue, say, group_of
+        self.alive = False
+        self.deaths = 0
+        self._life = self._work = 0  # numbers of its process and of what it does: what is of older ones is over
+        self._failed_at: set[int] = set()
+        self._place = 0  # of its work in a plan
+        self._forget(0, 0)
+
+    def _forget(self, step: int, cursor: int) -> None:
+        """A new process, with the state of a step."""
+        self.last_step, self.cursor = step, cursor
+        self.loaded = False
+        self._generation: m.Generation | None = None
+        self._highest: m.Generation | None = None
+        self._group: SimulatedGroup | None = None
+        self._plans = deque[m.StepPlan]()
+        self._held: tuple[m.Range, ...] = ()
+        self._held_from: m.Generation | None = None
+        self._begun: tuple[m.Generation, int] | None = None
+        self._in_step: InStep | None = None
+        self._free_at = 0.0
+        self._reports = deque[m.Report](maxlen=REPORTS_KEPT)
+
+    # ------------------------------------------------------------ its process
+
+    def start(self, step: int = 0, cursor: int = 0) -> None:
+        """Start its process, which has the state of a step once it has loaded."""
+        self._forget(step, cursor)
+        self.alive = True
+        self._life += 1
+        self._work += 1
+        self._later(self.facts.load_seconds, self._load)
+        seconds = self._device.seconds_to_failure()
+        if seconds < float("inf"):
+            life = self._life
+            self._queue.after(seconds, lambda: self.die("simulated failure") if self._life == life else None)
+
+    def _load(self) -> None:
+        self.loaded = True
+        self._say(made.ready(self.facts, self.last_step, self.cursor))
+
+    def die(self, why: str) -> None:
+        """As by SIGKILL: whoever waits for it in a sum notices it, and so does its agent."""
+        if not self.alive:
+            return
+        self.deaths += 1
+        self._end(False, f"was ended by a {why}", NOTICE_SECONDS)
+
+    def _end(self, clean: bool, why: str, seconds: float) -> None:
+        self.alive = False
+        self._life += 1
+        self._leave()
+        self._queue.after(seconds, lambda: self._say(d.RankEnded(self.rank, clean, why)))
+
+    def alive_message(self) -> m.Alive:
+        """What a trainer that works says every second."""
+        phase, detail = ("backward", "") if self.loaded else ("loading", "simulated: loading")
+        return m.Alive(
+            run=self.facts.run, rank=self.rank, generation=self._highest, step=self.last_step + 1, phase=phase,
+            progress=int(self._queue.now), detail=detail,
+        )  # fmt: skip
+
+    @property
+    def is_busy_for(self) -> float:
+        """Seconds since it began what it does; a rank that isn't in a group waits since ever."""
+        return self._queue.now - self._in_step.began if self._in_step is not None else float("inf")
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Unless it leaves its group or ends before."""
+        work = self._work
+        self._queue.after(seconds, lambda: what() if self._work == work else None)
+
+    # ------------------------------------------------------------ orders
+
+    def take(self, order: m.ToTrainer) -> None:
+        """An order of the conductor."""
+        if not self.alive or not self.loaded:
+            return
+        match order:
+            case m.Leave():
+                self._end(True, "exited with 0", WORD_SECONDS)
+            case m.StepPlan() if order.generation == self._generation:
+                self._plans.append(order)
+                if len(self._plans) == 1:
+                    self._begin_next()
+            case m.Fence() | m.Offer() | m.Form() if self._highest is None or order.generation >= self._highest:
+                self._highest = order.generation
+                self._take_membership(order)
+
+    def _take_membership(self, order: m.Fence | m.Offer | m.Form) -> None:
+        same: dict[str, Any] = {"run": self.facts.run, "rank": self.rank, "generation": order.generation}
+        match order:
+            case m.Fence():
+                self._leave()
+                self._answer(m.Fenced(
+                    **same, last_step=self.last_step, held_from=self._held_from if self._held else None,
+                    held=self._held, reports=tuple(self._reports),
+                ))  # fmt: skip
+            case m.Offer():
+                self._answer(m.Offered(**same, endpoints=(f"127.0.0.1:{self.rank + 1}",)))
+            case m.Form():
+                self._leave()
+                self._form(order)
+
+    def _answer(self, message: d.Input) -> None:
+        self._later(WORD_SECONDS, lambda: self._say(message))
+
+    def _leave(self) -> None:
+        """Give up what is in progress; what the accumulators hold by now stays."""
+        if self._in_step is not None:
+            self._hold(made.done_by(self._in_step.left, self._in_step.part, self._queue.now - self._in_step.began))
+        self._in_step, self._generation = None, None
+        self._work += 1
+        self._plans.clear()
+        if self._group is not None:
+            self._group.break_up()
+            self._group = None
+
+    def _hold(self, pieces: Sequence[m.Range]) -> None:
+        self._held = tuple(ranges.merge((*self._held, *pieces)))
+
+    # ------------------------------------------------------------ its group
+
+    def _form(self, form: m.Form) -> None:
+        self._generation = form.generation
+        if self.rank not in form.ranks:
+            return
+        if form.engine == "none":
+            self._answer(made.formed(self.facts, form, 0.0))
+            return
+        self._group = self._group_of(form)
+        level = self._links.transfer_seconds(form.ranks) if form.behind else 0.0
+        self._arrive("join", JOIN_SECONDS + level, partial(self._joined, form, level))
+
+    def _arrive(self, what: object, seconds: float, done: Callable[[], None]) -> None:
+        """Wait for the group's other ranks, unless it leaves before."""
+        work, group = self._work, self._group
+        assert group is not None
+        group.arrive(
+            what, self.rank, seconds, lambda: done() if self._work == work else None,
+            lambda: self._say_broken() if self._work == work else None,
+        )  # fmt: skip
+
+    def _say_broken(self) -> None:
+        if self._generation is not None:
+            reason = "simulated: connection closed by peer"
+            self._say(m.GroupFailed(
+                run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason
+            ))  # fmt: skip
+
+    def _joined(self, form: m.Form, level: float) -> None:
+        if self.rank in form.behind:
+            self.last_step, self.cursor = form.step, form.cursor
+            self._held, self._held_from, self._begun = (), None, None
+        self._free_at = self._queue.now
+        self._say(made.formed(self.facts, form, level))
+
+    # ------------------------------------------------------------ steps
+
+    def _begin_next(self) -> None:
+        plan = self._plans[0]
+        place = self._place if self._place < len(plan.work) else 0
+        if plan.work[place].rank != self.rank:
+            place = self._place = next(place for place, work in enumerate(plan.work) if work.rank == self.rank)
+        mine = plan.work[place]
+        if plan.kind == "train":
+            self._begin_step(plan, mine)
+        elif plan.kind == "sync" and self._group is not None:
+            seconds = self._links.transfer_seconds(self._group.form.ranks)
+            self._arrive(plan.seq, seconds, partial(self._end_side, plan, mine, seconds))
+        else:
+            seconds = made.side_seconds(self.facts, self._device, self._links, plan, mine)
+            self._later(seconds, partial(self._end_side, plan, mine, seconds))
+
+    def _begin_step(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        """As a trainer does, a batch is continued only if the plan says that it finishes that very one."""
+        if plan.finishes is None or not self._held:
+            self._held = ()
+        self._held_from = plan.finishes or plan.generation
+        left = tuple(ranges.subtract(mine.ranges, self._held)) if self._held else mine.ranges
+        count, now = sum(piece.count for piece in left), self._queue.now
+        part = self._device.part(plan.step, count, mine.micro_batch, now)
+        self._in_step = InStep(plan, mine, left, part, now, max(now - self._free_at, 0.0))
+        if self._device.fails_at(plan.step) and plan.step not in self._failed_at:
+            self._failed_at.add(plan.step)
+            self._later(part.busy / 2, partial(self.die, f"simulated failure in step {plan.step:,}"))
+        self._later(part.busy, self._accumulated)
+
+    def _accumulated(self) -> None:
+        """Its gradients are there: the group sums them."""
+        step = self._in_step
+        assert step is not None
+        plan = step.plan
+        work = self._work
+        self._say(m.Soon(run=self.facts.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
+        if self._work != work:
+            return
+        optimizer = step.part.optimizer
+        if self._group is None:
+            self._later(optimizer, self._updated)
+        else:
+            seconds = self._group.sum_seconds + optimizer
+            self._arrive(plan.seq, seconds, self._updated)
+
+    def _updated(self) -> None:
+        step = self._in_step
+        assert step is not None
+        self._hold(step.left)
+        report = made.step_report(self.facts, step, self._held, self._queue.now)
+        self.last_step, self.cursor = step.plan.step, step.plan.cursor + step.plan.global_batch
+        self._held, self._held_from, self._in_step = (), None, None
+        self._end_plan(report)
+
+    def _end_side(self, plan: m.StepPlan, mine: m.RankWork, seconds: float) -> None:
+        self._end_plan(made.side_report(self.facts, self._device, plan, mine, seconds, self._queue.now))
+
+    def _end_plan(self, report: m.Report) -> None:
+        self._plans.popleft()
+        self._reports.append(report)
+        self._free_at = self._queue.now
+        if self._plans:
+            self._begin_next()
+        self._say(report)

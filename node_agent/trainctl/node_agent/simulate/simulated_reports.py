@@ -1,0 +1,172 @@
+"""What a simulated rank reports: made up from its device, the plan and the loss model; the text says so. Pure."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, SimulatedPart
+from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, SimulatedLinks
+from trainctl.node_agent.simulate.loss_model import LossModel
+from trainctl.protocol import messages as m
+
+PROBE_SECONDS = 0.2
+ANSWER = "(simulated: no model answered)"
+_DIGEST = "simulated"
+
+
+class RankFacts(NamedTuple):
+    """What doesn't change of one rank."""
+
+    run: str
+    rank: int
+    backend: Literal["torch", "mlx"]
+    device: str
+    parameters: int  # trained
+    samples: int  # of an epoch
+    held_out: int
+    tokens: int  # of a sample
+    load_seconds: float
+    disk_bytes_per_second: float
+    started_at: float  # Unix seconds of the simulation's beginning
+    loss: LossModel
+    device_spec: DeviceSpec
+
+
+def ready(facts: RankFacts, step: int, cursor: int) -> m.Ready:
+    """Of a rank that has loaded the state of a step."""
+    spec = facts.device_spec
+    return m.Ready(
+        run=facts.run, rank=facts.rank, pid=0, backend=facts.backend, device=facts.device, parameters=facts.parameters,
+        samples=facts.samples, held_out=facts.held_out, mean_weight=float(facts.tokens), layout_digest=_DIGEST,
+        model_digest=_DIGEST, data_digest=_DIGEST, last_step=step, cursor=cursor, system="Linux",
+        engines=("gloo", "ring"), profile=spec.profile,
+        memory_cap_bytes=None if spec.cap_bytes is None else int(spec.cap_bytes),
+    )  # fmt: skip
+
+
+def formed(facts: RankFacts, form: m.Form, level_seconds: float) -> m.Formed:
+    """That it has joined the group; `level_seconds`: of the transfer of the state."""
+    join = JOIN_SECONDS if form.engine != "none" else 0.0
+    return m.Formed(
+        run=facts.run, rank=facts.rank, generation=form.generation, join_seconds=join, level_seconds=level_seconds
+    )
+
+
+def done_by(left: Sequence[m.Range], part: SimulatedPart, seconds: float) -> list[m.Range]:
+    """The first positions of those left, of the passes that are complete after so many seconds."""
+    count = sum(piece.count for piece in left)
+    passes = math.ceil(count / part.micro)
+    whole = passes if seconds >= part.busy else int(passes * seconds / part.busy)
+    return first_positions(left, min(whole * part.micro, count))
+
+
+def first_positions(pieces: Sequence[m.Range], count: int) -> list[m.Range]:
+    """The first so many."""
+    found: list[m.Range] = []
+    for piece in pieces:
+        if count <= 0:
+            break
+        found.append(m.Range(piece.start, min(piece.count, count)))
+        count -= piece.count
+    return found
+
+
+def _same(facts: RankFacts, plan: m.StepPlan, now: float) -> dict[str, Any]:
+    return {
+        "run": facts.run, "rank": facts.rank, "generation": plan.generation, "seq": plan.seq, "kind": plan.kind,
+        "step": plan.step, "finished_at": facts.started_at + now,
+    }  # fmt: skip
+
+
+class InStep(NamedTuple):
+    """A rank's part of the step in progress."""
+
+    plan: m.StepPlan
+    mine: m.RankWork
+    left: tuple[m.Range, ...]  # positions that weren't in its accumulators
+    part: SimulatedPart
+    began: float
+    waited: float  # for the plan
+
+
+def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: float) -> m.Report:
+    """Of a step that was updated `now`, with the positions that the rank had accumulated."""
+    plan, part = step.plan, step.part
+    loss, norm = facts.loss.at_step(plan.step, plan.cursor)
+    count, tokens = sum(piece.count for piece in held), facts.tokens
+    took = now - step.began
+    phases = m.Phases(
+        forward=part.forward, backward=part.backward, sync=max(took - part.busy - part.optimizer, 0.0),
+        optimizer=part.optimizer, wait=step.waited,
+    )  # fmt: skip
+    weight = float(plan.global_batch * tokens)
+    return m.Report(
+        **_same(facts, plan, now), loss_sum=loss * weight, weight=weight, own_weight=float(count * tokens),
+        own_samples=count, tokens=plan.global_batch * tokens, own_tokens=count * tokens, grad_norm=norm,
+        micro_batch=part.micro, replays=part.replays, phases=phases, step_seconds=took + step.waited,
+        values=_memory(facts, part),
+    )  # fmt: skip
+
+
+def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
+    """What is held at any micro-batch, the peak, and the cap, as far as they are known."""
+    spec = facts.device_spec
+    found = None if spec.memory is None else spec.memory.base_bytes, part.peak_bytes, spec.cap_bytes
+    named = zip(m.RANK_COLUMNS, found, strict=True)
+    return {name: float(int(value)) for name, value in named if value is not None}
+
+
+def side_seconds(
+    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: m.StepPlan, mine: m.RankWork
+) -> float:
+    """What a plan beside training takes the rank."""
+    count = sum(piece.count for piece in mine.ranges)
+    match plan.kind:
+        case "evaluate":
+            return device.forward_seconds(count, mine.micro_batch)
+        case "measure":
+            return device.part(plan.step, count, mine.micro_batch, 0.0).busy
+        case "checkpoint":
+            return links.state_bytes / facts.disk_bytes_per_second if facts.rank in plan.writers else 0.0
+        case "sample":
+            return len(_prompts(plan)) * device.forward_seconds(1, 1)
+        case "probe":
+            return PROBE_SECONDS
+        case _:
+            return 0.0
+
+
+def side_report(
+    facts: RankFacts, device: DeviceModel, plan: m.StepPlan, mine: m.RankWork, seconds: float, now: float
+) -> m.Report:
+    """Of a plan beside training that is done `now`."""
+    count = sum(piece.count for piece in mine.ranges)
+    weight = float(count * facts.tokens)
+    same = _same(facts, plan, now) | {
+        "loss_sum": facts.loss.held_out(plan.cursor) * weight, "weight": weight, "own_weight": weight,
+        "own_samples": count, "micro_batch": mine.micro_batch, "step_seconds": seconds,
+    }  # fmt: skip
+    match plan.kind:
+        case "probe":
+            alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,)}
+            norms, said = struct.pack("<f", 1.0), struct.pack("<f", -1.0)
+            return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
+        case "measure":
+            return m.Report(**same, samples_per_second=count / seconds if seconds > 0 else 0.0)
+        case "checkpoint" if facts.rank in plan.writers:
+            size = int(seconds * facts.disk_bytes_per_second)
+            return m.Report(**same, checkpoint=m.CheckpointInfo("simulated", plan.step, size, seconds))
+        case "sync":
+            return m.Report(**same, drift=0.0)
+        case "sample":
+            prompts = _prompts(plan)
+            answers = tuple(m.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)
+            return m.SampleReport(**same, answers=answers)
+        case _:
+            return m.Report(**same)
+
+
+def _prompts(plan: m.StepPlan) -> list[str]:
+    asked = plan.sampling.prompts if plan.sampling is not None else ()
+    return [prompt if isinstance(prompt, str) else prompt[-1].content for prompt in asked]

@@ -1,0 +1,178 @@
+"""A simulation: ranks, lead and time together, from the first step to the end of the run."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.runs import checkpoint_source, restore
+from trainctl.node_agent.runs.recovery import Backoff
+from trainctl.node_agent.simulate.bulk_record import BulkRecord
+from trainctl.node_agent.simulate.device_model import DeviceModel
+from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
+from trainctl.node_agent.simulate.simulated_group import SimulatedGroup
+from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLead
+from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
+from trainctl.node_agent.simulate.simulated_reports import RankFacts
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
+
+SAMPLES = 100_000
+"""Of an epoch: a simulated run reads no data."""
+TICK_SECONDS = 1.0
+LONG_SECONDS = 5.0
+"""A rank that has been at the same part for so long says every second that it is alive."""
+CALM_SECONDS = 30.0
+"""Between looks at deadlines while all ranks are in a step that takes no longer than that."""
+READING_SECONDS = 60.0
+"""Between readings of a machine."""
+FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
+"""Real seconds until the record is first written, and between further writes."""
+NOTICE = "simulated run: no model was trained, and its loss is a formula's"
+
+
+class SimulatedRun(NamedTuple):
+    """What a simulation came to."""
+
+    lead: SimulatedLead
+    ended: d.Ended
+    real_seconds: float  # that the simulation took
+    simulated_seconds: float
+    deaths: int
+    returns: int  # to a checkpoint
+
+
+class Simulation:
+    """One run of a scenario, in a run directory that doesn't exist yet."""
+
+    def __init__(self, scenario: Scenario, directory: Path) -> None:
+        """Raises RefusedError or InvalidInputError; leaves nothing then."""
+        self.scenario, self.paths = scenario, RunPaths(directory)
+        self.queue = EventQueue()
+        self._groups: dict[m.Generation, SimulatedGroup] = {}
+        self._ticked = -CALM_SECONDS
+        self._backoff, self._returns = Backoff(lambda: self.queue.now), 0
+        durable = restore.first_durable(scenario.config)
+        restore.make_directory(self.paths, scenario.config).close()
+        conductor = Conductor(directory.name, scenario.config, durable, Progress())
+        self.lead = self._led(conductor)
+        self.ranks = {rank: self._rank(rank) for rank in durable.settings.ranks}
+        self.lead.ranks = self.ranks
+        self.lead.note(d.Happened(e.Notice(NOTICE), "info", "simulator", 0))
+
+    def _led(self, conductor: Conductor) -> SimulatedLead:
+        node = conductor.durable.settings.ranks[0].node
+        prices = self.scenario.cluster.prices
+        return SimulatedLead(conductor, self.paths, BulkRecord(self.paths), node, self.queue, prices)
+
+    def _rank(self, rank: int) -> SimulatedRank:
+        scenario, node = self.scenario, self.scenario.nodes[rank]
+        config, spec = scenario.config, scenario.devices[rank]
+        facts = RankFacts(
+            run=self.paths.directory.name, rank=rank, backend=node.backend, device=spec.name,
+            parameters=scenario.parameters, samples=SAMPLES, held_out=held_out_of(config, SAMPLES),
+            tokens=config.data.sequence_length,
+            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6, started_at=STARTED_AT,
+            loss=scenario.loss, device_spec=spec,
+        )  # fmt: skip
+        device = DeviceModel(spec, node, scenario.seed, self._node(rank))
+        return SimulatedRank(facts, device, scenario.links, self.queue, self._say, self._group)
+
+    def _node(self, rank: int) -> str:
+        return [*self.scenario.config.nodes][rank]
+
+    def _say(self, event: d.Input) -> None:
+        self.lead.feed(event)
+
+    def _group(self, form: m.Form) -> SimulatedGroup:
+        found = self._groups.get(form.generation)
+        if found is None:
+            self._groups.clear()
+            found = self._groups[form.generation] = SimulatedGroup(form, self.scenario.links, self.queue)
+        return found
+
+    # ------------------------------------------------------------ time
+
+    def begin(self) -> None:
+        """Start the trainers; `queue.step` then does one thing after another."""
+        for rank in self.ranks.values():
+            rank.start()
+        self._tick()
+        self._read()
+
+    def play(self, on_record: Callable[[], object] = lambda: None) -> SimulatedRun:
+        """To the end of the run; `on_record` is called once the record can be read. The record is closed then."""
+        began = time.monotonic()
+        due, said = began + FIRST_SECONDS, False
+        self.begin()
+        while self.lead.ended is None:
+            for _ in range(1000):
+                if self.lead.ended is not None or not self.queue.step():
+                    break
+            if time.monotonic() > due and self.lead.conductor.progress.step:
+                self.lead.flush()
+                if not said:
+                    on_record()
+                said = True
+                due = time.monotonic() + FLUSH_SECONDS
+            if self.lead.ended is not None and self.lead.conductor.goes_back:
+                self._go_back(self.lead.ended.reason)
+        self.lead.close()
+        if not said:
+            on_record()
+        deaths = sum(rank.deaths for rank in self.ranks.values())
+        return SimulatedRun(
+            self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns
+        )  # fmt: skip
+
+    def _tick(self) -> None:
+        long = [rank for rank in self.ranks.values() if rank.is_busy_for > LONG_SECONDS]
+        for rank in long:
+            if rank.alive:
+                self.lead.feed(rank.alive_message())
+        if long or self.queue.now - self._ticked >= CALM_SECONDS:
+            self._ticked = self.queue.now
+            self.lead.feed(d.Ticked())
+        self.queue.after(TICK_SECONDS, self._tick)
+
+    def _read(self) -> None:
+        """A reading of each machine: only what is simulated is known."""
+        for rank, spec in self.scenario.devices.items():
+            used = None if spec.memory is None else int(spec.memory.base_bytes)
+            total = None if spec.cap_bytes is None else int(spec.cap_bytes)
+            device = m.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
+            self.lead.recorder.host(m.HostReading(
+                node=self._node(rank), read_at=self.lead.at, cpu_percent=None, memory_used_bytes=None,
+                memory_total_bytes=None, disk_free_bytes=None, gpus=(device,),
+            ))  # fmt: skip
+        self.queue.after(READING_SECONDS, self._read)
+
+    # ------------------------------------------------------------ back to a checkpoint
+
+    def _go_back(self, reason: str) -> None:
+        """Take the run up from its newest checkpoint, as the lead's agent does."""
+        due = self._backoff.take(self.paths.directory.name, self.lead.conductor.progress.step)
+        if due is None:
+            self.lead.ended = d.Ended("failed", f"{reason}; it went back to a checkpoint too often")
+            return
+        self._returns += 1
+        actions = self.lead.actions
+        self.lead.close()
+        at_most = restore.rollback_step(self.paths)
+        source = checkpoint_source.find(self.paths, "", at_most=at_most)
+        nodes = tuple(self.scenario.config.nodes)
+        opening = restore.old_run(self.paths, "", nodes, source, None, clock=lambda: STARTED_AT + self.queue.now)
+        opening.recorder.close()
+        self.lead = self._led(opening.conductor)
+        self.lead.ranks, self.lead.actions = self.ranks, actions
+        for notice in opening.notices:
+            self.lead.note(d.Happened(e.Notice(notice), "info", "auto", source.step))
+        progress = opening.conductor.progress
+        for rank in self.ranks.values():
+            self.queue.after(due - self.queue.now, partial(rank.start, progress.step, progress.cursor))

@@ -1,0 +1,36 @@
+"""A simulated run's record: the same rows and rollups as if each step had been written on its own."""
+
+import sqlite3
+
+import pytest
+from tests.node_agent.support.scenarios import simulate
+
+from trainctl.protocol.record.rollups import rebuild_rollups
+
+NODES = {
+    "a": {"samples_per_second": 8.0, "model_gb": 1.0, "memory_gb": 4.0},
+    "b": {"samples_per_second": 4.0, "fails_at": [23]},
+}
+ROLLUPS = "SELECT * FROM rollups ORDER BY metric, rank, bucket_steps, bucket"
+
+
+def test_rollups_made_in_bulk_are_those_made_step_by_step(tmp_path):
+    simulation, _ = simulate(tmp_path, NODES, steps=137)
+    with sqlite3.connect(simulation.paths.record) as connection:
+        bulk = connection.execute(ROLLUPS).fetchall()
+        rebuild_rollups(connection, 1, 137)
+        single = connection.execute(ROLLUPS).fetchall()
+    assert [row[:5] for row in bulk] == [row[:5] for row in single]
+    for made, known in zip(bulk, single, strict=True):
+        assert made[5:] == pytest.approx(known[5:], rel=1e-9, abs=1e-12)
+
+
+def test_no_step_is_there_twice_and_a_redone_one_is_retracted(tmp_path):
+    simulation, _ = simulate(
+        tmp_path, {"a": {"samples_per_second": 8.0, "fails_at": [33]}}, checkpoint={"every_steps": 10}
+    )
+    with sqlite3.connect(simulation.paths.record) as connection:
+        standing = connection.execute("SELECT step FROM steps WHERE NOT retracted ORDER BY step").fetchall()
+        retracted = connection.execute("SELECT step FROM steps WHERE retracted ORDER BY step").fetchall()
+    assert standing == [(step,) for step in range(1, 61)]
+    assert retracted == [(31,), (32,)]

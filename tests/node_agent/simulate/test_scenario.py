@@ -1,0 +1,122 @@
+"""What is simulated, read from files: estimates of known devices, profiles, and one clear line about what is wrong."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from tests.node_agent.support.scenarios import PARAMETERS, files
+
+from trainctl.node_agent.simulate import scenario
+from trainctl.protocol.calibration import profile_file
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileKey
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.errors import InvalidInputError
+
+ONE = {"a": {"samples_per_second": 8.0}}
+MODEL = {
+    "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
+    "vocab_size": 32000, "intermediate_size": 4096, "num_key_value_heads": 16,
+}  # fmt: skip
+
+
+def read(folder, nodes, parameters=PARAMETERS, **tables):
+    return scenario.read(*files(folder, nodes, 10, 8, **tables), seed=0, steps=None, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "where", "problem"),
+    [
+        ({"a": {}}, "nodes.a.simulated", "gives no speed; give exactly one of"),
+        ({"a": {"samples_per_second": 2.0, "device": "a100"}}, "nodes.a.simulated", "device and samples_per_second"),
+        ({"a": {"samples_per_second": -2.0}}, "nodes.a.simulated.samples_per_second", "must be"),
+        ({"a": {"device": "abacus"}}, "nodes.a.simulated.device", "no device 'abacus'; known are a100"),
+        ({"a": {"profile": "gone.toml"}}, "nodes.a.simulated.profile", "no such file"),
+        ({"a": {"passes": [[4, 1.0], [2, 0.5]]}}, "nodes.a.simulated.passes", "ascending"),
+        ({"a": {"device": "a100", "pass_seconds": 0.1}}, "nodes.a.simulated.pass_seconds", "leave it out"),
+        ({"a": {**ONE["a"], "colour": "red"}}, "nodes.a.simulated", "colour"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_one_line(tmp_path, nodes, where, problem):
+    with pytest.raises(InvalidInputError) as caught:
+        read(tmp_path, nodes)
+    assert where in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_a_node_without_a_simulated_table_is_refused(tmp_path):
+    cluster, run = files(tmp_path, ONE, 10, 8)
+    cluster.write_text(cluster.read_text() + '\n[nodes.b]\naddress = "tcp://10.0.0.1:7474"\n')
+    with pytest.raises(InvalidInputError, match=r"nodes\.b\.simulated: missing"):
+        scenario.read(cluster, run, seed=0, steps=None, parameters=1000)
+
+
+def test_agents_leave_nodes_out_that_are_only_simulated(tmp_path):
+    cluster, _ = files(tmp_path, ONE, 10, 8)
+    cluster.write_text(cluster.read_text() + '\n[nodes.b]\naddress = "tcp://10.0.0.1:7474"\n')
+    assert [*cluster_file.read(cluster).nodes] == ["b"]
+    assert [*cluster_file.read(cluster, simulated=True).nodes] == ["a", "b"]
+
+
+def test_an_unknown_model_needs_its_parameters(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"model\.path: no config\.json .* give --parameters"):
+        read(tmp_path, ONE, parameters=None)
+
+
+def test_growing_data_are_refused(tmp_path):
+    data = {"path": "/data.jsonl", "kind": "rows", "growing": True}
+    with pytest.raises(InvalidInputError, match=r"data\.growing"):
+        read(tmp_path, ONE, data=data)
+
+
+def test_a_known_device_is_estimated_from_its_datasheet_and_the_model(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    model = {"path": str(tmp_path / "model"), "dtype": "bfloat16"}
+    found = read(tmp_path, {"a": {"device": "A100"}, "b": {"device": "h100"}}, parameters=None, model=model)
+    slow, fast = found.devices[0], found.devices[1]
+    assert slow.name == "simulated NVIDIA A100"
+    assert found.parameters > 100_000_000
+    # 6 operations per parameter and token, without the embeddings, and the attention's, at 0.4 of the peak.
+    flops = 6 * (found.parameters - 32000 * 1024) + 6 * 12 * 1024 * 512
+    expected = flops * 512 / (0.4 * 312e12)
+    assert slow.curve.seconds(101) - slow.curve.seconds(1) == pytest.approx(100 * expected, rel=0.01)
+    assert slow.curve.seconds(1000) / fast.curve.seconds(1000) == pytest.approx(989 / 312, rel=0.02)
+    assert slow.memory is not None and slow.memory.base_bytes > 12 * found.parameters
+    assert slow.cap_bytes == 80e9
+    with pytest.raises(InvalidInputError, match=r'model\.dtype = "bfloat16"'):
+        read(tmp_path, {"a": {"device": "a100"}}, parameters=None, model={"path": str(tmp_path / "model")})
+
+
+def test_a_profile_gives_speed_memory_and_link(tmp_path):
+    key = ProfileKey(
+        device="cpu", model_digest="d", sequence_length=512, dtype="float32", backend="torch", backend_version="2",
+        trainctl_version="1",
+    )  # fmt: skip
+    passes = (Pass(1, 0.1, 1_100_000_000), Pass(8, 0.5, 1_800_000_000))
+    links = (LinkRate("b", 1e8, 5e7, 0.001),)
+    profile = DeviceProfile(key=key, created_at=0.0, passes=passes, optimizer_seconds=0.05, links=links)
+    path = profile_file.write(tmp_path / "profiles", profile)
+    found = read(tmp_path, {"a": {"profile": f"profiles/{path.name}"}, "b": {"samples_per_second": 1.0}})
+    device = found.devices[0]
+    assert device.curve.seconds(8) == 0.5
+    assert device.step_seconds == 0.05
+    assert device.memory == pytest.approx((1e9, 1e8))
+    assert device.profile is not None and msgspec.to_builtins(device.profile)["passes"]
+    assert (found.links.of[0].sent_bytes_per_second, found.links.of[0].latency_seconds) == (5e7, 0.001)
+    assert found.links.of[1].sent_bytes_per_second == 125e6
+
+
+def test_the_process_says_where_the_record_is_and_leaves_nothing_after_an_error(tmp_path):
+    cluster, run = files(tmp_path, ONE, 10, 8)
+    command = [sys.executable, "-m", "trainctl.node_agent.simulate", str(cluster), str(run)]
+    done = subprocess.run([*command, "--output", str(tmp_path / "state")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "give --parameters" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "state").exists()
+    command += ["--parameters=1000", "--output", str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    where, made = map(json.loads, done.stdout.splitlines())
+    assert where["run_directory"] == made["run_directory"]
+    assert (made["state"], made["steps"], made["simulated"]) == ("finished", 10, True)

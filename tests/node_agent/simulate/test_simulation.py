@@ -1,0 +1,129 @@
+"""Simulated runs: the real conductor over simulated ranks. The same seed gives the same record."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.node_agent.support.scenarios import events_of, simulate, steps_of
+
+from trainctl.node_agent.records.keys import VIEW_KEY
+from trainctl.node_agent.simulate.outcome import outcome
+from trainctl.protocol.batch.split import ShareCost, slowest, split
+from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.tui.export.rows import What, of_record
+
+THREE = {name: {"samples_per_second": rate} for name, rate in (("a", 8.0), ("b", 4.0), ("c", 2.0))}
+ALL_TABLES = {
+    "evaluate": {"every_steps": 20}, "checkpoint": {"every_steps": 15},
+    "samples": {"prompts": ["Once"], "every_steps": 25}, "group": {"sync_weights_every": 30},
+}  # fmt: skip
+
+
+def exported(directory: Path) -> dict[str, list]:
+    return {what: [page for page in of_record(directory, what) if page] for what in get_args(What)}
+
+
+def test_the_same_seed_gives_the_same_export_and_another_seed_another(tmp_path):
+    faulty = {"a": {"samples_per_second": 8.0, "drift": 0.3}, "b": {"samples_per_second": 4.0, "mtbf_hours": 0.02}}
+    faulty["b"] |= {"model_gb": 10.0, "sample_gb": 1.0, "memory_gb": 20.0, "load_seconds": 5.0}
+    first, played = simulate(tmp_path, faulty, seed=3, name="first", **ALL_TABLES)
+    second, _ = simulate(tmp_path, faulty, seed=3, name="second", **ALL_TABLES)
+    other, _ = simulate(tmp_path, faulty, seed=4, name="other", **ALL_TABLES)
+    assert played.deaths
+    found = exported(first.paths.directory)
+    # No metric of this run is its own: that table is empty.
+    assert [what for what, pages in found.items() if not pages] == ["metrics"]
+    assert repr(found) == repr(exported(second.paths.directory))
+    assert repr(found["steps"]) != repr(exported(other.paths.directory)["steps"])
+
+
+def test_a_run_finishes_and_each_step_has_its_part_of_each_rank(tmp_path):
+    simulation, played = simulate(tmp_path, THREE, batch=14)
+    assert played.ended.state == "finished"
+    assert [step.step for step in steps_of(simulation)] == [*range(1, 61)]
+    with RecordReader(simulation.paths) as reader:
+        parts = reader.parts_between(1, 60)
+        assert len(parts) == 3 * 60
+        assert sum(part.samples for part in parts) == 14 * 60
+        view = reader.meta(VIEW_KEY)
+    assert view is not None and '"simulated":true' in view
+    (notice, *_) = events_of(simulation)
+    assert notice.text.startswith("simulated run: no model was trained")
+
+
+def test_shares_measured_at_the_start_are_by_speed(tmp_path):
+    simulation, _ = simulate(tmp_path, THREE, batch=28)
+    assert shares(simulation) == {"a": 16, "b": 8, "c": 4}
+
+
+def test_rebalancing_from_even_shares_reaches_the_best_split(tmp_path):
+    simulation, played = simulate(tmp_path, THREE, steps=150, batch=42, group={"first_shares": "even"})
+    assert played.lead.actions["auto:rebalance"] >= 1
+    costs = {
+        rank: ShareCost.at(StepModel(device.curve, device.step_seconds), 2)
+        for rank, device in simulation.scenario.devices.items()
+    }
+    best = slowest(split(42, costs), costs)
+    reached = slowest(dict(enumerate(shares(simulation).values())), costs)
+    assert reached <= 1.05 * best
+
+
+def shares(simulation):
+    return {setting.node: setting.share for setting in simulation.lead.conductor.durable.settings.ranks.values()}
+
+
+def test_a_death_makes_the_group_form_without_the_rank_until_it_is_back(tmp_path):
+    nodes = {**THREE, "b": {"samples_per_second": 4.0, "fails_at": [20], "load_seconds": 10.0}}
+    simulation, played = simulate(tmp_path, nodes, batch=14)
+    assert (played.ended.state, played.deaths, played.returns) == ("finished", 1, 0)
+    steps = steps_of(simulation)
+    assert [step.cursor for step in steps] == [14 * step for step in range(1, 61)]
+    texts = [event.text for event in events_of(simulation)]
+    assert any(text.startswith("b is lost: was ended by a simulated failure in step 20") for text in texts)
+    assert any(text.startswith("b rejoins") for text in texts)
+    with RecordReader(simulation.paths) as reader:
+        assert {part.rank for part in reader.rank_steps(60)} == {0, 1, 2}
+        alone = {step.step: {part.rank for part in reader.rank_steps(step.step)} for step in steps}
+    assert {0, 2} in alone.values()
+
+
+def test_without_its_last_rank_a_run_goes_back_to_its_checkpoint(tmp_path):
+    nodes = {"a": {"samples_per_second": 8.0, "fails_at": [33]}}
+    simulation, played = simulate(tmp_path, nodes, checkpoint={"every_steps": 10})
+    assert (played.ended.state, played.deaths, played.returns) == ("finished", 1, 1)
+    assert [step.step for step in steps_of(simulation)] == [*range(1, 61)]
+    assert any(event.text.endswith("later steps are repeated") for event in events_of(simulation))
+
+
+def test_a_rank_that_runs_out_of_memory_goes_on_with_a_smaller_micro_batch(tmp_path):
+    small = {"model_gb": 10.0, "sample_gb": 4.0, "memory_gb": 20.0}
+    nodes = {name: {**table, **small} for name, table in THREE.items()}
+    simulation, played = simulate(tmp_path, nodes, batch=42, micro=8)
+    assert played.ended.state == "finished"
+    settings = simulation.lead.conductor.durable.settings
+    assert all(setting.micro_in_force <= 2 for setting in settings.ranks.values())
+
+
+def test_a_node_that_slows_down_gets_less(tmp_path):
+    nodes = {**THREE, "a": {"samples_per_second": 8.0, "speeds": [{"step": 60, "speed": 0.25}]}}
+    simulation, played = simulate(tmp_path, nodes, steps=160, batch=42)
+    assert shares(simulation)["a"] < 16
+    assert played.lead.actions["auto:rebalance"] >= 1
+
+
+@pytest.mark.parametrize(("gbit", "efficiency"), [(1.0, 0.6), (10.0, 0.9)])
+def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
+    """Two equal nodes whose sum of 0.8 GB takes 6.4 s at 1 Gbit/s, beside passes of 6 s."""
+    nodes = {name: {"samples_per_second": 1.0, "link_gbit": gbit, "noise": 0.0} for name in "ab"}
+    simulation, played = simulate(tmp_path, nodes, steps=20, batch=12, parameters=200_000_000)
+    made = outcome(simulation.scenario, played, simulation.paths)
+    assert made["step_seconds"] == pytest.approx(6.0 + 6.4 / gbit, rel=0.01)
+    assert made["efficiency"] == pytest.approx(6.0 / (6.0 + 6.4 / gbit), rel=0.02)
+    assert (made["efficiency"] > efficiency) == (gbit > 1)
+
+
+def test_a_run_of_an_hour_is_simulated_faster_than_it_would_pass(tmp_path):
+    _, played = simulate(tmp_path, THREE, steps=200, batch=14)
+    assert played.simulated_seconds > 200
+    assert played.real_seconds < played.simulated_seconds
