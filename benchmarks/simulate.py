@@ -91,12 +91,13 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [speed(8, options.steps, folder), speed(64, options.steps // 4, folder)]
+        rows = []
+        for ranks, steps in ((8, options.steps), (64, options.steps // 4)):
+            rows.append(row := speed(ranks, steps, folder))
+            print(
+                f"{ranks:>3} ranks, {steps:,} steps: {row['times_real']:,} x real time (bar {row['bar']:,})", flush=True
+            )
         real = against_a_real_run(folder, 200) if options.real else None
-    for row in rows:
-        print(
-            f"{row['ranks']:>3} ranks, {row['steps']:,} steps: {row['times_real']:,} x real time (bar {row['bar']:,})"
-        )
     if real is not None:
         print(
             f"a real run's median step {real['real_seconds']:.4f} s, simulated from its profile "

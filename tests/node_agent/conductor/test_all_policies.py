@@ -10,8 +10,12 @@ from functools import partial
 
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.memory_model import MemoryModel
+from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.policies import POLICIES
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
 SEEDS = int(os.environ.get("TRAINCTL_SEEDS", "2"))
 NOISE = 0.05
@@ -21,17 +25,22 @@ SETTLED, STABLE, RETURN_STEPS = 200, 1000, 200
 CAP = 10e9
 
 
-def measured(seed: int, rank: int, speed: float, fixed: float, work: m.RankWork, step: int) -> dict:
+def measured(seed: int, device: DeviceModel, work: m.RankWork, step: int) -> dict:
     """What a rank reports of a step: seconds with noise, memory by its micro-batch, and the loss of all."""
-    chance, of_all = random.Random(f"{seed} {rank} {step}"), random.Random(f"{seed} {step}")
-    count = sum(piece.count for piece in work.ranges)
-    busy = (count / speed) * chance.lognormvariate(0, NOISE)
-    peak = CAP * (fixed + 0.03 * work.micro_batch) * chance.lognormvariate(0, 0.01)
+    of_all = random.Random(f"{seed} {step}")
+    part = device.part(step, sum(piece.count for piece in work.ranges), work.micro_batch, 0.0)
     return {
-        "phases": m.Phases(forward=busy, sync=0.02, optimizer=0.01),
+        "phases": m.Phases(forward=part.forward, backward=part.backward, sync=0.02, optimizer=0.01),
         "loss_sum": 2.0 + 2.0 * 0.99**step + of_all.gauss(0, 0.03), "grad_norm": 1.0 + of_all.gauss(0, 0.03),
-        "values": {"memory_peak_bytes": peak, "memory_cap_bytes": CAP, "clip_scale": 0.8},
+        "values": {"memory_peak_bytes": part.peak_bytes, "memory_cap_bytes": CAP, "clip_scale": 0.8},
     }  # fmt: skip
+
+
+def device(seed: int, node: str, speed: float, fixed: float) -> DeviceModel:
+    """With noise; it holds a part of its memory at any micro-batch."""
+    memory = MemoryModel(fixed * CAP, 0.03 * CAP)
+    spec = DeviceSpec("simulated device", PassCurve.line(0.0, 1 / speed), 0.01, memory, CAP, None)
+    return DeviceModel(spec, SimulatedNode(samples_per_second=speed, noise=NOISE), seed, node)
 
 
 def run(seed: int) -> Simulation:
@@ -42,7 +51,7 @@ def run(seed: int) -> Simulation:
     made = Simulation(config(SETTLED + STABLE + 10, BATCH, **tables), durable(NODES, BATCH), seed)
     for rank in made.ranks.values():
         speed, fixed = chance.uniform(10.0, 100.0), chance.uniform(0.4, 0.8)
-        rank.measures = partial(measured, seed, rank.rank, speed, fixed)
+        rank.measures = partial(measured, seed, device(seed, NODES[rank.rank], speed, fixed))
     return made.begin()
 
 
