@@ -68,7 +68,7 @@ def estimate_memory(
     """Of a rank of `config`, which is as its node has it. Raises InvalidInputError for adapters of layers that the
     model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
-    width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
+    width, trained = _WEIGHT_BYTES[config.model.computed], _trained(config, facts, where)
     copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" or width < 4 else 0
     tokens = _pass_tokens(config, node)
     moments = _EIGHT_BIT_MOMENTS if config.optimizer.kind.endswith("-8bit") else 8
@@ -91,7 +91,7 @@ def estimate_memory(
 
 def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
     """Of the weights that compute uses."""
-    width, packed = _WEIGHT_BYTES[config.model.dtype], facts.quantized
+    width, packed = _WEIGHT_BYTES[config.model.computed], facts.quantized
     if config.model.base == "nf4":
         layers = [name for name, shape in facts.shapes.items() if len(shape) == 2 and ".layers." in name]
         packed = {name: _nf4_bytes(facts.shapes[name], config.model.double_quantization) for name in layers}
@@ -127,7 +127,7 @@ def _activations(
     facts: ModelFacts, tokens: int, config: RunFile, backend: str, where: str, *, on_cpu: bool
 ) -> int:  # fmt: skip
     """Bytes that are held as the backward pass begins, and those of the layer that it works on."""
-    width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.dtype], on_cpu and backend == "torch"
+    width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.computed], on_cpu and backend == "torch"
     layer = float(width * (_WIDTHS[backend] * facts.width + 4 * facts.intermediate))
     layer *= 1 + _CROSSING * facts.crossing / facts.layers
     layer += width * facts.heads * config.data.sequence_length if backend == "mlx" else 0

@@ -23,6 +23,8 @@ LayerNames = Annotated[
     Meta(min_length=1, examples=[["q_proj", "v_proj"]], title="layer names"),
 ]
 DataKind = Literal["text", "rows", "samples"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["auto", "float32", "bfloat16", "bf16-sr", "float16"]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -51,7 +53,7 @@ class RunTable(_Table, frozen=True):
 
 class ModelTable(_Table, frozen=True):
     path: PathText  # a Hugging Face directory: config.json, model.safetensors; or a cached model's id, org/name
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
+    dtype: Precision = "float32"  # of compute; auto: by all ranks' devices; bf16-sr: without float32 masters
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
     init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
     base: Literal["stored", "nf4"] | QuantizedFormat = (
@@ -60,6 +62,14 @@ class ModelTable(_Table, frozen=True):
     double_quantization: bool = False  # nf4: the scales are quantized too
     compute_dtype: Literal["", "float32", "bfloat16", "float16"] = ""  # nf4: of products with packed weights; "": dtype
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
+    tf32: bool = False  # float32 products may use TF32 on CUDA devices, with 10 bits of fraction; sums don't
+
+    @property
+    def computed(self) -> ComputeDtype:
+        """The data type of forward and backward passes. Of "auto" before it is resolved, float32."""
+        if self.dtype == "auto":
+            return "float32"
+        return "bfloat16" if self.dtype == "bf16-sr" else self.dtype
 
 
 class DataTable(_Table, frozen=True):
@@ -117,6 +127,7 @@ class OptimizerTable(_Table, frozen=True):
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
     update_ratio_every: NonNegativeInt = 0  # steps between measurements of the update relative to the weights; 0: none
+    offload: bool = False  # moments in the host's memory, on torch with CUDA
 
     def warmup(self, steps: int) -> int:
         """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""
@@ -179,6 +190,8 @@ class NodeTable(_Table, frozen=True):
     micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
     held_out_path: PathText | None = None  # where this machine keeps the held-out data, if not at data.held_out_path
     cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
+    cudnn_benchmark: bool = True  # CUDA: cuDNN times its algorithms and keeps the fastest
+    deterministic: bool = False  # CUDA: only kernels that give the same bits each time, which bit-exact resume needs
 
 
 class RunFile(_Table, frozen=True):

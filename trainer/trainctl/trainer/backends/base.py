@@ -1,7 +1,8 @@
 """The backend interface: what a rank needs from an array library.
 
-A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
-float32 gradient accumulators, and a scratch for the one micro-batch in flight. With an adapter only its matrices are
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower
+(or bfloat16 weights alone, see precision/), float32 gradient accumulators, and a scratch for the one micro-batch in
+flight. With an adapter only its matrices are
 trained, and computed in float32; the model's own weights are frozen and held in the run's dtype. Nothing reaches the
 accumulators but by `accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
 
@@ -99,6 +100,7 @@ class Parts:
     optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
     adapter: Lora | None = None  # what is trained in place of the model's own weights
     limit_bytes: int | None = None  # that it may take on its device
+    rounding_seed: int | None = None  # trained weights are bfloat16 alone, rounded stochastically; None: with masters
 
 
 class Totals(NamedTuple):

@@ -28,7 +28,8 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     kind = _backend(choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where))
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)
+    rounding_seed = config.run.seed if config.model.dtype == "bf16-sr" else None
+    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes, rounding_seed)
     try:
         backend = kind.open(config, node, parts, where)
         if parts.adapter is not None:

@@ -95,7 +95,7 @@ class MlxBackend(Backend):
         path, stored = Path(config.model.path), config.model.init == "pretrained"
         model = read_model(path, where, config.data.sequence_length, with_weights=stored)
         checkpoint_mlx(model, config.model.gradient_checkpointing, where)
-        return cls(model, parts, dtype=getattr(mx, config.model.dtype))
+        return cls(model, parts, dtype=getattr(mx, config.model.computed))
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         self.chunks = MlxChunks(self._model, chunking_of(config, self.memory(), of_host=True), where)

@@ -79,7 +79,7 @@ class Settings:
         tokens = config.batch.micro_tokens if own is None else own
         data, optimizer = config.data, config.optimizer
         return cls(
-            config.run.seed, config.model.dtype, optimizer.clip_norm, tokens, data.prefetch, data.workers,
+            config.run.seed, config.model.computed, optimizer.clip_norm, tokens, data.prefetch, data.workers,
             optimizer.update_ratio_every,
         )  # fmt: skip
 
