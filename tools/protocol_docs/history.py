@@ -98,5 +98,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added link-request between agents, its reply link-reply, and CalibrateRequest.lead: a calibration measures the"
         " link to the lead's node.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added PeerWelcome.devices, by which the lead chooses one precision for all ranks, and the form of the weights"
+        " and the choice of kernels in Compute.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -106,7 +106,7 @@ def test_a_model_that_does_not_train_has_no_optimizer(
 
 
 def _masters(backend: Any) -> list[Any]:
-    return [*backend._masters.values()] if backend.name == "mlx" else backend._weights.masters
+    return [*backend._weights.computed.values()] if backend.name == "mlx" else backend._weights.masters
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -13,6 +13,7 @@ from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 from trainctl.protocol.config.quantization import QuantizedFormat
+from trainctl.protocol.config.validation_errors import REFUSED
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
@@ -24,7 +25,22 @@ LayerNames = Annotated[
 ]
 DataKind = Literal["text", "rows", "samples"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
-Precision = Literal["auto", "float32", "bfloat16", "bf16-sr", "float16"]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16", "bf16-sr", "float16"],
+    Meta(extra={REFUSED: {
+        "fp32": 'write "float32"', "bf16": 'write "bfloat16"', "fp16": 'write "float16"',
+        "tf32": 'set model.tf32 = true, with "float32"',
+    }}),
+]  # fmt: skip
+SumEngine = Annotated[
+    Literal["auto", "gloo", "ring"],
+    Meta(extra={REFUSED: {
+        "nccl": 'it has not been tried with two NVIDIA GPUs; several GPUs are several ranks: use "gloo". A job on the '
+        "GPUs of one machine runs faster under torchrun",
+        "jaccl": "it needs Macs joined by Thunderbolt 5 with RDMA turned on, and has not been tried on them; use "
+        '"ring", which needs any network',
+    }}),
+]  # fmt: skip
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -103,7 +119,7 @@ class BatchTable(_Table, frozen=True):
 class GroupTable(_Table, frozen=True):
     """How ranks sum their gradients; one rank alone needs none of it."""
 
-    engine: Literal["auto", "gloo", "ring"] = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
+    engine: SumEngine = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
     links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: rings summing at once, a process each
     chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
     first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement

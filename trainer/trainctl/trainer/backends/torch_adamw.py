@@ -24,8 +24,8 @@ _BLOCK_VALUES = 256
 _NEIGHBOURS = (0, 1, -1, 2, -2)
 """Distances, in the last place of a float32, at which a block's largest magnitude is looked for."""
 
-_PIECE_VALUES = 1 << 22
-"""Values updated at a time where weights aren't updated as they are: 16 MiB in float32."""
+_PIECE_VALUES, _PIECE_VALUES_ON_CPU = 1 << 24, 1 << 20
+"""Values updated at a time where weights aren't updated as they are. Kernels of a GPU need more to be worth a launch."""
 
 Parameters = Sequence[torch.nn.Parameter]
 Gradients = Sequence[torch.Tensor]
@@ -137,6 +137,7 @@ class _Pieces(AdamW):
         parameters = weights.parameters
         self._device = parameters[0].device
         self._offloaded = table.offload and self._device.type != "cpu"
+        self._size = _PIECE_VALUES_ON_CPU if self._device.type == "cpu" else _PIECE_VALUES
         place = torch.device("cpu") if self._offloaded else self._device
         self._moments = {
             slot: [torch.zeros(p.shape, device=place, pin_memory=self._offloaded) for p in parameters]
@@ -149,8 +150,8 @@ class _Pieces(AdamW):
         step = torch.full((), float(self.updates), device=self._device)
         for index, gradient in enumerate(gradients):
             flat = gradient.reshape(-1)
-            for start in range(0, flat.numel(), _PIECE_VALUES):
-                self._update_piece(index, start, flat[start : start + _PIECE_VALUES], learning_rate, step)
+            for start in range(0, flat.numel(), self._size):
+                self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
 
     def _update_piece(
         self, index: int, start: int, gradient: torch.Tensor, learning_rate: float, step: torch.Tensor
@@ -230,7 +231,9 @@ class _BitsAndBytes(AdamW):
     @property
     def held_bytes(self) -> int:
         names = ("state1", "state2", "absmax1", "absmax2")
-        return 0 if self._paged else sum(state[name].nbytes for state in self._states for name in names if name in state)
+        return (
+            0 if self._paged else sum(state[name].nbytes for state in self._states for name in names if name in state)
+        )
 
     @property
     def updates(self) -> int:

@@ -27,6 +27,7 @@ from trainctl.trainer.backends.base import (
     Backend,
     BackendName,
     Decoding,
+    FixedParts,
     Memory,
     Part,
     Parts,
@@ -34,13 +35,19 @@ from trainctl.trainer.backends.base import (
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
-from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
+from trainctl.trainer.backends.torch_device import choose_device, choose_kernels, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.precision.torch_weights import CopiedWeights, OwnWeights, RoundedWeights, SplitWeights, TorchWeights
 from trainctl.trainer.precision.torch_gradients import accumulate
+from trainctl.trainer.precision.torch_weights import (
+    CopiedWeights,
+    OwnWeights,
+    RoundedWeights,
+    SplitWeights,
+    TorchWeights,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_OPTIMIZER = "loaded without an optimizer"
@@ -90,6 +97,7 @@ class TorchBackend(Backend):
         device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
         if parts.optimizer is not None:
             check_optimizer(parts.optimizer, device, where)
+        choose_kernels(device, node, tf32=config.model.tf32)
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
         held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
@@ -228,10 +236,14 @@ class TorchBackend(Backend):
     @property
     def compute(self) -> Compute:
         attention = getattr(getattr(self._model, "config", None), "_attn_implementation", None)
+        dtype, on_cuda = str(self._dtype).removeprefix("torch."), self._device.type == "cuda"
         return Compute(
-            str(self._dtype).removeprefix("torch."),
-            torch.backends.cuda.matmul.allow_tf32 if self._device.type == "cuda" else None,
+            dtype,
+            torch.backends.cuda.matmul.allow_tf32 if on_cuda else None,
             attention=attention or "",
+            weights=self.parts.weights_in(dtype),
+            deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
+            cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
         )
 
     def reset_peak(self) -> None:
@@ -252,6 +264,13 @@ class TorchBackend(Backend):
             kept = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
             found = replace(found, cache_bytes=kept)
         return found
+
+    def _fixed_parts(self) -> FixedParts:
+        held = (*self._model.parameters(), *self._model.buffers())
+        weights = sum(tensor.nbytes for tensor in held if tensor.device == self._device) + self._weights.kept_bytes
+        if self._optimizer is None:
+            return FixedParts(weights, 0, 0)
+        return FixedParts(weights, 4 * sum(p.numel() for p in self._parameters), self._optimizer.held_bytes)
 
     @property
     def updates(self) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-_PIECE_VALUES = 1 << 22
-"""Values widened at a time: 16 MiB in float32."""
+_PIECE_VALUES = 1 << 20
+"""Values widened at a time: 4 MiB in float32."""
 
 
 def accumulate(totals: list[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:

@@ -29,9 +29,9 @@ class TorchWeights(ABC):
         return None
 
     @property
-    @abstractmethod
-    def held_bytes(self) -> int:
-        """Of weights and what is kept beside them."""
+    def kept_bytes(self) -> int:
+        """Of what is kept beside the model's parameters."""
+        return 0
 
     @abstractmethod
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ class TorchWeights(ABC):
         """What the model computes with, flat."""
         return self.parameters[index].detach().view(-1)[start : start + count]
 
-    def publish(self) -> None:
+    def publish(self) -> None:  # noqa: B027
         """Masters have been updated as they are: make the model compute with them."""
 
 
@@ -61,10 +61,6 @@ class OwnWeights(TorchWeights):
     @property
     def masters(self) -> list[torch.nn.Parameter]:
         return self.parameters
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(p.nbytes for p in self.parameters)
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         return self._computed(index, start, stop - start)
@@ -89,8 +85,8 @@ class CopiedWeights(TorchWeights):
         return self._masters
 
     @property
-    def held_bytes(self) -> int:
-        return sum(p.nbytes for p in (*self.parameters, *self._masters))
+    def kept_bytes(self) -> int:
+        return sum(p.nbytes for p in self._masters)
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         return self._masters[index].detach().view(-1)[start:stop]
@@ -121,8 +117,8 @@ class SplitWeights(TorchWeights):
         super().__init__(parameters)
 
     @property
-    def held_bytes(self) -> int:
-        return sum(p.nbytes for p in (*self.parameters, *self._rests))
+    def kept_bytes(self) -> int:
+        return sum(p.nbytes for p in self._rests)
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         bits = self._computed(index, start, stop - start).view(torch.int16).to(torch.int32)
@@ -145,10 +141,6 @@ class RoundedWeights(TorchWeights):
             p.data = p.data.to(torch.bfloat16)
         super().__init__(parameters)
         self._seed = seed
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(p.nbytes for p in self.parameters)
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         return self._computed(index, start, stop - start).float()

@@ -211,7 +211,19 @@ def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line
     made = [_memory_line(name, used, whole, columns, glyphs) for name, used, whole in known]
     made.append(_memory_line("resident", resident, None, columns, glyphs))
     made.append(_disk_line(host, columns, glyphs))
+    if parts := _memory_parts(step, columns):
+        made.insert(1, parts)
+        if len(made) > rows:
+            made.pop(-2)  # the host's own count of what the rank's processes hold
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+
+
+def _memory_parts(step: m.RankStep | None, columns: int) -> Line:
+    """What the step's peak consists of, in GB, as many parts as there is room for; the largest kinds first."""
+    values = step.values if step is not None else {}
+    names = [name for name in m.MEMORY_PARTS if f"memory_{name}_bytes" in values]
+    parts = [_labelled(name, f.gigabytes(values[f"memory_{name}_bytes"])) for name in names]
+    return line(Piece(" of it     ", "label"), *groups(parts, columns - 11)) if parts else ()
 
 
 def _memory_line(name: str, used: float | None, whole: float | None, columns: int, glyphs: Glyphs) -> Line:
