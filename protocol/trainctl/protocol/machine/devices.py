@@ -5,7 +5,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,9 +15,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
 from trainctl.protocol.messages import DeviceTypes
 
-BFLOAT16_CAPABILITY = (8, 0)
+BFLOAT16_CAPABILITY: Final = (8, 0)
 """Compute capability of CUDA devices from which products in bfloat16 are computed in hardware: Ampere."""
-FLOAT16_CAPABILITY = (7, 0)
+FLOAT16_CAPABILITY: Final = (7, 0)
 """The same for float16 at more than float32's rate: Volta, and then Turing. Pascal has it at 1/64 of that rate."""
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 """Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
@@ -124,7 +124,7 @@ def _of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     return ("bfloat16",) if set(_CPU_FLAGS) & set(flags.split()) else ()
 
 
-def _of_cuda(backend: str) -> Iterator[DeviceTypes]:
+def _of_cuda(backend: Literal["torch", "mlx"]) -> Iterator[DeviceTypes]:
     yield from (
         DeviceTypes(backend, f"cuda:{index}", types_of_capability(capability))
         for index, capability in enumerate(capabilities())

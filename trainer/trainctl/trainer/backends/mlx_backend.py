@@ -59,8 +59,10 @@ from trainctl.trainer.precision.mlx_weights import (
     SplitWeights,
 )
 
-_GROUP_VALUES = 1 << 24
-"""Values added or updated at a time, or those of one parameter: new arrays beside old ones take 64 MiB each."""
+_PIECE_VALUES = 1 << 22
+"""Values of a parameter updated at a time."""
+_GROUP_VALUES = 1 << 22
+"""Values added or updated at a time, or those of one parameter: new arrays beside old ones take 16 MiB each."""
 
 
 class MlxBackend(Backend):
@@ -162,8 +164,12 @@ class MlxBackend(Backend):
         return [[float(number.item()) for number in row] for row in self._added], None
 
     def _norm(self, scale: float) -> float:
-        squares = [mx.sum(mx.square(total if scale == 1 else total * scale)) for total in self._gradients().values()]
-        total: Any = mx.sum(mx.stack(squares))
+        totals = self._gradients()
+        squares: Arrays = {}
+        for names in self._groups:
+            squares |= {name: mx.sum(mx.square(totals[name] if scale == 1 else totals[name] * scale)) for name in names}
+            mx.eval(squares)
+        total: Any = mx.sum(mx.stack([squares[name] for name in totals]))
         return math.sqrt(float(total.item()))
 
     def update(self, learning_rate: float, factor: float) -> None:
@@ -172,9 +178,8 @@ class MlxBackend(Backend):
         first, second = (self._slots[slot] for slot in ADAMW_SLOTS)
         for names in self._groups:
             for name in names:
-                values, first[name], second[name] = self._adamw(
-                    self._weights.values(name), totals[name] * factor, first[name], second[name], learning_rate
-                )
+                state = self._weights.values(name), totals[name], first[name], second[name]
+                values, first[name], second[name] = self._updated(state, factor, learning_rate)
                 self._weights.store(name, values, self.updates)
             new = {name: self._weights.computed[name] for name in names}
             self._model.update(self._tree(new))  # before they are computed: old arrays can be reused
@@ -292,6 +297,21 @@ class MlxBackend(Backend):
         if "mlx.key" in states:
             high, low = (int(word) for word in states["mlx.key"])
             mx.random.seed((high << 32) | low)
+
+    def _updated(self, state: tuple[Any, ...], factor: float, rate: float) -> tuple[Any, Any, Any]:
+        """A parameter, its accumulated gradient and moments, to a parameter and moments. A large one is updated in
+        pieces: what the update computes on the way takes three times as much as the result."""
+        p, g, m, v = state
+        if p.size <= _PIECE_VALUES:
+            return self._adamw(p, g * factor, m, v, rate)
+        rows = max(1, _PIECE_VALUES * len(p) // p.size)
+        made = []
+        for start in range(0, len(p), rows):
+            part = slice(start, start + rows)
+            made.append(self._adamw(p[part], g[part] * factor, m[part], v[part], rate))
+            mx.eval(made[-1])
+        new: tuple[Any, Any, Any] = tuple(mx.concatenate(pieces) for pieces in zip(*made, strict=True))
+        return new
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""

@@ -25,7 +25,7 @@ _NEIGHBOURS = (0, 1, -1, 2, -2)
 """Distances, in the last place of a float32, at which a block's largest magnitude is looked for."""
 
 _PIECE_VALUES, _PIECE_VALUES_ON_CPU = 1 << 24, 1 << 20
-"""Values updated at a time where weights aren't updated as they are. Kernels of a GPU need more to be worth a launch."""
+"""Values updated at a time where weights aren't updated as they are. A GPU needs more to be worth a launch."""
 
 Parameters = Sequence[torch.nn.Parameter]
 Gradients = Sequence[torch.Tensor]

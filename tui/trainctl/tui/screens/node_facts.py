@@ -77,7 +77,9 @@ def _compute(compute: m.Compute | None, step: m.RankStep | None, columns: int) -
     tf32 = f.NA if compute is None or compute.tf32 is None else "on" if compute.tf32 else "off"
     made = [
         _labelled("computes in", clean(compute.dtype) if compute else f.NA),
+        _labelled("weights", clean(compute.weights)) if compute is not None and compute.weights else (),
         _labelled("tf32", tf32),
+        _labelled("kernels", "deterministic") if compute is not None and compute.deterministic else (),
         _labelled("compile", clean(compute.compile) if compute else f.NA),
         _labelled("attention", (clean(compute.attention) if compute else "") or f.NA),
         _flops(step.values if step is not None else {}),
