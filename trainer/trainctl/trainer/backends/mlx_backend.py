@@ -310,8 +310,8 @@ class MlxBackend(Backend):
             part = slice(start, start + rows)
             made.append(self._adamw(p[part], g[part] * factor, m[part], v[part], rate))
             mx.eval(made[-1])
-        new: tuple[Any, Any, Any] = tuple(mx.concatenate(pieces) for pieces in zip(*made, strict=True))
-        return new
+        weights, first, second = (mx.concatenate([*pieces]) for pieces in zip(*made, strict=True))
+        return weights, first, second
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
