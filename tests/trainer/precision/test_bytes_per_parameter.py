@@ -20,9 +20,10 @@ ALL = os.environ.get("TRAINCTL_BYTES_PER_PARAMETER") == "all"
 BARS = {
     ("torch", "bfloat16", "adamw"): 20.0, ("torch", "bfloat16", "adamw-8bit"): 16.0,
     ("torch", "bf16-sr", "adamw"): 18.0, ("torch", "bf16-sr", "adamw-8bit"): 16.0,
-    ("mlx", "bfloat16", "adamw"): 22.0, ("mlx", "bf16-sr", "adamw"): 20.0,
+    ("mlx", "bfloat16", "adamw"): 20.0, ("mlx", "bf16-sr", "adamw"): 18.0,
 }  # fmt: skip
-"""With two micro-batches per step. Without activations and the libraries' memory, each is 2 less at least."""
+"""With two micro-batches per step, of the process on torch and of the allocator on MLX, which keeps freed memory in the
+process. Without activations and the libraries' memory, each is 2 less at least."""
 SMALL = ("torch", "bf16-sr", "adamw")
 LIBRARY_BYTES = 110_000_000
 """Of the libraries' working memory and the activations, which count more on the smaller model of `make test`."""
@@ -47,6 +48,7 @@ def test_the_peak_is_below_the_bar(run_file: Callable[..., Any], tmp_path: Path,
     facts = read_facts(tmp_path / "model", "model")
     assert facts is not None
     words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(tmp_path / "run.toml"), "here"]
+    words += ["--allocator"] if backend == "mlx" else []
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30 * HANG_SECONDS)
     parameters = sum(map(math.prod, facts.shapes.values()))
     beside = 0 if ALL else LIBRARY_BYTES
