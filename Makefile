@@ -21,12 +21,14 @@ test: $(VENV)/.ready-dev nodejs
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
-# left of 200 simulated runs; diagnoses of 20 simulated runs with each cause; memory of ten models; five calibrations of
-# the demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
+# left of 200 simulated runs; diagnoses of 20 simulated runs with each cause; memory of ten models; bytes per
+# parameter of full training; five calibrations of the demo's model; real runs with each cause of a diagnosis that can
+# be planted; the example run file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
+	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
 	TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)

@@ -180,7 +180,8 @@ def test_status(agent: Agent) -> None:
         rates[name] > 0 for name in ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
     )
     assert found["run"]["ranks"][0]["compute"] == {
-        "dtype": "float32", "tf32": None, "compile": "off", "attention": "sdpa"
+        "dtype": "float32", "tf32": None, "compile": "off", "attention": "sdpa", "weights": "float32",
+        "deterministic": None, "cudnn_benchmark": None,
     }  # fmt: skip
 
 

@@ -535,6 +535,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "peer-welcome": m.PeerWelcome(
             link=_LINK, node="mbp", boot=_BOOT, live_address="tcp://127.0.0.1:7485", version="0.1.0",
             generation=_GENERATION, ranks=(_HOSTED,),
+            devices=(m.DeviceTypes("torch", "cuda:0", ("bfloat16", "float16")), m.DeviceTypes("torch", "cpu", ())),
         ),
         "peer-hosted": m.PeerHosted(link=_LINK, seq=1, run=_RUN, rank=1),
         "peer-consent": m.PeerConsent(link=_LINK, seq=2, run=_RUN, term=2),

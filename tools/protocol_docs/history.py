@@ -111,5 +111,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added diagnosis-request and its reply, why a run is slow or stuck, and GpuReading.others, other programs on a"
         " device.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added PeerWelcome.devices, by which the lead chooses one precision for all ranks, and the form of the weights"
+        " and the choice of kernels in Compute.",
+    ),
 )
 """(version, date, what it added), oldest first."""

@@ -45,6 +45,35 @@ def test_a_node_is_gone_if_none_of_its_trainers_lives(tmp_path: Path, node: str,
     assert Launch(context, context, lambda run: None)._gone(paths) == gone
 
 
+# ---------------------------------------------------------------- one precision for all
+
+
+class Link:
+    """A link to a node that has said what devices it has."""
+
+    def __init__(self, *types: str) -> None:
+        self._types = types
+
+    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
+        return (m.DeviceTypes("torch", "cuda:0", self._types),)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "chosen"), [(("bfloat16", "float16"), "bfloat16"), (("float16",), "float16"), ((), "float32")]
+)
+async def test_the_lead_asks_all_nodes_what_they_compute_in(
+    monkeypatch: pytest.MonkeyPatch, theirs: tuple[str, ...], chosen: str
+) -> None:
+    every = ("bfloat16", "float16")
+    monkeypatch.setattr(launch, "read_devices", lambda: (m.DeviceTypes("torch", "cpu", every),))
+    context: Any = SimpleNamespace(db=None, node="a")
+    peers: Any = SimpleNamespace(links={"b": Link(*theirs), "elsewhere": Link()})
+    wanted = config(4, model={"path": "/model", "dtype": "auto"}, nodes={"a": {}, "b": {}})
+    found, why = await Launch(context, peers, lambda run: None)._in_one_precision(wanted)
+    assert found.model.dtype == chosen
+    assert chosen in why
+
+
 # ---------------------------------------------------------------- which checkpoint
 
 

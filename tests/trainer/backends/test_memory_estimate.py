@@ -87,8 +87,9 @@ def test_what_is_trained_and_how_each_setting_changes_a_part(run_file: Callable[
     lora = estimated(run_file(adapter={"kind": "lora", "rank": 4}))
     assert lora.trained == 4 * 2 * (4 * (32 + 32) + 3 * (32 + 64))
     assert lora.parts["weights"] == 4 * lora.parameters + 4 * lora.trained
-    half = estimated(run_file(model__dtype="bfloat16"))
-    assert half.parts["weights"] == 6 * full.parameters
+    for dtype, size in (("bfloat16", 4), ("bf16-sr", 2), ("float16", 6)):
+        half = estimated(run_file(model__dtype=dtype))
+        assert half.parts["weights"] == size * full.parameters
     there = {"backend": "mlx"}
     kept, saving = (
         estimated(run_file(nodes__here=there, model__gradient_checkpointing=mode)) for mode in ("none", "all")

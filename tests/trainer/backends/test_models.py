@@ -53,14 +53,15 @@ def broken_model(assets: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_each_says_what_it_computes_in(load_model: Loader, assets: Path) -> None:
-    assert load_model(assets / "model", "torch").compute == Compute("float32", None, "off", "sdpa")
-    assert load_model(assets / "model", "mlx").compute == Compute("float32", None, "off", "mx.fast")
+    assert load_model(assets / "model", "torch").compute == Compute("float32", None, "off", "sdpa", "float32")
+    assert load_model(assets / "model", "mlx").compute == Compute("float32", None, "off", "mx.fast", "float32")
 
 
 def test_at_16_bits_it_says_so(run_file: RunFileWriter, assets: Path) -> None:
     for backend in ("torch", "mlx"):
         config = run_file(model__dtype="bfloat16", nodes__here={"backend": backend, "device": "cpu"})
-        assert load(config, config.nodes["here"], "run.toml").compute.dtype == "bfloat16"
+        compute = load(config, config.nodes["here"], "run.toml").compute
+        assert (compute.dtype, compute.weights) == ("bfloat16", "float32")
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 64, "activation_function": "relu"}
@@ -106,7 +107,7 @@ def test_a_model_that_does_not_train_has_no_optimizer(
 
 
 def _masters(backend: Any) -> list[Any]:
-    return [*backend._masters.values()] if isinstance(backend._masters, dict) else backend._masters
+    return [*backend._weights.computed.values()] if backend.name == "mlx" else backend._weights.masters
 
 
 @pytest.mark.parametrize("tied", [True, False])

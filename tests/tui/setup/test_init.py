@@ -13,7 +13,7 @@ from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import presets, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import local_agents
@@ -129,6 +129,31 @@ def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) ->
     cluster = init_files.cluster_tables(answers, MAC, "k" * 40)
     assert cluster["trusted_networks"] == ["10.0.7.0/24"]
     assert cluster["nodes"] == {"studio": {"address": "tcp://10.0.7.1:7474", "key": "k" * 40}}
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "dtype", "base", "batch", "length"),
+    [
+        ((8, 9), "NVIDIA GeForce RTX 4090", "bfloat16", "nf4", (4, 8), 1024),
+        ((7, 5), "Tesla T4", "float16", "nf4", (2, 8), 1024),
+        ((7, 5), "NVIDIA GeForce GTX 1660", "float16", "nf4", (1, 8), 512),
+        ((6, 1), "NVIDIA GeForce GTX 1080", "float32", "nf4", (1, 8), 512),
+        ((9, 0), "NVIDIA H100", "bfloat16", "stored", (1, 16), 1024),
+    ],
+)
+def test_adapters_on_a_card_start_from_its_preset(
+    tmp_path: Path, capability: tuple[int, int], name: str, dtype: str, base: str, batch: tuple[int, int], length: int
+) -> None:
+    card = ThisMachine(
+        "box", ("torch",), 64 * 10**9, (LOOPBACK,), True, 24 * 10**9, preset=presets.preset_of(capability, name)
+    )
+    answers = Answers(tmp_path / "m", tmp_path / "d", "a", "tcp://127.0.0.1:7474", adapter="lora", sequence_length=1024)
+    run = init_files.run_tables(answers, Model(tmp_path / "m", 10**9, None, True), card)
+    assert (run["model"]["dtype"], run["model"].get("base", "stored")) == (dtype, base)
+    assert (run["batch"]["micro"], run["batch"]["global"], run["data"]["sequence_length"]) == (*batch, length)
+    run_file.parse(run)
+    whole = init_files.run_tables(answers._replace(adapter="full"), Model(tmp_path / "m", 10**9, None, True), card)
+    assert "base" not in whole["model"] and whole["data"]["sequence_length"] == 1024
 
 
 def test_remarks_say_what_is_missing(tmp_path: Path) -> None:

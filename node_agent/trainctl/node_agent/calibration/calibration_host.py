@@ -31,6 +31,7 @@ from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.record.paths import RunPaths
 
 MOST_LINES: Final = 200
@@ -129,6 +130,7 @@ class CalibrationHost:
         config = run_file.parse(request.config, "config") if request.config else self._newest_config()
         if config.nodes and node not in config.nodes:
             raise InvalidInputError("config: nodes", f"{node} is not in it")
+        config = resolve_alone(config, node, "config")
         if not self._role.is_idle:
             run = self._role.run or (self._role.followed.run if self._role.followed is not None else "a run")
             raise RefusedError(f"{node} takes part in {run}; stop the run, or calibrate after its end")

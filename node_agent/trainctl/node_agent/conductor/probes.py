@@ -42,8 +42,10 @@ class Difference(NamedTuple):
         return not (self.largest <= limit and self.weights <= WEIGHTS_APART)
 
 
-def tolerance(family: str, dtype: str) -> float:
+def tolerance(family: str, dtype: str, *, tf32: bool = False) -> float:
     """The largest difference, in nats, that two ranks of one model may show."""
+    if dtype == "float32" and tf32:
+        return TF32_DIFFERENCE
     if dtype == "float32" and family in TESTED:
         return TESTED[family].log_probability
     return DTYPE_TOLERANCE[dtype]

@@ -136,7 +136,8 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
         raise CannotGoOnError(
             f"no answer to the probe from {silent}; install the same version of trainctl on all nodes"
         )
-    limit = probes.tolerance(next(iter(found.values())).family, state.config.model.dtype)
+    model = state.config.model
+    limit = probes.tolerance(next(iter(found.values())).family, model.computed, tf32=model.tf32)
     differences = probes.compare(found, passed)
     refused = {each.rank: _refusal(state, each, found, limit) for each in differences if each.exceeds(limit)}
     if refused and not passed:

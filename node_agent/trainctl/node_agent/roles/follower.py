@@ -24,6 +24,7 @@ from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Order
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
+from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 Settle = Callable[[m.KeptCommand], Awaitable[None]]
@@ -115,6 +116,7 @@ class Follower:
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
             version=self._context.version, generation=self._db.generation, ranks=ranks,
+            devices=await asyncio.to_thread(read_devices),
         )  # fmt: skip
         await self._links.greet(identity, hello, welcome)
         if over is not None:

@@ -16,11 +16,13 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
+from trainctl.node_agent.transport.peer_link import REACH_SECONDS
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.machine.devices import read_devices, resolve
 from trainctl.protocol.record.paths import RunPaths
 
 COMMANDS_HANDED_ON = 50
@@ -52,6 +54,7 @@ class Launch:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
+        config, precision = await self._in_one_precision(config)
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
             max(1, self._db.term), self._context.placement,
@@ -65,7 +68,18 @@ class Launch:
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
             raise
-        return opening
+        return opening._replace(notices=(*opening.notices, precision)) if precision else opening
+
+    async def _in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
+        """With the data type that suits all nodes in place of "auto", and why it is that one. Raises
+        InvalidInputError."""
+        if config.model.dtype != "auto":
+            return config, ""
+        links = {node: self._peers.links[node] for node in config.nodes if node in self._peers.links}
+        found = await asyncio.gather(*(link.devices(REACH_SECONDS) for link in links.values()))
+        devices = dict(zip(links, found, strict=True))
+        devices[self._context.node] = await asyncio.to_thread(read_devices)
+        return resolve(config, devices, "config")
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()

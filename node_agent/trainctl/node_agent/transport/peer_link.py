@@ -105,6 +105,14 @@ class PeerLink:
         finally:
             self._hosting = None
 
+    async def devices(self, seconds: float) -> tuple[m.DeviceTypes, ...]:
+        """The devices of its node; () if its agent can't be reached in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._welcomed.wait()
+        welcome = self.line.welcome
+        return welcome.devices if welcome is not None else ()
+
     async def claim(
         self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
     ) -> m.PeerConsent | None:

@@ -2,11 +2,12 @@
 
 With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in bytes:
 
-    weights      4 t for masters, and w each for the frozen ones, or for a copy in a compute type of 16 bits. Packed
+    weights      4 t, with float16 also 2 t for a copy beside masters, with bf16-sr 2 t; w each for frozen ones. Packed
                  ones as they are stored; on torch also the largest of them unpacked, as it is when it is used,
                  but of MLX's formats at most 2^25 values
-    optimizer    8 t: two moments; 2 t and 8 t / 256 if they are of 8 bits. Paged ones count, though they need not fit
-    gradients    4 t accumulated; 4 t more of one micro-batch, if that exceeds activations and logits, which are gone
+    optimizer    8 t: two moments; 2 t and 8 t / 256 if they are of 8 bits. Paged ones count, though they need not fit;
+                 offloaded ones don't, unless the device is a CPU
+    gradients    4 t accumulated; w t more of one micro-batch, if that exceeds activations and logits, which are gone
     activations  w T (10 width + 4 intermediate) per layer on torch, w T (8 width + 4 intermediate) and the attention's
                  probabilities on MLX; one more layer's that backward works on. With adapters on torch on a CPU also
                  6 T outputs of the adapted layers, which the allocator keeps between what is held, or 10 T with
@@ -31,6 +32,8 @@ from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable, RunFile
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TRAINED_BYTES = {"float16": 6, "bf16-sr": 2}
+"""Of a trained parameter by model.dtype; 4 in the others, those of bfloat16 with the other half of their masters."""
 _EIGHT_BIT_MOMENTS = 2 + 8 / 256
 """Bytes of a parameter's two moments if each is a byte, with a float32 per 256 of them."""
 _WIDTHS = {"torch": 10, "mlx": 8}
@@ -68,11 +71,13 @@ def estimate_memory(
     """Of a rank of `config`, which is as its node has it. Raises InvalidInputError for adapters of layers that the
     model doesn't have."""
     model = sum(map(math.prod, facts.shapes.values()))
-    width, trained = _WEIGHT_BYTES[config.model.dtype], _trained(config, facts, where)
-    copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" or width < 4 else 0
+    width, trained = _WEIGHT_BYTES[config.model.computed], _trained(config, facts, where)
+    held = _TRAINED_BYTES.get(config.model.dtype, 4) if config.adapter.kind == "full" else 4
+    copied = _frozen_bytes(config, facts, backend) if config.adapter.kind != "full" else 0
     tokens = _pass_tokens(config, node)
     moments = _EIGHT_BIT_MOMENTS if config.optimizer.kind.endswith("-8bit") else 8
-    fixed = {"weights": 4 * trained + copied, "optimizer": int(moments * trained)}
+    moments = 0 if config.optimizer.offload and node.device != "cpu" else moments
+    fixed = {"weights": held * trained + copied, "optimizer": int(moments * trained)}
     limit = math.inf if node.memory_limit_gb is None else node.memory_limit_gb * 1e9
     free = max(0.0, limit - sum(fixed.values()))
     chunking = Chunking(config.model.chunked_loss, facts.vocabulary, int(min(free, 2**60)))
@@ -81,7 +86,8 @@ def estimate_memory(
         "activations": _activations(facts, tokens, config, backend, where, on_cpu=node.device == "cpu"),
         "logits": 12 * once * facts.vocabulary,
     }
-    gradients = 4 * trained + max(0, 4 * trained - sum(passing.values()))
+    in_flight = (width if config.adapter.kind == "full" else 4) * trained
+    gradients = 4 * trained + max(0, in_flight - sum(passing.values()))
     parts = {**fixed, "gradients": gradients, **passing}
     if len(config.nodes) > 1:
         parts["sum"] = 4 * trained
@@ -91,7 +97,7 @@ def estimate_memory(
 
 def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
     """Of the weights that compute uses."""
-    width, packed = _WEIGHT_BYTES[config.model.dtype], facts.quantized
+    width, packed = _WEIGHT_BYTES[config.model.computed], facts.quantized
     if config.model.base == "nf4":
         layers = [name for name, shape in facts.shapes.items() if len(shape) == 2 and ".layers." in name]
         packed = {name: _nf4_bytes(facts.shapes[name], config.model.double_quantization) for name in layers}
@@ -127,7 +133,7 @@ def _activations(
     facts: ModelFacts, tokens: int, config: RunFile, backend: str, where: str, *, on_cpu: bool
 ) -> int:  # fmt: skip
     """Bytes that are held as the backward pass begins, and those of the layer that it works on."""
-    width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.dtype], on_cpu and backend == "torch"
+    width, is_torch_on_cpu = _WEIGHT_BYTES[config.model.computed], on_cpu and backend == "torch"
     layer = float(width * (_WIDTHS[backend] * facts.width + 4 * facts.intermediate))
     layer *= 1 + _CROSSING * facts.crossing / facts.layers
     layer += width * facts.heads * config.data.sequence_length if backend == "mlx" else 0

@@ -36,7 +36,16 @@ def settings_digest(config: RunFile, node: str) -> str:
         [getattr(table, name) for name in _OF_NODE], here.adapter, here.objective, here.optimizer.kind, micro_tokens,
         here.data.path if here.data.kind != "text" else "",  # the lengths of rows differ from file to file
     ]  # fmt: skip
+    settings += [[name, value] for name, value, default in _newer(config, table) if value != default]
     return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
+
+
+def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, bool, bool], ...]:
+    """Settings with their defaults that count only where they differ: profiles from before they existed still fit."""
+    return (
+        ("tf32", config.model.tf32, False), ("offload", config.optimizer.offload, False),
+        ("cudnn_benchmark", table.cudnn_benchmark, True), ("deterministic", table.deterministic, False),
+    )  # fmt: skip
 
 
 def _installed(package: str) -> str:

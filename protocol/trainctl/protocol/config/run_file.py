@@ -157,6 +157,9 @@ def _torch_only(config: RunFile) -> list[str]:
         found.append('"seq2seq" needs torch, because mlx-lm has no encoder-decoder models: set "torch"')
     if config.model.base == "nf4":
         found.append('MLX has no "nf4": set model.base = "mlx-4bit" for all ranks, or train with torch')
+    if config.optimizer.offload:
+        problem = "shares its memory with the host, so nothing would be saved by moving moments there"
+        found.append(f"MLX {problem}: set optimizer.offload = false, or train with torch")
     if config.optimizer.kind != "adamw":
         kind = config.optimizer.kind
         found.append(f'MLX has no {kind!r}: set optimizer.kind = "adamw" for all ranks, or train with torch')
@@ -281,8 +284,8 @@ def _check_sense(config: RunFile, where: str) -> None:
     with wrong.going_on():
         check_policies(config.policy, where)
     for check in (
-        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_backends,
-        _check_held_out, _check_growing, _check_evaluations,
+        _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_precision,
+        _check_backends, _check_held_out, _check_growing, _check_evaluations,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -338,6 +341,16 @@ def _check_base(config: RunFile, where: str) -> None:
     if config.adapter.kind == "full":
         problem = f'{base!r} is for adapters, since packed weights can\'t be trained: set adapter.kind = "lora"'
         raise InvalidInputError(f"{where}: model.base", problem)
+
+
+def _check_precision(config: RunFile, where: str) -> None:
+    if config.model.dtype == "bf16-sr" and config.adapter.kind != "full":
+        problem = '"bf16-sr" rounds trained weights, and those of adapters are float32: set "bfloat16"'
+        raise InvalidInputError(f"{where}: model.dtype", problem)
+    if config.optimizer.offload and config.optimizer.kind != "adamw":
+        kind = config.optimizer.kind
+        problem = f'is for "adamw"; to keep the moments of {kind!r} off the device, use "paged-adamw-8bit"'
+        raise InvalidInputError(f"{where}: optimizer.offload", problem)
 
 
 def _check_backends(config: RunFile, where: str) -> None:

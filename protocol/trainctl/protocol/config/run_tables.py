@@ -13,6 +13,7 @@ from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, Prompt
 from trainctl.protocol.config.quantization import QuantizedFormat
+from trainctl.protocol.config.validation_errors import REFUSED
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
@@ -23,6 +24,23 @@ LayerNames = Annotated[
     Meta(min_length=1, examples=[["q_proj", "v_proj"]], title="layer names"),
 ]
 DataKind = Literal["text", "rows", "samples"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16", "bf16-sr", "float16"],
+    Meta(extra={REFUSED: {
+        "fp32": 'write "float32"', "bf16": 'write "bfloat16"', "fp16": 'write "float16"',
+        "tf32": 'set model.tf32 = true, with "float32"',
+    }}),
+]  # fmt: skip
+SumEngine = Annotated[
+    Literal["auto", "gloo", "ring"],
+    Meta(extra={REFUSED: {
+        "nccl": 'it has not been tried with two NVIDIA GPUs; several GPUs are several ranks: use "gloo". A job on the '
+        "GPUs of one machine runs faster under torchrun",
+        "jaccl": "it needs Macs joined by Thunderbolt 5 with RDMA turned on, and has not been tried on them; use "
+        '"ring", which needs any network',
+    }}),
+]  # fmt: skip
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -51,7 +69,7 @@ class RunTable(_Table, frozen=True):
 
 class ModelTable(_Table, frozen=True):
     path: PathText  # a Hugging Face directory: config.json, model.safetensors; or a cached model's id, org/name
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
+    dtype: Precision = "float32"  # of compute; auto: by all ranks' devices; bf16-sr: without float32 masters
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
     init: Literal["pretrained", "random"] = "pretrained"  # random: train from scratch; path needs no weights
     base: Literal["stored", "nf4"] | QuantizedFormat = (
@@ -60,6 +78,14 @@ class ModelTable(_Table, frozen=True):
     double_quantization: bool = False  # nf4: the scales are quantized too
     compute_dtype: Literal["", "float32", "bfloat16", "float16"] = ""  # nf4: of products with packed weights; "": dtype
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
+    tf32: bool = False  # float32 products may use TF32 on CUDA devices, with 10 bits of fraction; sums don't
+
+    @property
+    def computed(self) -> ComputeDtype:
+        """The data type of forward and backward passes. Of "auto" before it is resolved, float32."""
+        if self.dtype == "auto":
+            return "float32"
+        return "bfloat16" if self.dtype == "bf16-sr" else self.dtype
 
 
 class DataTable(_Table, frozen=True):
@@ -93,7 +119,7 @@ class BatchTable(_Table, frozen=True):
 class GroupTable(_Table, frozen=True):
     """How ranks sum their gradients; one rank alone needs none of it."""
 
-    engine: Literal["auto", "gloo", "ring"] = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
+    engine: SumEngine = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
     links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: rings summing at once, a process each
     chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
     first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement
@@ -117,6 +143,7 @@ class OptimizerTable(_Table, frozen=True):
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
     update_ratio_every: NonNegativeInt = 0  # steps between measurements of the update relative to the weights; 0: none
+    offload: bool = False  # moments in the host's memory, on torch with CUDA
 
     def warmup(self, steps: int) -> int:
         """Warm-up steps of a run of so many: a ratio is rounded up, but leaves one step at the peak or after."""
@@ -179,6 +206,8 @@ class NodeTable(_Table, frozen=True):
     micro_tokens: NonNegativeInt | None = None  # None: batch.micro_tokens
     held_out_path: PathText | None = None  # where this machine keeps the held-out data, if not at data.held_out_path
     cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
+    cudnn_benchmark: bool = True  # CUDA: cuDNN times its algorithms and keeps the fastest
+    deterministic: bool = False  # CUDA: only kernels that give the same bits each time, which bit-exact resume needs
 
 
 class RunFile(_Table, frozen=True):

@@ -178,6 +178,14 @@ _RUN = (
     ),
 )  # fmt: skip
 
+MEMORY_PARTS: Final[dict[str, str]] = {
+    "weights": "Memory of the model's weights on the device, and of what is kept beside them.",
+    "gradients": "Memory of the accumulated gradients on the device.",
+    "moments": "Memory of the optimizer's moments on the device.",
+    "activations": "What else the step's peak has: activations, logits, gradients of one micro-batch and working "
+    "memory. On a CPU, an estimate from the process's size.",
+}
+"""Parts of a trainer's memory, with the metric's meaning; `memory_cache_bytes` is another."""
 _RANK = (
     Metric(
         "own_loss", _LOSS_UNIT, "rank", "own loss", "Mean loss on the rank's own samples.", "loss",
@@ -246,6 +254,12 @@ _RANK = (
     Metric(
         "memory_cache_bytes", "B", "rank", "memory cache GB",
         "Memory that the allocator keeps for later and no array uses.", "bytes", fold="sum", short="cache",
+    ),
+    *(
+        Metric(
+            f"memory_{name}_bytes", "B", "rank", f"memory of {name} GB", meaning, "bytes", fold="sum", short=name
+        )
+        for name, meaning in MEMORY_PARTS.items()
     ),
     Metric(
         "memory_use", "of the cap", "rank", "memory use",

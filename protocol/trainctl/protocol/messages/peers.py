@@ -6,7 +6,7 @@ import msgspec
 
 from trainctl.protocol.messages.base import Count, Generation, Message, Name, RunState
 from trainctl.protocol.messages.telemetry import HostReading
-from trainctl.protocol.messages.trainer import FromTrainer, ToTrainer
+from trainctl.protocol.messages.trainer import DeviceTypes, FromTrainer, ToTrainer
 
 
 class HostedRank(msgspec.Struct, frozen=True):
@@ -119,6 +119,7 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
     version: str  # trainctl version
     generation: Generation | None = None  # newest generation that it has seen
     ranks: tuple[HostedRank, ...] = ()
+    devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):

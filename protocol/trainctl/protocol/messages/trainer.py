@@ -177,6 +177,19 @@ class Compute(msgspec.Struct, frozen=True):
     tf32: bool | None = None  # whether float32 matrix products may use TF32; None: not supported by the device
     compile: str = "off"  # mode of the model compiler
     attention: str = ""  # attention kernel, for example sdpa, eager or mx.fast; empty: unknown
+    weights: str = ""  # form of the trained weights, for example float32 or bf16-sr; empty: unknown
+    deterministic: bool | None = (
+        None  # whether all kernels give the same bits each time; None: not chosen on the device
+    )
+    cudnn_benchmark: bool | None = None  # whether cuDNN times its algorithms; None: not a CUDA device
+
+
+class DeviceTypes(msgspec.Struct, array_like=True, frozen=True):
+    """A device that one of a machine's backends can compute on."""
+
+    backend: Literal["torch", "mlx"]
+    device: str  # as in the run file, for example cpu, cuda:0, mps or gpu
+    types: tuple[str, ...]  # 16-bit data types that it computes faster than float32
 
 
 class Ready(Message, tag="ready", frozen=True):

@@ -1,7 +1,8 @@
 """The backend interface: what a rank needs from an array library.
 
-A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
-float32 gradient accumulators, and a scratch for the one micro-batch in flight. With an adapter only its matrices are
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower
+(or bfloat16 weights alone, see precision/), float32 gradient accumulators, and a scratch for the one micro-batch in
+flight. With an adapter only its matrices are
 trained, and computed in float32; the model's own weights are frozen and held in the run's dtype. Nothing reaches the
 accumulators but by `accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
 
@@ -71,6 +72,14 @@ class Memory:
         return {name: float(size) for name, size in known if size is not None}
 
 
+class FixedParts(NamedTuple):
+    """What a backend holds on its device in every step, in bytes."""
+
+    weights: int  # with what is kept beside them, and frozen ones
+    gradients: int  # the accumulators
+    moments: int
+
+
 class Decoding(NamedTuple):
     """How tokens are chosen."""
 
@@ -99,6 +108,13 @@ class Parts:
     optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
     adapter: Lora | None = None  # what is trained in place of the model's own weights
     limit_bytes: int | None = None  # that it may take on its device
+    rounding_seed: int | None = None  # trained weights are bfloat16 alone, rounded stochastically; None: with masters
+
+    def weights_in(self, dtype: str) -> str:
+        """The form of the trained weights of a model that computes in `dtype`, in words."""
+        if self.adapter is not None or self.optimizer is None:
+            return "float32 adapters" if self.adapter is not None else dtype
+        return "bf16-sr" if self.rounding_seed is not None else "float32"
 
 
 class Totals(NamedTuple):
@@ -126,6 +142,8 @@ class Backend(ABC):
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
     _model: Any  # with `train()` and `eval()`
+    _parts: FixedParts | None = None  # None: not loaded by `load`
+    _beside = 0  # bytes that the process held as it was loaded, beside weights and moments
 
     @classmethod
     @abstractmethod
@@ -261,6 +279,25 @@ class Backend(ABC):
 
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
+
+    @abstractmethod
+    def _fixed_parts(self) -> FixedParts: ...
+
+    def note_loaded(self) -> None:
+        """The model is whole: what the process holds beside it from here on is the libraries'."""
+        self._parts = self._fixed_parts()
+        used = self.memory().used_bytes or 0
+        self._beside = max(0, used - self._parts.weights - self._parts.moments)
+
+    def memory_parts(self, memory: Memory) -> dict[str, float]:
+        """Bytes on the device by part, by the names of the metrics. Activations are what else the step's peak has: with
+        logits, gradients in flight and the libraries' working memory."""
+        if self._parts is None:
+            return {}
+        parts = {f"memory_{name}_bytes": float(size) for name, size in self._parts._asdict().items()}
+        if memory.peak_bytes is not None:
+            parts["memory_activations_bytes"] = float(max(0, memory.peak_bytes - sum(self._parts) - self._beside))
+        return parts
 
     def wait(self) -> None:
         """Until the device has done all that it was given."""

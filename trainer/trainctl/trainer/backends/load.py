@@ -1,13 +1,17 @@
 """The builder: chooses a backend, and puts it together from model, objective, adapter and optimizer."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
+
+import msgspec
 
 from trainctl.protocol.config.families import check_objective
 from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend, BackendName, Parts
@@ -23,12 +27,17 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     """The model of `config` in the backend and on the device that `node` asks for; if it doesn't train, without the
     optimizer's memory, its weights in the run's dtype. Raises InvalidInputError naming the
     field of the run file that is at fault."""
+    if config.model.dtype == "auto":  # a process of its own: a run's file has what the group computes in
+        config = _resolved(config, node, where)
     model, objective = Path(config.model.path), objective_for(config)
     check_objective(model, objective.name, config.data.sequence_length, where)
+    if config.model.tf32:
+        os.environ.setdefault("MLX_ENABLE_TF32", "1")  # which MLX reads once, when it first needs it
     kind = _backend(choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where))
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
-    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes)
+    rounding_seed = config.run.seed if config.model.dtype == "bf16-sr" else None
+    parts = Parts(objective, optimizer, read_lora(config, where), limit_bytes, rounding_seed)
     try:
         backend = kind.open(config, node, parts, where)
         if parts.adapter is not None:
@@ -40,11 +49,18 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
             raise
         problem = f"the model and its optimizer do not fit into memory: {first_line(error)}"
         raise InvalidInputError(f"{where}: model.path", problem) from None
+    backend.note_loaded()
     backend.chunk_losses(config, where)
     if config.data.packing != "none":
         document_mask.check_positions(backend.name, model_config(model), config.data.sequence_length, where)
         document_mask.check(backend, vocabulary_size(model), where)
     return backend
+
+
+def _resolved(config: RunFile, node: NodeTable, where: str) -> RunFile:
+    alone = msgspec.structs.replace(config, nodes={"here": node})
+    model = resolve_alone(alone, "here", where).model
+    return msgspec.structs.replace(config, model=model)
 
 
 def _backend(name: BackendName) -> type[Backend]:

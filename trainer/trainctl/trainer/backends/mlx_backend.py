@@ -38,6 +38,7 @@ from trainctl.trainer.backends.base import (
     BackendName,
     BatchOutputs,
     Decoding,
+    FixedParts,
     Functions,
     Memory,
     Part,
@@ -49,8 +50,19 @@ from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
+from trainctl.trainer.precision.mlx_weights import (
+    Arrays,
+    CopiedWeights,
+    MlxWeights,
+    OwnWeights,
+    RoundedWeights,
+    SplitWeights,
+)
 
-Arrays = dict[str, Any]
+_PIECE_VALUES = 1 << 22
+"""Values of a parameter updated at a time."""
+_GROUP_VALUES = 1 << 22
+"""Values added or updated at a time, or those of one parameter: new arrays beside old ones take 16 MiB each."""
 
 
 class MlxBackend(Backend):
@@ -70,21 +82,28 @@ class MlxBackend(Backend):
         self._places = _places(model, adapter)
         held = dict(flat(model.trainable_parameters()))
         held_in = dtype if adapter is None and parts.optimizer is None else mx.float32
-        self._masters: Arrays = {name: held[place.name].astype(held_in) for name, place in self._places.items()}
-        self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._masters.items()}
+        self._weights = self._held({name: held[place.name].astype(held_in) for name, place in self._places.items()})
+        self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._weights.computed.items()}
+        self._groups = _grouped({name: p.size for name, p in self._weights.computed.items()})
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
-        self._slots: dict[str, Arrays] = {
-            slot: {name: mx.zeros_like(p) for name, p in self._masters.items()} for slot in self.slots
-        }
+        self._slots: dict[str, Arrays] = {slot: self._zeros() for slot in self.slots}
         self._totals: Arrays = {}  # empty: zeros
         self.updates = 0
         self._scratch: Arrays = {}
         self._sums: list[Any] = []  # of the last forward
         self._added: list[list[Any]] = []  # of each micro-batch since `clear`
         self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
-        mx.eval(self._masters, self._slots)
+        mx.eval(self._weights.computed, self._weights.kept, self._slots)
         model.train()
         self._publish()
+
+    def _held(self, weights: Arrays) -> MlxWeights:
+        """Trained weights, float32 until now, as the run's dtype has them."""
+        if self.parts.adapter is not None or self.parts.optimizer is None or self._dtype == mx.float32:
+            return OwnWeights(weights)
+        if self.parts.rounding_seed is not None:
+            return RoundedWeights(weights, self.parts.rounding_seed)
+        return SplitWeights(weights) if self._dtype == mx.bfloat16 else CopiedWeights(weights, self._dtype)
 
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
@@ -95,7 +114,7 @@ class MlxBackend(Backend):
         path, stored = Path(config.model.path), config.model.init == "pretrained"
         model = read_model(path, where, config.data.sequence_length, with_weights=stored)
         checkpoint_mlx(model, config.model.gradient_checkpointing, where)
-        return cls(model, parts, dtype=getattr(mx, config.model.dtype))
+        return cls(model, parts, dtype=getattr(mx, config.model.computed))
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         self.chunks = MlxChunks(self._model, chunking_of(config, self.memory(), of_host=True), where)
@@ -108,7 +127,7 @@ class MlxBackend(Backend):
     def forward(self, batch: Batch, *scales: float) -> None:
         with self._memory_errors():
             try:
-                (_, self._sums), self._scratch = self._differentiate(self._masters, batch, scales)
+                (_, self._sums), self._scratch = self._differentiate(self._weights.computed, batch, scales)
             finally:
                 self._publish()  # tracing left its own arrays in the model
             mx.eval(self._sums)
@@ -121,12 +140,13 @@ class MlxBackend(Backend):
 
     def accumulate(self) -> None:
         with self._memory_errors():
-            if self._totals:
-                sums = {name: total + self._scratch[name] for name, total in self._totals.items()}
+            totals = self._totals or {}
+            for names in self._groups:  # the largest first: if memory suffices for them, it does for all others
+                sums = {name: _sum(totals.get(name), self._scratch[name]) for name in names}
                 mx.eval(sums)
-            else:
-                sums = self._scratch
-            self._totals, self._scratch = sums, {}
+                totals |= sums
+                self._scratch |= dict.fromkeys(names)
+            self._totals, self._scratch = totals, {}
             self._added.append(self._sums)
 
     def forget(self) -> None:
@@ -144,20 +164,26 @@ class MlxBackend(Backend):
         return [[float(number.item()) for number in row] for row in self._added], None
 
     def _norm(self, scale: float) -> float:
-        squares = [mx.sum(mx.square(total if scale == 1 else total * scale)) for total in self._gradients().values()]
-        total: Any = mx.sum(mx.stack(squares))
+        totals = self._gradients()
+        squares: Arrays = {}
+        for names in self._groups:
+            squares |= {name: mx.sum(mx.square(totals[name] if scale == 1 else totals[name] * scale)) for name in names}
+            mx.eval(squares)
+        total: Any = mx.sum(mx.stack([squares[name] for name in totals]))
         return math.sqrt(float(total.item()))
 
     def update(self, learning_rate: float, factor: float) -> None:
         self.updates += 1
         totals = self._gradients()
         first, second = (self._slots[slot] for slot in ADAMW_SLOTS)
-        for name in self.shapes:
-            self._masters[name], first[name], second[name] = self._adamw(
-                self._masters[name], totals[name] * factor, first[name], second[name], learning_rate
-            )
-        self._model.update(self._as_computed(self._masters))  # before they are computed: old arrays can be reused
-        mx.eval(self._masters, self._slots, self._model.parameters())
+        for names in self._groups:
+            for name in names:
+                state = self._weights.values(name), totals[name], first[name], second[name]
+                values, first[name], second[name] = self._updated(state, factor, learning_rate)
+                self._weights.store(name, values, self.updates)
+            new = {name: self._weights.computed[name] for name in names}
+            self._model.update(self._tree(new))  # before they are computed: old arrays can be reused
+            mx.eval(self._weights.computed, self._weights.kept, self._slots)
 
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating():
@@ -186,13 +212,19 @@ class MlxBackend(Backend):
     @property
     def compute(self) -> Compute:
         tf32 = None if self.device == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
-        return Compute(str(self._dtype).removeprefix("mlx.core."), tf32, attention="mx.fast")
+        dtype = str(self._dtype).removeprefix("mlx.core.")
+        return Compute(dtype, tf32, attention="mx.fast", weights=self.parts.weights_in(dtype))
 
     def reset_peak(self) -> None:
         if self._host is not None:
             self._host.reset()
         else:
             mx.reset_peak_memory()
+
+    def _fixed_parts(self) -> FixedParts:
+        weights = sum(array.nbytes for _, array in flat(self._model.parameters())) + self._weights.kept_bytes
+        gradients = 4 * sum(array.size for array in self._weights.computed.values()) if self.slots else 0
+        return FixedParts(weights, gradients, sum(p.nbytes for slot in self._slots.values() for p in slot.values()))
 
     def _sample(self) -> None:
         if self._host is not None:
@@ -210,30 +242,37 @@ class MlxBackend(Backend):
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():
-            np.copyto(arrays[name], _turned(np.asarray(array), self._places[name]))  # of the array's own memory
+            whole = array if array.dtype == mx.float32 else array.astype(mx.float32)
+            np.copyto(arrays[name], _turned(np.asarray(whole), self._places[name]))  # of the array's own memory
 
     def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
-        held = self._part(part)
-        for name in self.shapes:
-            held[name] = mx.array(_turned(arrays[name], self._places[name]))
-        mx.eval(held)
-        if part == "weights":
-            self._publish()
+        given = {name: mx.array(_turned(arrays[name], self._places[name])) for name in self.shapes}
+        mx.eval(given)
+        if part != "weights":
+            self._part(part).update(given)
+            return
+        for name, array in given.items():
+            self._weights.store(name, array)
+        mx.eval(self._weights.computed, self._weights.kept)
+        self._publish()
 
     def _part(self, part: Part) -> Arrays:
         match part:
             case "accumulators":
                 return self._gradients()
             case "weights":
-                return self._masters
+                return {name: self._weights.values(name) for name in self.shapes}
             case _:
                 return self._slots[part]
 
     def _gradients(self) -> Arrays:
         if not self._totals:
-            self._totals = {name: mx.zeros_like(p) for name, p in self._masters.items()}
+            self._totals = self._zeros()
             mx.eval(self._totals)
         return self._totals
+
+    def _zeros(self) -> Arrays:
+        return {name: mx.zeros(p.shape) for name, p in self._weights.computed.items()}
 
     def _seed(self, seed: int) -> None:
         mx.random.seed(seed)
@@ -259,6 +298,21 @@ class MlxBackend(Backend):
             high, low = (int(word) for word in states["mlx.key"])
             mx.random.seed((high << 32) | low)
 
+    def _updated(self, state: tuple[Any, ...], factor: float, rate: float) -> tuple[Any, Any, Any]:
+        """A parameter, its accumulated gradient and moments, to a parameter and moments. A large one is updated in
+        pieces: what the update computes on the way takes three times as much as the result."""
+        p, g, m, v = state
+        if p.size <= _PIECE_VALUES:
+            return self._adamw(p, g * factor, m, v, rate)
+        rows = max(1, _PIECE_VALUES * len(p) // p.size)
+        made = []
+        for start in range(0, len(p), rows):
+            part = slice(start, start + rows)
+            made.append(self._adamw(p[part], g[part] * factor, m[part], v[part], rate))
+            mx.eval(made[-1])
+        weights, first, second = (mx.concatenate([*pieces]) for pieces in zip(*made, strict=True))
+        return weights, first, second
+
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
         table = self.parts.optimizer
@@ -271,8 +325,8 @@ class MlxBackend(Backend):
         denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + table.epsilon
         return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
-    def _scaled_loss(self, masters: Arrays, batch: Batch, scales: tuple[float, ...]) -> tuple[Any, list[Any]]:
-        self._model.update(self._as_computed(masters))
+    def _scaled_loss(self, weights: Arrays, batch: Batch, scales: tuple[float, ...]) -> tuple[Any, list[Any]]:
+        self._model.update(self._tree(weights))
         sums = self.parts.objective.sums(self._outputs(batch))
         terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
         return functools.reduce(mx.add, terms), sums.numbers()
@@ -350,13 +404,29 @@ class MlxBackend(Backend):
         return [DocumentMask(mx.array(batch.positions), self._model)] * len(self._model.layers)
 
     def _publish(self) -> None:
-        self._model.update(self._as_computed(self._masters))
+        self._model.update(self._tree(self._weights.computed))
         mx.eval(self._model.parameters())
 
-    def _as_computed(self, masters: Arrays) -> Any:
-        """The model's trainable part; adapters stay float32."""
-        dtype = mx.float32 if self.parts.adapter else self._dtype
-        return tree_unflatten([(self._places[name].name, p.astype(dtype)) for name, p in masters.items()])
+    def _tree(self, weights: Arrays) -> Any:
+        """The model's trainable part."""
+        return tree_unflatten([(self._places[name].name, p) for name, p in weights.items()])
+
+
+def _grouped(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Parameters that are added and updated together, the largest first."""
+    groups: list[list[str]] = []
+    filled = _GROUP_VALUES
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if filled + sizes[name] > _GROUP_VALUES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += sizes[name]
+    return groups
+
+
+def _sum(total: Any, gradient: Any) -> Any:
+    return gradient.astype(mx.float32) if total is None else total + gradient
 
 
 def _choose_device(wanted: str, where: str) -> None:

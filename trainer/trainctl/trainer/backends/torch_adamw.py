@@ -3,6 +3,9 @@ host.
 
 An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code for each value, which selects one of
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
+
+Where weights have no float32 form of their own, or moments are in the host's memory, parameters are updated in pieces:
+only a piece's float32 weights, and its moments, are on the device.
 """
 
 from abc import ABC, abstractmethod
@@ -12,29 +15,34 @@ from typing import Any
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.protocol.errors import check_installed
+from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.trainer.backends.base import ADAMW_SLOTS
+from trainctl.trainer.precision.torch_weights import TorchWeights
 
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
 _NEIGHBOURS = (0, 1, -1, 2, -2)
 """Distances, in the last place of a float32, at which a block's largest magnitude is looked for."""
 
+_PIECE_VALUES, _PIECE_VALUES_ON_CPU = 1 << 24, 1 << 20
+"""Values updated at a time where weights aren't updated as they are. A GPU needs more to be worth a launch."""
+
 Parameters = Sequence[torch.nn.Parameter]
+Gradients = Sequence[torch.Tensor]
 
 
 class AdamW(ABC):
-    """The update of some parameters by their `.grad`; decay on matrices only. Its moments are allocated at once, so
-    that a lack of memory shows at load."""
+    """The update of some weights; decay on matrices only. Its moments are allocated at once, so that a lack of memory
+    shows at load."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+    @abstractmethod
+    def update(self, learning_rate: float, gradients: Gradients) -> None:
+        """By float32 gradients in the order of the weights."""
 
-    def update(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Of the moments on the device."""
 
     @property
     @abstractmethod
@@ -54,15 +62,22 @@ class AdamW(ABC):
         """Take over what `moments` gave: the same updates follow, to the bit."""
 
 
-def check_optimizer(table: OptimizerTable, where: str) -> None:
-    """Raises InvalidInputError for an optimizer of bitsandbytes where that isn't installed."""
+def check_optimizer(table: OptimizerTable, device: torch.device, where: str) -> None:
+    """Raises InvalidInputError for an optimizer of bitsandbytes where that isn't installed, and for moments in the
+    host's memory on a device that shares it."""
     if table.kind != "adamw":
         check_installed("bitsandbytes", "bitsandbytes", f"{where}: optimizer.kind", repr(table.kind))
+    if table.offload and device.type == "mps":
+        problem = "on mps, the device's memory is the host's, so nothing would be saved: set false"
+        raise InvalidInputError(f"{where}: optimizer.offload", problem)
 
 
-def adamw(parameters: Parameters, table: OptimizerTable) -> AdamW:
+def adamw(weights: TorchWeights, table: OptimizerTable) -> AdamW:
     """The optimizer that a run file asks for."""
-    return _Fused(parameters, table) if table.kind == "adamw" else _BitsAndBytes(parameters, table)
+    if table.kind != "adamw":
+        return _BitsAndBytes(weights, table)
+    masters = None if table.offload else weights.masters
+    return _Pieces(weights, table) if masters is None else _Fused(weights, masters, table)
 
 
 def _groups(parameters: Parameters, table: OptimizerTable) -> list[dict[str, Any]]:
@@ -74,14 +89,27 @@ def _groups(parameters: Parameters, table: OptimizerTable) -> list[dict[str, Any
 class _Fused(AdamW):
     """torch's, which reads and writes each value once."""
 
-    def __init__(self, parameters: Parameters, table: OptimizerTable) -> None:
-        betas = (table.beta1, table.beta2)
-        groups = _groups(parameters, table)
-        super().__init__(torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True))
-        for parameter in parameters:
+    def __init__(self, weights: TorchWeights, masters: Parameters, table: OptimizerTable) -> None:
+        betas, groups = (table.beta1, table.beta2), _groups(masters, table)
+        self._weights, self._masters = weights, masters
+        self._optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
+        for parameter in masters:
             moments = {slot: torch.zeros_like(parameter) for slot in ADAMW_SLOTS}
             self._optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-        self._states = [self._optimizer.state[parameter] for parameter in parameters]
+        self._states = [self._optimizer.state[parameter] for parameter in masters]
+
+    def update(self, learning_rate: float, gradients: Gradients) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            master.grad = gradient
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._weights.publish()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(state[slot].nbytes for state in self._states for slot in ADAMW_SLOTS)
 
     @property
     def updates(self) -> int:
@@ -99,24 +127,113 @@ class _Fused(AdamW):
         torch._foreach_copy_(self.moments(slot), [*values])
 
 
-class _BitsAndBytes(AdamW):
-    """bitsandbytes'. Of a parameter with fewer than 4,096 values, the moments stay in float32."""
+class _Pieces(AdamW):
+    """torch's kernel, on a piece of a parameter at a time."""
 
-    def __init__(self, parameters: Parameters, table: OptimizerTable) -> None:
+    updates = 0
+
+    def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
+        self._weights, self._table = weights, table
+        parameters = weights.parameters
+        self._device = parameters[0].device
+        self._offloaded = table.offload and self._device.type != "cpu"
+        self._size = _PIECE_VALUES_ON_CPU if self._device.type == "cpu" else _PIECE_VALUES
+        place = torch.device("cpu") if self._offloaded else self._device
+        self._moments = {
+            slot: [torch.zeros(p.shape, device=place, pin_memory=self._offloaded) for p in parameters]
+            for slot in ADAMW_SLOTS
+        }
+
+    @torch.no_grad()
+    def update(self, learning_rate: float, gradients: Gradients) -> None:
+        self.updates += 1
+        step = torch.full((), float(self.updates), device=self._device)
+        for index, gradient in enumerate(gradients):
+            flat = gradient.reshape(-1)
+            for start in range(0, flat.numel(), self._size):
+                self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
+
+    def _update_piece(
+        self, index: int, start: int, gradient: torch.Tensor, learning_rate: float, step: torch.Tensor
+    ) -> None:
+        table, stop = self._table, start + gradient.numel()
+        values = self._weights.piece(index, start, stop)
+        held = [self._moments[slot][index].view(-1)[start:stop] for slot in ADAMW_SLOTS]
+        used = [moment.to(self._device, non_blocking=True) for moment in held]
+        decay = table.weight_decay if self._weights.parameters[index].ndim >= 2 else 0.0
+        torch._fused_adamw_(
+            [values], [gradient], [used[0]], [used[1]], [], [step], lr=learning_rate, beta1=table.beta1,
+            beta2=table.beta2, weight_decay=decay, eps=table.epsilon, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        if self._offloaded:
+            torch._foreach_copy_(held, used, non_blocking=True)  # the backend waits for the device after an update
+        self._weights.store(index, start, values, self.updates)
+
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self._offloaded else sum(each.nbytes for slot in self._moments.values() for each in slot)
+
+    def moments(self, slot: str) -> list[torch.Tensor]:
+        return self._moments[slot]
+
+    def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
+        torch._foreach_copy_(self._moments[slot], [*values])
+
+
+class _BitsAndBytes(AdamW):
+    """bitsandbytes'. Of a parameter with fewer than 4,096 values, the moments stay in float32. Where weights have no
+    float32 form, the library is given one parameter's at a time."""
+
+    def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         import bitsandbytes
 
         library: Any = bitsandbytes.optim
-        self._paged = table.kind.startswith("paged-") and parameters[0].device.type == "cuda"
-        super().__init__(
-            library.AdamW(
-                _groups(parameters, table), lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon,
-                optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
-            )
+        self._weights, self._whole = weights, weights.masters is not None
+        self._masters = weights.masters or [torch.nn.Parameter(p.detach()) for p in weights.parameters]
+        self._paged = table.kind.startswith("paged-") and self._masters[0].device.type == "cuda"
+        self._optimizer = library.AdamW(
+            _groups(self._masters, table), lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon,
+            optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
         )  # fmt: skip
+        places: dict[torch.nn.Parameter, tuple[Any, int, int]] = {}
         for row, group in enumerate(self._optimizer.param_groups):
             for column, parameter in enumerate(group["params"]):
                 self._optimizer.init_state(group, parameter, row, column)
-        self._states = [self._optimizer.state[parameter] for parameter in parameters]
+                places[parameter] = (group, row, column)
+        self._places = [places[parameter] for parameter in self._masters]  # group, and its row and column
+        self._states = [self._optimizer.state[parameter] for parameter in self._masters]
+        if not self._whole:
+            for parameter in self._masters:
+                parameter.data = parameter.data.new_empty(0, dtype=torch.float32)
+
+    @torch.no_grad()
+    def update(self, learning_rate: float, gradients: Gradients) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        for index, (master, gradient) in enumerate(zip(self._masters, gradients, strict=True)):
+            if not self._whole:
+                master.data = self._weights.values(index)
+            master.grad = gradient
+            self._update_one(index, master)
+            master.grad = None
+            self._weights.store(index, 0, master.data.view(-1), self.updates)
+            if not self._whole:
+                master.data = master.data.new_empty(0)
+
+    def _update_one(self, index: int, master: torch.nn.Parameter) -> None:
+        """As the library's own `step` does for each parameter."""
+        group, row, column = self._places[index]
+        self._optimizer.prefetch_state(master)
+        self._optimizer.update_step(group, master, row, column)
+        if self._paged:  # its copies run beside torch's
+            torch.cuda.synchronize()
+
+    @property
+    def held_bytes(self) -> int:
+        names = ("state1", "state2", "absmax1", "absmax2")
+        return (
+            0 if self._paged else sum(state[name].nbytes for state in self._states for name in names if name in state)
+        )
 
     @property
     def updates(self) -> int:

@@ -27,6 +27,7 @@ from trainctl.trainer.backends.base import (
     Backend,
     BackendName,
     Decoding,
+    FixedParts,
     Memory,
     Part,
     Parts,
@@ -34,11 +35,19 @@ from trainctl.trainer.backends.base import (
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
-from trainctl.trainer.backends.torch_device import choose_device, limit_memory, memory_cap
+from trainctl.trainer.backends.torch_device import choose_device, choose_kernels, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.precision.torch_gradients import accumulate
+from trainctl.trainer.precision.torch_weights import (
+    CopiedWeights,
+    OwnWeights,
+    RoundedWeights,
+    SplitWeights,
+    TorchWeights,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_OPTIMIZER = "loaded without an optimizer"
@@ -65,10 +74,9 @@ class TorchBackend(Backend):
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        in_place = parts.adapter is not None or parts.optimizer is None or dtype == torch.float32
-        self._masters = self._parameters if in_place else self._lower(dtype)
+        self._weights = self._in_16_bits(dtype) or OwnWeights(self._parameters)
         self._totals: list[torch.Tensor] | None = None  # None: zeros
-        self._optimizer = None if parts.optimizer is None else adamw(self._masters, parts.optimizer)
+        self._optimizer = None if parts.optimizer is None else adamw(self._weights, parts.optimizer)
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
@@ -86,13 +94,14 @@ class TorchBackend(Backend):
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "TorchBackend":
         if node.threads:
             torch.set_num_threads(node.threads)
+        device, dtype = choose_device(node.device, where), _DTYPES[config.model.computed]
         if parts.optimizer is not None:
-            check_optimizer(parts.optimizer, where)
-        device, dtype = choose_device(node.device, where), _DTYPES[config.model.dtype]
+            check_optimizer(parts.optimizer, device, where)
+        choose_kernels(device, node, tf32=config.model.tf32)
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
         held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
-        computed = _DTYPES[config.model.compute_dtype or config.model.dtype]
+        computed = _DTYPES[config.model.compute_dtype or config.model.computed]
         packing = Nf4(device, computed, config.model.double_quantization) if config.model.base == "nf4" else None
         model = read_model(Path(config.model.path), where, held, with_weights=stored, packing=packing)
         if parts.limit_bytes:
@@ -141,13 +150,22 @@ class TorchBackend(Backend):
 
     def accumulate(self) -> None:
         with self._memory_errors():
-            whole = [gradient.float() for gradient in self._scratch]  # the same tensors where they are float32 already
             if self._totals is None:
-                self._totals = _owned(whole)
+                self._totals = self._widened()
             else:
-                torch._foreach_add_(self._totals, whole)
+                accumulate(self._totals, self._scratch)
             self._added.append(self._sums)
             self._scratch, self._sums = (), []
+
+    def _widened(self) -> list[torch.Tensor]:
+        """The scratch in float32; each of its tensors in 16 bits is dropped once it has been copied."""
+        if all(gradient.dtype == torch.float32 for gradient in self._scratch):
+            return _owned([*self._scratch])
+        waiting, self._scratch = deque(self._scratch), ()
+        made = []
+        while waiting:
+            made.append(waiting.popleft().float())
+        return _owned(made)
 
     def forget(self) -> None:
         self._loss, self._scratch, self._sums = None, (), []
@@ -189,10 +207,7 @@ class TorchBackend(Backend):
         totals = self._gradients()
         torch._foreach_mul_(totals, factor)
         assert self._optimizer is not None, _NO_OPTIMIZER
-        for master, total in zip(self._masters, totals, strict=True):
-            master.grad = total
-        self._optimizer.update(learning_rate)
-        self._publish()
+        self._optimizer.update(learning_rate, totals)
         self.wait()
 
     def evaluate(self, batch: Batch) -> Sums:
@@ -221,10 +236,14 @@ class TorchBackend(Backend):
     @property
     def compute(self) -> Compute:
         attention = getattr(getattr(self._model, "config", None), "_attn_implementation", None)
+        dtype, on_cuda = str(self._dtype).removeprefix("torch."), self._device.type == "cuda"
         return Compute(
-            str(self._dtype).removeprefix("torch."),
-            torch.backends.cuda.matmul.allow_tf32 if self._device.type == "cuda" else None,
+            dtype,
+            torch.backends.cuda.matmul.allow_tf32 if on_cuda else None,
             attention=attention or "",
+            weights=self.parts.weights_in(dtype),
+            deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
+            cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
         )
 
     def reset_peak(self) -> None:
@@ -246,6 +265,13 @@ class TorchBackend(Backend):
             found = replace(found, cache_bytes=kept)
         return found
 
+    def _fixed_parts(self) -> FixedParts:
+        held = (*self._model.parameters(), *self._model.buffers())
+        weights = sum(tensor.nbytes for tensor in held if tensor.device == self._device) + self._weights.kept_bytes
+        if self._optimizer is None:
+            return FixedParts(weights, 0, 0)
+        return FixedParts(weights, 4 * sum(p.numel() for p in self._parameters), self._optimizer.held_bytes)
+
     @property
     def updates(self) -> int:
         assert self._optimizer is not None, _NO_OPTIMIZER
@@ -261,6 +287,9 @@ class TorchBackend(Backend):
         if part == "accumulators" and self._totals is None:
             for name in self.shapes:
                 arrays[name][...] = 0.0
+        elif part == "weights" and self._weights.masters is None:
+            for index, array in enumerate(self._on_host(arrays)):
+                array.copy_(self._weights.values(index))
         else:
             torch._foreach_copy_(self._on_host(arrays), self._part(part))
 
@@ -270,8 +299,8 @@ class TorchBackend(Backend):
             self._totals = [tensor.to(self._device) for tensor in self._on_host(arrays)]  # on a CPU the arrays' memory
             return
         if part == "weights":
-            torch._foreach_copy_([*self._masters], self._on_host(arrays))
-            self._publish()
+            for index, array in enumerate(self._on_host(arrays)):
+                self._weights.store(index, 0, array.reshape(-1).to(self._device))
             return
         assert self._optimizer is not None, _NO_OPTIMIZER
         self._optimizer.set_moments(part, self._on_host(arrays))
@@ -283,26 +312,23 @@ class TorchBackend(Backend):
         if part == "accumulators":
             return self._gradients()
         if part == "weights":
-            return [*self._masters]
+            return [*(self._weights.masters or ())]
         assert self._optimizer is not None, _NO_OPTIMIZER
         return self._optimizer.moments(part)
 
     def _gradients(self) -> list[torch.Tensor]:
         if self._totals is None:
-            self._totals = [torch.zeros_like(master) for master in self._masters]
+            self._totals = [torch.zeros(p.shape, device=p.device) for p in self._parameters]
         return self._totals
 
-    def _lower(self, dtype: torch.dtype) -> list[torch.nn.Parameter]:
-        """Float32 masters of the parameters, which become `dtype`; buffers (rotary frequencies) stay float32."""
-        masters = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
-        for p in self._parameters:
-            p.data = p.data.to(dtype)
-        return masters
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        if self._masters is not self._parameters:
-            torch._foreach_copy_([*self._parameters], [*self._masters])
+    def _in_16_bits(self, dtype: torch.dtype) -> TorchWeights | None:
+        """Trained parameters, float32 until now, in `dtype`; buffers (rotary frequencies) stay float32. None where they
+        stay as they are."""
+        if self.parts.adapter is not None or self.parts.optimizer is None or dtype == torch.float32:
+            return None
+        if self.parts.rounding_seed is not None:
+            return RoundedWeights(self._parameters, self.parts.rounding_seed)
+        return SplitWeights(self._parameters) if dtype == torch.bfloat16 else CopiedWeights(self._parameters, dtype)
 
     def wait(self) -> None:
         if self._device.type == "cuda":

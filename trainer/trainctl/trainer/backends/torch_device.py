@@ -1,7 +1,10 @@
 """Devices of torch: the one that a node asks for, and its memory limit."""
 
+import os
+
 import torch
 
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.host_memory import limit_process
 
@@ -21,6 +24,18 @@ def choose_device(wanted: str, where: str) -> torch.device:
     if missing:
         raise InvalidInputError(f"{where}: nodes.device", f"torch finds no device {wanted!r} on this machine")
     return device
+
+
+def choose_kernels(device: torch.device, node: NodeTable, *, tf32: bool) -> None:
+    """Which of a CUDA device's kernels may be used: those in TF32, and those whose bits differ from one time to the
+    next. Timing cuDNN's algorithms chooses by speed, so it is off where bits must be the same."""
+    if device.type != "cuda":
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = node.cudnn_benchmark and not node.deterministic
+    if node.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as NVIDIA's documentation of cuBLAS asks for
+        torch.use_deterministic_algorithms(True)
 
 
 def memory_cap(device: torch.device, limit_bytes: int | None) -> int | None:

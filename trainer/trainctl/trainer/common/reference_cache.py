@@ -45,7 +45,7 @@ def compute_of(model: ModelTable) -> str:
     """How a model computes beyond what its files say: its type, and how weights are packed as they are loaded."""
     nf4 = [model.base, *(["double"] * model.double_quantization), *filter(None, [model.compute_dtype])]
     packed = nf4 if model.base == "nf4" else []
-    return " ".join([model.dtype, *packed])
+    return " ".join([model.computed, *packed])
 
 
 def read_values(folder: Path, key: ReferenceKey) -> Values:

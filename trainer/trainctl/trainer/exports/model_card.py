@@ -138,7 +138,7 @@ def _settings(config: RunFile) -> list[str]:
 
 def _nf4(model: ModelTable) -> str:
     double = ", scales quantized too" if model.double_quantization else ""
-    return f"nf4{double}, computed in {model.compute_dtype or model.dtype}"
+    return f"nf4{double}, computed in {model.compute_dtype or model.computed}"
 
 
 def _recipe(adapter: AdapterTable) -> str:

@@ -79,7 +79,7 @@ class Settings:
         tokens = config.batch.micro_tokens if own is None else own
         data, optimizer = config.data, config.optimizer
         return cls(
-            config.run.seed, config.model.dtype, optimizer.clip_norm, tokens, data.prefetch, data.workers,
+            config.run.seed, config.model.computed, optimizer.clip_norm, tokens, data.prefetch, data.workers,
             optimizer.update_ratio_every,
         )  # fmt: skip
 
@@ -347,7 +347,7 @@ class Executor:
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
             grad_norm=grad_norm, skipped=skipped, micro_batch=sums.micro_batch,
             replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
-            values={**values, **memory.values, **trend},
+            values={**values, **memory.values, **self._backend.memory_parts(memory), **trend},
         )  # fmt: skip
 
 

@@ -225,10 +225,17 @@ def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str
     return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
 
 
+def _precision(compute: m.Compute | None) -> str:
+    """What a rank computes in, unless that is float32."""
+    if compute is None or compute.dtype == "float32":
+        return ""
+    return compute.weights if compute.weights == "bf16-sr" else compute.dtype
+
+
 def _rank_row(
     rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int | None
 ) -> tuple[str, ...]:
-    backend = " ".join(word for word in (rank.backend, rank.device) if word)
+    backend = " ".join(word for word in (rank.backend, rank.device, _precision(rank.compute)) if word)
     accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch and rank.share else 0
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)

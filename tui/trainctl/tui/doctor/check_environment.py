@@ -16,6 +16,8 @@ class Meaning(NamedTuple):
 
 
 _UNSET = "unset it"
+_NCCL = "is passed to trainers, but has no effect on trainctl's sums, which use gloo or MLX's ring"
+_JACCL = "is never used: trainctl sums with gloo or MLX's ring, not with jaccl"
 _THREADS = "sets torch's CPU threads (threads in the run file's [nodes.X] overrides it); MLX ignores it"
 MEANINGS: dict[str, Meaning] = {
     "OMP_NUM_THREADS": Meaning("ok", _THREADS),
@@ -41,6 +43,19 @@ MEANINGS: dict[str, Meaning] = {
                                   "`interface` in [nodes.X]", "name the interface in the run file"),
     "NCCL_SOCKET_IFNAME": Meaning("warn", "has no effect: trainctl doesn't sum over NCCL",
                                   "name the interface in [nodes.X] of the run file"),
+    "NCCL_IB_DISABLE": Meaning("ok", f"turns off InfiniBand in NCCL; it {_NCCL}"),
+    "NCCL_NET_GDR_LEVEL": Meaning("ok", "sets how far apart a GPU and a network card may be for NCCL to copy between "
+                                  f"them directly; it {_NCCL}"),
+    "NCCL_P2P_DISABLE": Meaning("ok", f"turns off copies between GPUs in NCCL; it {_NCCL}"),
+    "NCCL_DEBUG": Meaning("ok", f"sets what NCCL logs; it {_NCCL}"),
+    "NVIDIA_TF32_OVERRIDE": Meaning("warn", "0 forbids TF32 to NVIDIA's libraries, whatever tf32 in [model] says",
+                                    "unset it, and set tf32 in the run file"),
+    "MLX_ENABLE_TF32": Meaning("warn", "decides whether MLX uses TF32, whatever tf32 in [model] says",
+                               "unset it, and set tf32 in the run file"),
+    "CUBLAS_WORKSPACE_CONFIG": Meaning("ok", "sets cuBLAS's working memory; `deterministic` in [nodes.X] sets it to "
+                                       ":4096:8 where it is unset"),
+    "MLX_JACCL_COORDINATOR": Meaning("warn", _JACCL, _UNSET),
+    "MLX_IBV_DEVICES": Meaning("warn", _JACCL, _UNSET),
     "MASTER_ADDR": Meaning("warn", "belongs to torchrun; trainctl ignores it", _UNSET),
     "MASTER_PORT": Meaning("warn", "belongs to torchrun; trainctl ignores it", _UNSET),
     "RANK": Meaning("warn", "belongs to torchrun; trainctl ignores it and numbers ranks itself", _UNSET),

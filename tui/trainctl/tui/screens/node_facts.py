@@ -77,7 +77,9 @@ def _compute(compute: m.Compute | None, step: m.RankStep | None, columns: int) -
     tf32 = f.NA if compute is None or compute.tf32 is None else "on" if compute.tf32 else "off"
     made = [
         _labelled("computes in", clean(compute.dtype) if compute else f.NA),
+        _labelled("weights", clean(compute.weights)) if compute is not None and compute.weights else (),
         _labelled("tf32", tf32),
+        _labelled("kernels", "deterministic") if compute is not None and compute.deterministic else (),
         _labelled("compile", clean(compute.compile) if compute else f.NA),
         _labelled("attention", (clean(compute.attention) if compute else "") or f.NA),
         _flops(step.values if step is not None else {}),
@@ -211,7 +213,19 @@ def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line
     made = [_memory_line(name, used, whole, columns, glyphs) for name, used, whole in known]
     made.append(_memory_line("resident", resident, None, columns, glyphs))
     made.append(_disk_line(host, columns, glyphs))
+    if parts := _memory_parts(step, columns):
+        made.insert(1, parts)
+        if len(made) > rows:
+            made.pop(-2)  # the host's own count of what the rank's processes hold
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+
+
+def _memory_parts(step: m.RankStep | None, columns: int) -> Line:
+    """What the step's peak consists of, in GB, as many parts as there is room for; the largest kinds first."""
+    values = step.values if step is not None else {}
+    names = [name for name in m.MEMORY_PARTS if f"memory_{name}_bytes" in values]
+    parts = [_labelled(name, f.gigabytes(values[f"memory_{name}_bytes"])) for name in names]
+    return line(Piece(" of it     ", "label"), *groups(parts, columns - 11)) if parts else ()
 
 
 def _memory_line(name: str, used: float | None, whole: float | None, columns: int, glyphs: Glyphs) -> Line:

@@ -9,8 +9,10 @@ import tomli_w
 
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.objectives import sequences_of
+from trainctl.protocol.config.presets import Preset
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import installing
+from trainctl.protocol.machine.facts import installed_version
 from trainctl.tui.setup import init_values as values
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 from trainctl.tui.setup.init_values import AdapterKind, Objective
@@ -63,15 +65,18 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     """The tables of `run_text`. Without a table of nodes all of the cluster take part; the one that names this node's
     interface is needed only off loopback."""
     interface = _interface_name(answers.address, machine)
-    length = min(answers.sequence_length, model.positions or answers.sequence_length)
+    preset = _preset(answers, model, machine)
+    longest = (preset and preset.sequence_length) or answers.sequence_length
+    length = min(answers.sequence_length, longest, model.positions or answers.sequence_length)
     mean = answers.mean_tokens or length * sequences_of(answers.objective)
-    whole = answers.batch or values.global_batch(mean, answers.samples)
+    whole = answers.batch or (preset and preset.batch) or values.global_batch(mean, answers.samples)
     family = model.facts.family if model.facts is not None else ""
     rate = values.learning_rate(answers.objective, answers.adapter, random=model.is_random, family=family)
     every = values.every(answers.steps)
     tables: dict[str, Any] = {
         "run": {"name": answers.name, "steps": answers.steps},
-        "model": {"path": str(answers.model), "dtype": "bfloat16" if machine.has_gpu else "float32"}
+        "model": {"path": str(answers.model), "dtype": machine.dtype}
+        | ({"base": preset.base} if preset is not None and preset.base != "stored" else {})
         | ({"init": "random"} if model.is_random else {}),
         "data": {
             "path": str(answers.data), "kind": answers.kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
@@ -87,8 +92,19 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
         rank = values.rank(model.parameters)
         alpha = values.alpha(answers.adapter, rank)
         tables["adapter"] = {"kind": answers.adapter, "rank": rank, "alpha": alpha}
-    tables["batch"] |= _passes(tables, answers, model, machine)
+    if preset is not None and preset.micro is not None:
+        tables["batch"]["micro"] = min(preset.micro, whole)
+    else:
+        tables["batch"] |= _passes(tables, answers, model, machine)
     return tables | ({"nodes": {machine.node: {"interface": interface}}} if interface else {})
+
+
+def _preset(answers: Answers, model: Model, machine: ThisMachine) -> Preset | None:
+    """That of this machine's card, for adapters of a whole model; one with a 4-bit base where bitsandbytes is."""
+    preset = machine.preset
+    if preset is None or answers.adapter == "full" or model.quantized_bytes:
+        return None
+    return preset if preset.base == "stored" or installed_version("bitsandbytes") else None
 
 
 def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:

@@ -16,9 +16,11 @@ import psutil
 from trainctl.protocol.config import families, names, run_file
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_files
-from trainctl.protocol.config.run_tables import DataKind
+from trainctl.protocol.config.presets import Preset, preset_of
+from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import local_agents
+from trainctl.protocol.machine.devices import capabilities
 from trainctl.protocol.machine.local_agents import LocalAgent
 
 BACKENDS = ("torch", "mlx")
@@ -43,9 +45,17 @@ class ThisMachine(NamedTuple):
     backends: tuple[str, ...]  # of BACKENDS, those installed
     memory_bytes: int
     interfaces: tuple[Interface, ...]
-    has_gpu: bool = False  # that calculates in bfloat16: Metal or CUDA
+    has_gpu: bool = False  # Metal or CUDA
     device_bytes: int = 0  # memory of its GPU; 0: not known, or that of the machine
     agents: tuple[LocalAgent, ...] = ()  # that run here
+    preset: Preset | None = None  # of its first NVIDIA GPU
+
+    @property
+    def dtype(self) -> ComputeDtype:
+        """That its device computes fastest in; of a GPU whose architecture isn't known, bfloat16."""
+        if self.preset is not None:
+            return self.preset.dtype
+        return "bfloat16" if self.has_gpu else "float32"
 
     @property
     def backend(self) -> str:
@@ -135,20 +145,24 @@ def machine() -> ThisMachine:
     """This one, as it is now."""
     there = tuple(agent for cluster in local_agents.running() for agent in cluster)
     metal = sys.platform == "darwin" and platform.machine() == "arm64"
-    cuda = _cuda_bytes()
+    cuda, name = _cuda()
+    known = capabilities() if cuda else ()
+    preset = preset_of(known[0], name) if known else None
     return ThisMachine(
-        names.node_name(), backends(), psutil.virtual_memory().total, interfaces(), metal or cuda > 0, cuda, there
-    )
+        names.node_name(), backends(), psutil.virtual_memory().total, interfaces(), metal or cuda > 0, cuda, there,
+        preset,
+    )  # fmt: skip
 
 
-def _cuda_bytes() -> int:
-    """Memory of the smallest NVIDIA GPU here, as the driver says; 0 without one."""
+def _cuda() -> tuple[int, str]:
+    """Memory of the smallest NVIDIA GPU here, and the name of the first, as the driver says; 0 without one."""
     try:
-        words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        words = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
-        return min((int(line) for line in said.split()), default=0) * 2**20
+        cards = [line.partition(",") for line in said.splitlines() if line.strip()]
+        return min(int(size) for size, _, _ in cards) * 2**20, cards[0][2].strip()
     except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
+        return 0, ""
 
 
 def backends() -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""Weights in 16 bits: masters come back to the bit, and stochastic rounding is the same in NumPy, torch and MLX."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+from trainctl.trainer.precision import mlx_weights, torch_weights
+from trainctl.trainer.precision.stochastic_rounding import key_of, rounded
+
+KEY = (0xE2CF6E06, 0xA74F63B7)
+"""Of seed 3, update 7, place 11."""
+VALUES = np.array([1.0, 1.001, -1.001, 0.1, -0.1, 3.14159, 1e-30, -1e30, 0.0, 65504.5], np.float32)
+GOLDEN = [0x3F80, 0x3F81, 0xBF80, 0x3DCC, 0xBDCD, 0x4049, 0x0DA2, 0xF14A, 0x0000, 0x4780]
+NAMES = ("torch", "mlx")
+
+
+def by(library: str, values: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    if library == "mlx":
+        return np.array(mlx_weights.round_stochastically(mx.array(values), key))
+    found = torch_weights.round_stochastically(torch.from_numpy(values), key, 0)
+    return found.to(torch.int16).numpy().view(np.uint16)
+
+
+def test_the_generator_is_the_specified_one() -> None:
+    assert key_of(3, 7, 11) == KEY
+    assert rounded(VALUES, KEY).tolist() == GOLDEN
+    for library in NAMES:
+        assert by(library, VALUES, KEY).tolist() == GOLDEN
+
+
+@given(st.integers(0, 2**40), st.integers(1, 2**40), st.integers(0, 4000), st.integers(1, 3000))
+def test_all_libraries_round_alike(seed: int, update: int, place: int, count: int) -> None:
+    values = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+    key = key_of(seed, update, place)
+    expected = rounded(values, key)
+    for library in NAMES:
+        np.testing.assert_array_equal(by(library, values, key), expected)
+    part = torch_weights.round_stochastically(torch.from_numpy(values[count // 2 :].copy()), key, count // 2)
+    np.testing.assert_array_equal(part.to(torch.int16).numpy().view(np.uint16), expected[count // 2 :])
+
+
+def test_the_expected_result_is_the_value() -> None:
+    values = np.full(200_000, 1 + 2**-7 * 0.3, np.float32)  # 0.3 of the way to the next bfloat16
+    up = rounded(values, key_of(1, 2, 3)) == 0x3F81
+    assert up.mean() == pytest.approx(0.3, abs=0.005)
+    other = rounded(values, key_of(1, 3, 3)) == 0x3F81
+    assert np.corrcoef(up, other)[0, 1] == pytest.approx(0, abs=0.02), "updates draw their own numbers"
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=60))
+def test_masters_come_back_to_the_bit(numbers: list[float]) -> None:
+    values = np.array(numbers, np.float32)
+    parameter = torch.nn.Parameter(torch.from_numpy(values.copy()))
+    split = torch_weights.SplitWeights([parameter])
+    np.testing.assert_array_equal(split.values(0).numpy().view(np.int32), values.view(np.int32))
+    theirs = mlx_weights.SplitWeights({"p": mx.array(values)})
+    np.testing.assert_array_equal(np.array(theirs.values("p").view(mx.int32)), values.view(np.int32))
+    ours = parameter.detach().view(torch.int16).numpy()
+    np.testing.assert_array_equal(ours, np.array(theirs.computed["p"].view(mx.int16)))
+    plain = torch.from_numpy(values).bfloat16()
+    ties = (values.view(np.uint32) & 0xFFFF) == 0x8000
+    np.testing.assert_array_equal(ours[~ties], plain.view(torch.int16).numpy()[~ties], "the nearest")
+
+
+def trained(run_file: Callable[..., Any], backend: str, updates: int = 3, **changes: Any) -> Any:
+    config = run_file(nodes__here={"backend": backend, "device": "cpu", "threads": 1}, **changes)
+    made = load(config, config.nodes["here"], "run.toml")
+    go_on(made, 0, updates)
+    return made
+
+
+def go_on(backend: Any, first: int, updates: int) -> None:
+    for step in range(first, first + updates):
+        backend.clear()
+        for part in range(2):
+            blocks = np.random.default_rng(2 * step + part).integers(0, 200, (3, 21), dtype=np.int32)
+            backend.forward(batches.from_blocks(blocks), 1 / 60)
+            backend.backward()
+            backend.accumulate()
+        backend.update(1e-2, 1.0)
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return all(np.array_equal(array, other[name]) for name, array in one.items())
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16-sr"])
+def test_a_resumed_run_goes_on_to_the_bit(run_file: Callable[..., Any], backend: str, dtype: str) -> None:
+    whole = trained(run_file, backend, model__dtype=dtype)
+    weights = whole.copy_of("weights")
+    lost = any(np.any(array.view(np.uint32) & 0xFFFF) for array in weights.values())
+    assert lost == (dtype == "bfloat16"), "masters are float32, but for bf16-sr"
+    resumed = trained(run_file, backend, 0, model__dtype=dtype)
+    resumed.import_state(whole.export_state())
+    for each in (whole, resumed):
+        go_on(each, 3, 2)
+    assert same(whole.copy_of("weights"), resumed.copy_of("weights"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16-sr", "bfloat16"])
+def test_offloaded_moments_and_8_bit_ones_update_pieces(run_file: Callable[..., Any], dtype: str) -> None:
+    plain, moved = (
+        trained(run_file, "torch", model__dtype=dtype, optimizer__offload=offload) for offload in (False, True)
+    )
+    assert same(plain.copy_of("weights"), moved.copy_of("weights"))
+    eight = trained(run_file, "torch", model__dtype=dtype, optimizer__kind="adamw-8bit")
+    expected = plain.copy_of("weights")
+    differences = [np.linalg.norm(array - expected[name]) for name, array in eight.copy_of("weights").items()]
+    assert 0 < max(differences) < 0.05 * max(np.linalg.norm(array) for array in expected.values())
+
+
+def test_pieces_of_float32_weights_are_torchs_update_to_the_bit(run_file: Callable[..., Any]) -> None:
+    whole, pieces = (trained(run_file, "torch", optimizer__offload=offload) for offload in (False, True))
+    assert type(whole._optimizer) is not type(pieces._optimizer)
+    assert same(whole.copy_of("weights"), pieces.copy_of("weights"))

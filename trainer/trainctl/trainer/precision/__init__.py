@@ -1,0 +1,1 @@
+"""Precision: how trained weights are held and rounded in 16 bits, one module per library."""
