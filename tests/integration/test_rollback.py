@@ -9,7 +9,7 @@ G = 12
 
 
 def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, run_config: Any) -> None:
-    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
+    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False, "background": False}
     with agent.client() as client:
         begun = client.send("start-run", {"config": run_config(run__steps=20, checkpoint=checkpoint)})
         assert begun.state == "applied", begun.reason
@@ -39,7 +39,7 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
 
 
 def test_several_nodes_go_back_together_and_none_is_said_to_have_failed(cluster: Cluster, run_config: Any) -> None:
-    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False}
+    checkpoint = {"every_steps": 5, "keep_last": 10, "at_end": False, "background": False}
     nodes = on("alpha", "beta", "gamma")
     with cluster.client("alpha") as client:
         config = run_config(run__steps=20, nodes=nodes, checkpoint=checkpoint)

@@ -98,5 +98,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added link-request between agents, its reply link-reply, and CalibrateRequest.lead: a calibration measures the"
         " link to the lead's node.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
+        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
+    ),
 )
 """(version, date, what it added), oldest first."""
