@@ -23,8 +23,8 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
+from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.checkpoints.tensor_files import zstandard
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.collective.membership import Membership

@@ -35,7 +35,7 @@ from trainctl.protocol.record.checkpoints import (
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints.tensor_files import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
+from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.checkpoints import digest_of
-from trainctl.trainer.checkpoints import tensor_files
-from trainctl.trainer.checkpoints.tensor_files import read_back, read_tensors, write_tensors
+from trainctl.trainer.checkpoints import chunked_tensors
+from trainctl.trainer.checkpoints.chunked_tensors import read_back, read_tensors, write_tensors
 
 
 def arrays() -> dict[str, Any]:
@@ -31,9 +31,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("piece", [tensor_files.PIECE_BYTES, 24])
+@pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
 def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(tensor_files, "PIECE_BYTES", piece)
+    monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
     path, passed = tmp_path / "x.safetensors", list[int]()
     entry = write_tensors(path, arrays(), passed.append)
     assert same(load_file(path), arrays())
@@ -41,11 +41,11 @@ def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert sum(passed) == entry.size_bytes
 
 
-@pytest.mark.parametrize("piece", [tensor_files.PIECE_BYTES, 24])
+@pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
 def test_a_compressed_one_is_read_in_pieces_and_is_a_zst_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(tensor_files, "PIECE_BYTES", piece)
+    monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
     path = tmp_path / "x.safetensors.zst"
     entry = write_tensors(path, arrays(), lambda _: None, zstd=True)
     assert entry.sha256 == digest_of(path)
@@ -80,9 +80,9 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(tensor_files.importlib, "import_module", missing)
+    monkeypatch.setattr(chunked_tensors.importlib, "import_module", missing)
     with pytest.raises(InvalidInputError) as refusal:
-        tensor_files.zstandard("run file: checkpoint.compression")
+        chunked_tensors.zstandard("run file: checkpoint.compression")
     assert str(refusal.value) == "run file: checkpoint.compression: zstd needs a package: pip install 'trainctl[zstd]'"
 
 
