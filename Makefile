@@ -21,9 +21,9 @@ test: $(VENV)/.ready-dev nodejs
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
-# left of 200 simulated runs; diagnoses of 20 simulated runs with each cause; memory of ten models; bytes per
-# parameter of full training; five calibrations of the demo's model; real runs with each cause of a diagnosis that can
-# be planted; the example run file of each objective.
+# left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; diagnoses of 20
+# simulated runs with each cause; memory of ten models; bytes per parameter of full training; five calibrations of the
+# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -31,6 +31,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
 	TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
+	TRAINCTL_CHECKPOINT_KILLS=100 $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
@@ -85,6 +86,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/advise.py
 	$(BIN)/python benchmarks/reference_speed.py
 	$(BIN)/python benchmarks/data_wait.py
+	$(BIN)/python benchmarks/checkpoint_cost.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/terminal_cost.py
 	$(BIN)/python benchmarks/own_metrics.py

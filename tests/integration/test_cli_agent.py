@@ -51,6 +51,7 @@ micro = 2
 learning_rate = 1e-3
 [checkpoint]
 at_end = false
+background = false
 [nodes.here]
 backend = "torch"
 threads = 1

@@ -8,7 +8,7 @@ from tests.integration.support.clusters import FOREVER, Cluster, on
 from trainctl.protocol.client.blocking import BlockingClient
 
 G = 12
-CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False}
+CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False, "background": False}
 """None goes, however many steps a run makes before it is looked at."""
 
 

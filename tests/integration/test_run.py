@@ -146,7 +146,7 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
 def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
     """The newest one; what had been committed after it is marked, and made again to the same losses."""
     with agent.client() as client:
-        config = run_config(run__steps=100_000, checkpoint={"every_steps": 5, "at_end": False})
+        config = run_config(run__steps=100_000, checkpoint={"every_steps": 5, "at_end": False, "background": False})
         begun = client.send("start-run", {"config": config}, wait="accepted")
         wait_for_step(client, 12)
         before = {step.step: step for step in all_steps(client, begun.run or "")}

@@ -164,8 +164,13 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     agent.plan(2, 2, generation=THIRD)  # another generation's plan is not done
     evaluated = agent.step(3, 1, kind="evaluate", work=(m.RankWork(0, (m.Range(0, ready.held_out),), 4),), cursor=G)
     assert (evaluated.kind, evaluated.own_samples) == ("evaluate", ready.held_out)
-    written = agent.step(4, 1, kind="checkpoint", writers=(0,)).checkpoint
+    assert agent.step(4, 1, kind="checkpoint", writers=(0,)).checkpoint is None, "it is written in the background"
+    done = agent.hear(m.Checkpointed)
+    assert (done.generation, done.seq, done.problem) == (FIRST, 4, "")
+    assert agent.hear(m.Checkpointed) == done, "a heartbeat repeats it"
+    written = done.checkpoint
     assert written is not None
+    assert written.kept == (1,)
     assert (written.step, written.path) == (1, str(agent.paths.checkpoint(1)))
     assert checkpoints.verify(Path(written.path)).size_bytes == written.size_bytes
     later = [agent.step(seq, seq - 3) for seq in (5, 6)]
@@ -286,11 +291,16 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
         agent.socket.send_multipart([agent.trainer, *frames])
     agent.form(FIRST)
     assert agent.step(1, 1).skipped is None
-    written = agent.step(2, 1, kind="checkpoint", writers=(0,)).checkpoint
+    agent.step(2, 1, kind="checkpoint", writers=(0,))
+    written = agent.hear(m.Checkpointed).checkpoint
     assert written is not None
     checkpoints.verify(Path(written.path))
+    agent.step(3, 2)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
+    saved = agent.hear(m.Checkpointed, lambda said: said.seq is None)
+    assert saved.checkpoint is not None, "it trained alone"
+    assert checkpoints.verify(Path(saved.checkpoint.path)).step == saved.step == 2
     _, errors = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 143
     lines = [log_format.read(line) for line in errors.splitlines()]

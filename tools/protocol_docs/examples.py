@@ -474,6 +474,19 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             counts=struct.pack("<2I", 2, 3), tokens=struct.pack("<2I", 9, 12), digest="c" * 64,
         ),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
+        "checkpoint-progress": m.CheckpointProgress(
+            run=_RUN, rank=0, step=120, done_bytes=6_291_456, total_bytes=19_800_000
+        ),
+        "checkpointed": m.Checkpointed(
+            run=_RUN, rank=0, generation=_GENERATION, seq=129, step=120,
+            checkpoint=m.CheckpointInfo(
+                f"{_VIEW.directory}/checkpoints/step-120", 120, 9_900_000, 0.004, 0.061, (110, 120)
+            ),
+        ),
+        "checkpointed-failed": m.Checkpointed(
+            run=_RUN, rank=0, generation=_GENERATION, seq=129, step=120,
+            problem="checkpoint failed: [Errno 28] No space left on device",
+        ),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(
             _REPORT,

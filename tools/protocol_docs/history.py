@@ -117,5 +117,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added PeerWelcome.devices, by which the lead chooses one precision for all ranks, and the form of the weights"
         " and the choice of kernels in Compute.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
+        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
+    ),
 )
 """(version, date, what it added), oldest first."""

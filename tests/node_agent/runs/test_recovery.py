@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
+from tests.node_agent.support import records
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
@@ -12,7 +14,9 @@ from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, Recovery, ResumePoint, absent
 from trainctl.protocol.messages import Generation
-from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged
+from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged, StepRetracted
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -66,6 +70,33 @@ def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
     paths = written(tmp_path, ("b", 40), ("c", 30))
     assert checkpoint_source.find(paths, "a") == Source(30, "c")
     assert checkpoint_source.find(paths, "a", {"c"}) == Source()
+
+
+def test_none_of_a_step_that_was_retracted(tmp_path):
+    paths = written(tmp_path, ("b", 20), ("b", 40))
+    with RunDb(paths) as recorder:
+        recorder.event(41.0, StepRetracted(40), "warning", "auto", step=39)
+    assert checkpoint_source.find(paths, "a") == Source(20, "b")
+
+
+@pytest.mark.parametrize(("made_in", "found"), [(Generation(1, 3), 4), (Generation(1, 2), 2), (None, 4)])
+def test_none_here_that_a_cut_off_rank_made_of_a_step_that_was_made_again(tmp_path, made_in, found):
+    """The record has step 4 of generation 3."""
+    paths = written(tmp_path)
+    with RunDb(paths) as recorder:
+        for step in (1, 2, 3, 4):
+            made = msgspec.structs.replace(records.step(step), generation=Generation(1, 3 if step > 3 else 1))
+            recorder.commit(made, [records.part(step)], 1000.0 + step)
+    for step, generation in ((2, Generation(1, 1)), (4, made_in)):
+        folder = paths.checkpoints / f"step-{step}"
+        folder.mkdir(parents=True)
+        metadata = CheckpointMetadata(
+            recipe={}, performance=Performance(), lineage=Lineage(run="run-1", generation=generation),
+            environment=Environment(node="a", program="", python="", library="", device="cpu", system=""),
+        )  # fmt: skip
+        manifest = checkpoints.Manifest(run="run-1", step=step, written_at=0.0, files={}, metadata=metadata)
+        (folder / checkpoints.MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+    assert checkpoint_source.find(paths, "a") == Source(found, "a", paths.checkpoints / f"step-{found}")
 
 
 def test_a_run_that_is_stopped_while_it_waits_goes_back_no_more(tmp_path):

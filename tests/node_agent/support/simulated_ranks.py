@@ -95,6 +95,10 @@ class SimRank:
     gone: bool = False
     exit: object = None  # what tells the agent of its end
     disk_full: bool = False
+    background: bool = False  # checkpoints are written while it makes steps
+    writing: m.StepPlan | None = None  # the plan whose checkpoint is being written
+    write_left: int = 0  # pieces of it that are still to be written
+    checkpointed: m.Checkpointed | None = None  # the newest, which heartbeats repeat
     model: float = 0.0  # what its log-probabilities are off by
     next_model: float = 0.0  # of the process that takes its place
     probed: bool = False  # this process has been compared with others
@@ -108,6 +112,7 @@ class SimRank:
     other_from: int = 1 << 30  # the chunk from which on it has other data than the others
     profile: ProfileSummary | None = None  # of a calibration
     detail: str = ""  # how far it has come while it loads
+    on_disk: list = dataclasses.field(default_factory=list)
     says: dict = dataclasses.field(default_factory=dict)  # more fields of its reports of steps
     measures: Callable[[m.RankWork, int], dict] | None = None  # the same, by its part of a plan and the step
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
@@ -135,6 +140,7 @@ class SimRank:
         self.joining = self.failed = self.accumulated = self.loaded = self.gone = self.hung = self.silent = False
         self.model, self.probed = self.next_model, False
         self.chunks, self.data_ended = 0, False
+        self.writing = self.checkpointed = None
         self.down.clear()
         self.plans.clear()
         self.reports.clear()
@@ -145,6 +151,37 @@ class SimRank:
             run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
             progress=self.progress, detail=self.detail,
         )  # fmt: skip
+
+    # ------------------------------------------------------------ checkpoints in the background
+
+    @property
+    def can_write(self) -> bool:
+        return self.writing is not None and not (self.gone or self.silent)
+
+    def write(self) -> None:
+        """One piece of a checkpoint, or its end."""
+        if self.write_left:
+            self.write_left -= 1
+            return
+        plan, self.writing = self.writing, None
+        info = None if self.disk_full else m.CheckpointInfo("p", plan.step, 1, 0.0, 0.1, self.kept(plan.step))
+        self.checkpointed = m.Checkpointed(
+            run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, step=plan.step, checkpoint=info,
+            problem="the disk is full" if self.disk_full else "",
+        )  # fmt: skip
+        self.up.append(self.checkpointed)
+
+    def kept(self, step: int) -> tuple[int, ...]:
+        """Steps of all checkpoints on its disk, with this one."""
+        self.on_disk = sorted({*(at for at in self.on_disk if at < step), step})[-2:]
+        return tuple(self.on_disk)
+
+    def of_write(self) -> m.CheckpointProgress | m.Checkpointed | None:
+        if self.writing is None:
+            return self.checkpointed
+        return m.CheckpointProgress(
+            run=RUN, rank=self.rank, step=self.writing.step, done_bytes=10 - min(10, self.write_left), total_bytes=10
+        )
 
     # ------------------------------------------------------------ growing data
 
@@ -253,6 +290,8 @@ class SimRank:
             return self._waits_for((plan.kind, plan.seq))
         if plan.kind == "train" and not self.has_data(plan):
             return False
+        if plan.kind == "checkpoint" and self.rank in plan.writers and self.writing is not None:
+            return False  # one that was planned before a fence
         return plan.kind != "sync" or self._waits_for((plan.kind, plan.seq))
 
     def _waits_for(self, what: tuple) -> bool:
@@ -369,10 +408,15 @@ class SimRank:
     def _side(self, plan: m.StepPlan, mine: m.RankWork) -> None:
         assert plan.step == self.last_step and self.state != TORN
         count = sum(piece.count for piece in mine.ranges)
-        writes = self.rank in plan.writers and not self.disk_full
+        writer = plan.kind == "checkpoint" and self.rank in plan.writers
+        writes = writer and not self.disk_full and not self.background
+        failed = writer and self.disk_full and not self.background
+        if writer and self.background:
+            self.writing, self.write_left, self.checkpointed = plan, self.world.random.randrange(12), None
         self._report(
             plan, mine, count,
             checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if writes else None,
+            skipped="nothing was written" if failed else None,
             samples_per_second=self.speed if plan.kind == "measure" else None,
         )  # fmt: skip
 

@@ -42,6 +42,7 @@ def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
     made.world.chunks = 0 if grows else None
     for number, rank in enumerate(made.ranks.values()):
         rank.speed = 100.0 / (1 + number)
+        rank.background = seed % 2 == 1
     return made
 
 
@@ -187,6 +188,7 @@ def end(run: Simulation) -> None:
     check_ledger(run)
     run.check_commands()
     run.check_periodic()
+    run.check_writes()
     if run.conductor.goes_back and run.journal.rollback is not None:
         return  # a node is lost for good, which only a real agent can do without from the beginning
     if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed

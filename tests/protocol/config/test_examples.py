@@ -26,7 +26,8 @@ def test_the_example_run_file_parses_and_leaves_nothing_out():
 
 
 def test_settings_said_to_stand_at_their_default_do():
-    defaults = "seed|orphan_seconds|dtype|kind|tokenizer|beta1|beta2|epsilon|keep_last|keep_best|at_end"
+    defaults = "seed|orphan_seconds|dtype|kind|tokenizer|beta1|beta2|epsilon|keep_last|keep_best|keep_every|at_end"
+    defaults += "|compression|background"
     without = re.sub(rf"(?m)^({defaults}) .*$", "", EXAMPLE.read_text())
     shorter = run_file.parse(tomllib.loads(without))
     full = run_file.parse(tomllib.loads(EXAMPLE.read_text()))

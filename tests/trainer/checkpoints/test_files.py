@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends import torch_model
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints import files, retention
 from trainctl.trainer.collective.shared_buffer import layout_digest
 
 NewRig = Callable[..., Any]
@@ -222,9 +222,9 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
 def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path) -> None:
     for step in (5, 10, 15, 20):
         written = small(step)
-    files.prune(tmp_path / "checkpoints", 2, [written])
+    retention.prune(tmp_path / "checkpoints", 2, [written])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-15", "step-20"]
-    files.prune(tmp_path / "checkpoints", 1, [tmp_path / "checkpoints" / "step-15"])
+    retention.prune(tmp_path / "checkpoints", 1, [tmp_path / "checkpoints" / "step-15"])
     assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written, nor the best"
 
 
@@ -234,7 +234,7 @@ def test_those_superseded_go_once_the_run_is_as_far_again(small: Callable[[int],
         small(step)
     checkpoints.supersede(folder, 5)
     for step, left in ((8, ["superseded-step-10", "superseded-step-15"]), (10, ["superseded-step-15"]), (20, [])):
-        files.prune(folder, 9, [small(step)])
+        retention.prune(folder, 9, [small(step)])
         assert sorted(path.name for path in folder.glob("superseded-*")) == left
 
 
@@ -358,7 +358,7 @@ def test_leftovers_of_dead_writers_go_when_older_checkpoints_do(
     for name in (f".step-7.{dead_pid}.part", f".step-3.{dead_pid}.old", ".step-1.gone", living):
         (folder / name).mkdir()
         (folder / name / "model.safetensors").write_bytes(b"x")
-    files.prune(folder, 2, written)
+    retention.prune(folder, 2, [written])
     assert sorted(path.name for path in folder.iterdir()) == [living, "step-3"]
 
 
@@ -376,7 +376,7 @@ def test_a_manifest_says_how_the_writer_computed_and_one_of_0_1_0_that_does_not_
 ) -> None:
     rig = new_rig("torch")
     folder, model = tmp_path / "step-0", Path(rig.config.model.path)
-    files.write(folder, "r", loop_state(rig), rig.backend.export_state(), model, rig.backend.compute)
+    files.write(folder, "r", loop_state(rig), rig.backend.export_state(), model, files.About(rig.backend.compute))
     assert checkpoints.read_manifest(folder).compute == rig.backend.compute
     manifest = json.loads((folder / checkpoints.MANIFEST_NAME).read_text(encoding="utf-8"))
     del manifest["compute"]
@@ -401,7 +401,7 @@ def test_an_adapter_s_checkpoint_resumes_to_the_byte_and_opens_in_peft(
     model = Path(straight.config.model.path)
     folder = tmp_path / "checkpoints" / "step-3"
     config = straight.backend.parts.adapter.peft_config(model)
-    files.write(folder, "r", loop_state(straight), straight.backend.export_state(), model, adapter=config)
+    files.write(folder, "r", loop_state(straight), straight.backend.export_state(), model, files.About(adapter=config))
     batch = straight.dataset.batch(np.arange(3))
     ours = straight.backend.token_log_probabilities(batch)
     expected = [straight.train(step, 5).loss_sum for step in range(4, 7)]

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
             control.detail = ""
         trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
-        termination.leave_by(lambda: control.leave("ended by a signal"))
+        termination.leave_by(control.leave_by_signal, lambda: trainer.checkpointer.done_bytes)
         trainer.announce(os.getpid())
         _keep_what_is_loaded()
         trainer.serve()

@@ -22,6 +22,8 @@ from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
+from trainctl.trainer.checkpoints.chunked_tensors import zstandard
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
@@ -32,7 +34,7 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.common.model_files import model_family
-from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
+from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned, Signalled
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
@@ -67,8 +69,10 @@ class Trainer:
         self._model_files = model_files
         self._saver = Saver(
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
-            self._model_files.whole,
+            self._model_files.whole, who.node,
         )  # fmt: skip
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send)
+        control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
         self._pair_texts = PairTexts(config, dataset)
@@ -114,6 +118,7 @@ class Trainer:
                 if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
+            self.checkpointer.close()
             self._executor.close()
             self._dataset.close()
             self._membership.close()
@@ -135,15 +140,27 @@ class Trainer:
             case m.Leave(reason=reason):
                 log.info("leaving: %s", reason)
                 return False
+            case Signalled(reason=reason):
+                self._write_if_alone()
+                log.info("leaving: %s", reason)
+                return False
             case Orphaned(seconds=seconds):
                 log.warning("the agent has been gone for %.0f s: writing a checkpoint, then exiting", seconds)
-                self._saver.write()
+                self.checkpointer.write_last(self._progress.last_step)
                 return False
             case Broken(error=error):
                 raise error
             case _:
                 assert_never(order)
         return True
+
+    def _write_if_alone(self) -> None:
+        """A signal ends this rank: no other one has its state if it trains alone."""
+        progress = self._progress
+        trains = progress.formed is not None and progress.formed == self._joined and progress.whole
+        if trains and self._executor.group.is_alone and progress.last_step:
+            self._status.show("checkpoint")
+            self.checkpointer.write_last(progress.last_step)
 
     def _join(self, order: Joining) -> None:
         """Complete what the control thread has begun, and take or give state; then say how it went."""
@@ -200,6 +217,7 @@ class Trainer:
                 self._control.send(self._control.groups.failed(plan.generation, error))
             return
         self._control.send(report)
+        self.checkpointer.begin()  # not before its plan is reported
         logs.reported(report)
         if plan.kind == "train":
             self._metrics.append(report)
@@ -246,13 +264,17 @@ class Trainer:
         return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
-        """A disk that doesn't take it costs the checkpoint, not the run: the report says why."""
+        """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or where it is written in
+        the background what follows it."""
         written, failure = None, None
         if self._who.rank in plan.writers:
             self._status.show("checkpoint")
             try:
-                written = self._saver.write()
-            except OSError as error:
+                if self._config.checkpoint.background:
+                    self.checkpointer.copy(plan)
+                else:
+                    written = self.checkpointer.write()
+            except CHECKPOINT_FAILURES as error:
                 failure = f"checkpoint failed: {first_line(error)}"
         report = self._executor.written(plan, started, failure)
         return msgspec.structs.replace(report, checkpoint=written)
@@ -267,6 +289,8 @@ def load_trainer(
     config = run_file.on_this_machine(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     run_file.check_paths(config, where, who.node)
+    if config.checkpoint.compression == "zstd":
+        zstandard(f"{where}: checkpoint.compression")
     caches = run_file.cache_folder(config, who.node, paths.node_data)
     dataset: TrainingData
     if config.data.growing:

@@ -167,7 +167,9 @@ class Commands:
     def _roll_back(self, command: d.Commanded, args: verbs.Rollback, state: str) -> None:
         """To a checkpoint that is kept for sure. Whichever agent takes the run up carries it out."""
         step, durable = self._state.progress.step, self._state.durable
-        kept = durable.checkpoints or ((durable.written,) if durable.written else ())  # the latter: by an older version
+        table = self._state.config.checkpoint
+        planned = self._pipeline.has_planned("checkpoint")
+        kept = durable.kept_for_sure(table.keep_last, table.keep_every, planned=planned)
         latest = args.step if args.step is not None else step - (args.steps or 0)
         found = [at for at in kept if at == latest or (args.step is None and at < latest)]
         if durable.mode == "stopping":

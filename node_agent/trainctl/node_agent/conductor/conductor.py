@@ -52,7 +52,7 @@ class Conductor:
         self._pipeline = Pipeline(state, self._rendezvous, self._pending, self._proposals, recent or ())
         self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous, self._proposals)
         self._shutdown = Shutdown(state, self._pending, self._rendezvous, recent is not None)
-        self._stop_timeout = StopTimeout(state, self._pipeline.deadlines)
+        self._stop_timeout = StopTimeout(state, self._pipeline.deadlines, self._pipeline.writes)
         self._restarts = Restarts(state, self._rendezvous, self._proposals)
         deadlines = self._pipeline.deadlines
         self.hangs = Hangs(state, self._rendezvous, deadlines, self._restarts, self._shutdown)
@@ -81,6 +81,8 @@ class Conductor:
             at.heard = now
         try:
             self._dispatch(event, now)
+            if self._pipeline.writes.look():
+                self._conclude_write(now)
         except NobodyLeftError as error:
             self._shutdown.go_back(str(error))
         except CannotGoOnError as error:
@@ -188,6 +190,10 @@ class Conductor:
         staged = any(isinstance(command.args, verbs.Drain) and command.node == node for command in self._pending.staged)
         return self._pipeline.deadlines.end_of_part if staged else ""
 
+    def writing(self, rank: int) -> str:
+        """How far a rank's checkpoint is, in words; empty if it writes none."""
+        return self._pipeline.writes.doing(rank)
+
     def is_starting(self, rank: int) -> bool:
         """Whether a lost rank's trainer has been started again and is to load yet."""
         return self._restarts.is_starting(rank)
@@ -217,6 +223,11 @@ class Conductor:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Sealed():
                 self._on_sealed(event, now)
+            case m.CheckpointProgress():
+                self._pipeline.writes.on_progress(event, now)
+            case m.Checkpointed():
+                if self._pipeline.writes.on_checkpointed(event):
+                    self._conclude_write(now)
             case m.Fenced():
                 self._regroup.on_fenced(event, now)
             case m.Offered():
@@ -302,10 +313,21 @@ class Conductor:
                 self._proposals.ask(self._stepped(done))
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
-        failed = side_plans.conclude(self._state, self._pipeline.rates, self._proposals, done.plan, done.reports)
-        if failed and self.durable.mode == "stopping":
-            self._commands.call_stop_off(failed)
+        of = self._pipeline
+        failed = side_plans.conclude(self._state, of.rates, self._proposals, of.writes, done.plan, done.reports)
+        self._call_stop_off(failed)
         self._advance(now)
+
+    def _call_stop_off(self, failed: str) -> None:
+        """A stop that wants a checkpoint, and that has `failed` to get it."""
+        if failed and self.durable.mode == "stopping" and self.stage != "leaving":
+            self._commands.call_stop_off(failed)
+
+    def _conclude_write(self, now: float) -> None:
+        """A checkpoint may be complete: another one may be due, or the run's end."""
+        self._call_stop_off(self._pipeline.writes.conclude())
+        if self.stage != "leaving":
+            self._advance(now)
 
     def _stepped(self, done: PlanInFlight) -> Stepped:
         """What policies may ask about a step; nothing is worked out before."""
@@ -358,8 +380,10 @@ class Conductor:
         """A stop ends, whoever is hung or unreachable."""
         lost_seconds, deadlines = self._stop_timeout.lost_seconds(now), self._pipeline.deadlines
         if lost_seconds:
-            owes = self._pipeline.periodic.owes_checkpoint(self.progress.step)
-            self._shutdown.give_up(self._not_heard(deadlines.awaited, now), lost_seconds, owes_checkpoint=owes)
+            writing = self._pipeline.writes.ranks
+            owes = bool(writing) or self._pipeline.periodic.owes_checkpoint(self.progress.step)
+            awaited = deadlines.awaited or writing
+            self._shutdown.give_up(self._not_heard(awaited, now), lost_seconds, owes_checkpoint=owes)
 
     def _not_heard(self, awaited: list[int], now: float) -> list[int]:
         """Those among the awaited that say nothing at all; all of them if each is still heard from."""

@@ -76,7 +76,18 @@ class Ticked:
 
 
 Said = (
-    m.Ready | m.Alive | m.Sealed | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed | m.GroupFailed | m.TrainerFailed
+    m.Ready
+    | m.Alive
+    | m.Sealed
+    | m.Soon
+    | m.CheckpointProgress
+    | m.Checkpointed
+    | m.Report
+    | m.Fenced
+    | m.Offered
+    | m.Formed
+    | m.GroupFailed
+    | m.TrainerFailed
 )
 Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Computing | Quorum | Ticked
 

@@ -41,6 +41,9 @@ class InFlight:
     def __bool__(self) -> bool:
         return bool(self._plans)
 
+    def has(self, kind: m.PlanKind) -> bool:
+        return any(in_flight.plan.kind == kind for in_flight in self._plans)
+
     @property
     def may_issue(self) -> bool:
         """One plan ahead: nothing under way, or one train plan whose gradients all ranks have accumulated."""

@@ -1,7 +1,7 @@
 """Pending commands: accepted, and waiting for the step, the boundary or the mode that ends them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from trainctl.node_agent.conductor.events import Commanded
 from trainctl.node_agent.planning import edits
@@ -28,11 +28,12 @@ class Pending:
         self.stopping: list[Commanded] = []
         self.wants_pause = False  # a pause was asked for, and is or will be entered
 
-    def next_side(self) -> str | None:
-        """The kind of side plan that is due first, if any."""
+    def next_side(self, held: Collection[str] = ()) -> str | None:
+        """The kind of side plan that is due first, if any; none that is `held` back."""
         if not self.scheduled and not any(self.side.values()):
             return None
-        return next(kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind])
+        due = (kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind])
+        return next((kind for kind in due if kind not in held), None)
 
     def take_side(self, kind: str) -> list[Commanded]:
         """The commands that a side plan answers; whatever wanted that plan is satisfied by it. Each command to sample

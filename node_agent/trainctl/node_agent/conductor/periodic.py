@@ -13,6 +13,8 @@ class PeriodicPlans:
     def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals) -> None:
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
         self._done: dict[str, int] = {}  # step of the last plan of each kind
+        if (writing := state.durable.writing) is not None:  # since another conductor's life
+            self._done["checkpoint"] = writing.step
         self._ending_scheduled = False
         config = state.config
         self._every_steps = {
@@ -73,8 +75,11 @@ class PeriodicPlans:
         self._ending_scheduled = False
 
     def start_over(self, step: int, *, was_passed: bool) -> None:
-        """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned."""
+        """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
+        checkpoint that waits for the one before it is wanted still."""
+        waiting = self._pending.scheduled & {"checkpoint"} if self._state.durable.writing is not None else set()
         self._pending.scheduled.clear()
+        self._pending.scheduled |= waiting
         self._ending_scheduled = False
         if not was_passed:
             self.schedule_periodic(step)

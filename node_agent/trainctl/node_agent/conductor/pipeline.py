@@ -13,6 +13,7 @@ from trainctl.node_agent.autopilot import bars
 from trainctl.node_agent.autopilot.policy import Replayed
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
+from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.commits import Commits, Half
 from trainctl.node_agent.conductor.data_supply import DataSupply
 from trainctl.node_agent.conductor.deadlines import Deadlines
@@ -48,6 +49,7 @@ class Pipeline:
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
         self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
+        self.writes = BackgroundWrites(state, rendezvous, pending)
         self.data = DataSupply(state, rendezvous)
         self.peaks = MemoryPeaks()
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
@@ -69,6 +71,10 @@ class Pipeline:
         barred = {rank: bars.size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
         return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
+    def has_planned(self, kind: m.PlanKind) -> bool:
+        """Whether a plan of this kind is under way."""
+        return self._in_flight.has(kind)
+
     @property
     def is_still(self) -> bool:
         return not self._in_flight and self._state.progress.step == self.planned_step
@@ -84,9 +90,12 @@ class Pipeline:
         if self._unfinished is not None and "probe" not in self._pending.scheduled:
             self._issue_unfinished(*self._unfinished, now)
             return None
-        kind, stopping = self._pending.next_side(), self._state.durable.mode == "stopping"
+        is_writing, stopping = self.writes.now is not None, self._state.durable.mode == "stopping"
+        kind = self._pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
             if stopping or self.planned_step >= self._state.config.run.steps:
+                if is_writing:
+                    return None
                 return ("stopped" if stopping else "finished") if self.is_still else None
             if self._pending.wants_pause:
                 return "pause" if self.is_still else None
@@ -290,7 +299,7 @@ class Pipeline:
         for id, carried in list(self._state.durable.carried.items()):
             if carried.verb == "sample":
                 self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED)
-            elif carried.verb in self._pending.side:
+            elif carried.verb in self._pending.side and id not in self.writes.commands:
                 self._pending.put_back(id, carried)
                 self._state.uncarry(id)
 
@@ -312,12 +321,15 @@ class Pipeline:
                 raise CannotGoOnError(
                     f"{where}, but the record ends at step {progress.step}; resume the run from a checkpoint"
                 )
-        if answers and max(answer.last_step for answer in answers) == progress.step - 1:
+        retracts = bool(answers) and max(answer.last_step for answer in answers) == progress.step - 1
+        if retracts:
             self._commits.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
         self.periodic.start_over(progress.step, was_passed=self._commits.plan(progress.step + 1) is not None)
+        if retracts:
+            self.writes.retract()
         self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None
         if self._state.durable.retracted > progress.step:
             self._state.keep(retracted=progress.step + 1)  # of a later one no one can have had the sum

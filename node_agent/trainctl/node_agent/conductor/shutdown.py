@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.rendezvous import Rendezvous
@@ -124,8 +125,8 @@ class Shutdown:
 class StopTimeout:
     """Is given every event; what a hung rank's heartbeat says is no news."""
 
-    def __init__(self, state: ConductorState, deadlines: Deadlines) -> None:
-        self._state, self._deadlines = state, deadlines
+    def __init__(self, state: ConductorState, deadlines: Deadlines, writes: BackgroundWrites) -> None:
+        self._state, self._deadlines, self._writes = state, deadlines, writes
         self._mark: object = None
         self._since = 0.0
 
@@ -136,7 +137,7 @@ class StopTimeout:
             return
         first = self._deadlines.first
         said = (first.plan.seq, len(first.soon)) if first is not None else None
-        mark = (self._state.stage, self._state.progress.step, self._deadlines.awaited, said)
+        mark = (self._state.stage, self._state.progress.step, self._deadlines.awaited, said, self._writes.mark)
         if mark != self._mark:
             self._mark, self._since = mark, now
 
@@ -144,5 +145,6 @@ class StopTimeout:
         """For how long a stopping run has waited in vain; 0 as long as there is hope."""
         state = self._state
         waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
-        limit_seconds = max(STOP_SECONDS, STOP_TIMES * self._deadlines.expected_seconds)
+        expected_seconds = max(self._deadlines.expected_seconds, self._writes.expected_seconds)
+        limit_seconds = max(STOP_SECONDS, STOP_TIMES * expected_seconds)
         return 0.0 if waits_on or now < self._since + limit_seconds else now - self._since

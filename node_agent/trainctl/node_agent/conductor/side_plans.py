@@ -8,6 +8,7 @@ import msgspec
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import held_out, probes, rows
+from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.probes import Difference
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
@@ -23,7 +24,10 @@ ANSWER_CHARACTERS = 8000
 """Most characters of all answers in the reply to a command; an event in the record has fewer."""
 
 
-def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> str:
+def conclude(
+    state: ConductorState, rates: Rates, proposals: Proposals, writes: BackgroundWrites, plan: m.StepPlan,
+    reports: Reports,
+) -> str:  # fmt: skip
     """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
     reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
     match plan.kind:
@@ -38,7 +42,7 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
         case "defragment":
             defragmentation(state, plan, reports)
         case "checkpoint":
-            return checkpoint(state, plan, reports)
+            return checkpoint(writes, plan, reports)
         case "train" | "probe":
             pass
     return ""
@@ -158,22 +162,8 @@ def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Prob
     return f"{text} (tolerance {limit:g}); likely cause: {cause}"
 
 
-def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str:
-    """Every writer's copy. Gives why one is missing, else an empty string; that fails the commands, never the run."""
-    failed = ""
-    for rank in plan.writers:
-        written, node = reports[rank].checkpoint, state.node(rank)
-        if written is None:
-            why = reports[rank].skipped or "nothing was written"
-            failed = f"no checkpoint on {node}: {why}"
-            state.happen(e.CheckpointFailed(node, why), "error", plan.step, node)
-        else:
-            cost = written.size_bytes, written.loop_seconds
-            state.happen(e.CheckpointWritten(plan.step, *cost), "good", plan.step, node)
-    if any(reports[rank].checkpoint is not None for rank in plan.writers):
-        kept = sorted({*state.durable.checkpoints, plan.step})[-state.config.checkpoint.keep_last :]
-        state.persist(written=plan.step, checkpoints=tuple(kept))
-    for id in plan.commands:
-        made = None if failed else e.CheckpointWritten(plan.step)
-        state.end(id, "failed" if failed else "applied", plan.step, failed, made=made)
-    return failed
+def checkpoint(writes: BackgroundWrites, plan: m.StepPlan, reports: Reports) -> str:
+    """Every writer's copy, as far as it is written. Gives why one is missing, else an empty string; that fails the
+    commands, never the run."""
+    writes.begin(plan, reports)
+    return writes.conclude()

@@ -110,4 +110,4 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
         case "starting":
             return conductor.ranks[rank].why if conductor.ranks[rank].ended else conductor.ranks[rank].loading
         case _:
-            return ""
+            return conductor.writing(rank)

@@ -98,6 +98,18 @@ class Skipped(msgspec.Struct, frozen=True):
     count: int
 
 
+class Writing(msgspec.Struct, frozen=True):
+    """A checkpoint that ranks write in the background."""
+
+    generation: Generation  # of its plan
+    seq: int  # of its plan
+    step: int
+    ranks: tuple[int, ...]  # writers that have not said how it ended
+    commands: tuple[str, ...] = ()  # ids of the commands that it answers
+    written: bool = False  # a rank has completed it
+    failed: str = ""  # why a rank's copy is missing
+
+
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
@@ -118,8 +130,18 @@ class Durable(msgspec.Struct, frozen=True):
     retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to
     policies: dict[str, PolicyState] = {}  # by name; none of a policy that stands as it began
-    checkpoints: tuple[int, ...] = ()  # steps of the newest ones, ascending: those that are kept for sure
+    checkpoints: tuple[int, ...] = ()  # steps of those that are kept, ascending
+    writing: Writing | None = None  # the checkpoint that is being written in the background
     rollback: Rollback | None = None  # until the run has gone back
     skipped: tuple[Skipped, ...] = ()  # by step
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
+
+    def kept_for_sure(self, keep_last: int, keep_every: int, *, planned: bool = False) -> tuple[int, ...]:
+        """Steps of the checkpoints that a run can go back to, ascending: not of those that the one which is being
+        written, or is `planned`, may put an end to. `keep_every` 0: none is kept for that."""
+        kept = self.checkpoints or ((self.written,) if self.written else ())  # the latter: by an older version
+        if self.writing is None and not planned:
+            return kept
+        newest = kept[-(keep_last - 1) :] if keep_last > 1 else ()
+        return tuple(step for step in kept if step in newest or (keep_every and step % keep_every == 0))

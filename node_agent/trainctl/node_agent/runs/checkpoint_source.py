@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages.events import RunStateChanged
+from trainctl.protocol.messages.events import RunStateChanged, StepRetracted
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -31,11 +31,30 @@ def find(paths: RunPaths, node: str, out: Collection[str] = (), *, at_most: int 
 
     Where this node's own copy of it is gone or torn another's counts, and without one the newest that is whole here.
     """
-    folder = checkpoints.newest_complete(paths.checkpoints, at_most=at_most)
-    own = Source(checkpoints.read_manifest(folder).step, node, folder) if folder is not None else Source()
+    own = _own(paths, node, at_most)
     step, holders = _written(paths, out, at_most)
     elsewhere = sorted(holders - {node})
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
+
+
+def _own(paths: RunPaths, node: str, at_most: int | None) -> Source:
+    """The newest whole one here whose state is that of its step in the record."""
+    while (folder := checkpoints.newest_complete(paths.checkpoints, at_most=at_most)) is not None:
+        manifest = checkpoints.read_manifest(folder)
+        if _stands(paths, manifest):
+            return Source(manifest.step, node, folder)
+        at_most = manifest.step - 1
+    return Source()
+
+
+def _stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
+    """Whether the step that it is of was made in the generation that the record has: a rank that was cut off may have
+    completed one of a step that was retracted and made again. Where that isn't known it counts."""
+    generation = manifest.metadata.lineage.generation if manifest.metadata is not None else None
+    with RecordReader(paths) as reader:
+        rows, _ = reader.steps(manifest.step - 1, 1)
+    row = rows[0] if rows and rows[0].step == manifest.step else None
+    return generation is None or row is None or row.generation == generation
 
 
 def whole(paths: RunPaths, step: int) -> Path:
@@ -59,6 +78,9 @@ def _written(paths: RunPaths, out: Collection[str], at_most: int | None) -> tupl
             for event in events:
                 is_written = (event.kind, event.severity) == ("checkpoint", "good")
                 goes_back = isinstance(event.data, RunStateChanged) and event.data.after == "resumed"
+                if isinstance(event.data, StepRetracted):
+                    undone = event.data.step
+                    by_node = {node: [at for at in steps if at < undone] for node, steps in by_node.items()}
                 if event.step is None or not (is_written or goes_back):
                     continue
                 # One of a later step was written before the run had gone back behind it.

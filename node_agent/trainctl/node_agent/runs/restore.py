@@ -187,7 +187,7 @@ def old_run(
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=generation, seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
+            carried=starting, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
         )  # fmt: skip

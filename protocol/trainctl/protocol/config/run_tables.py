@@ -167,7 +167,10 @@ class CheckpointTable(_Table, frozen=True):
     every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
     keep_last: PositiveInt = 2
     keep_best: bool = True  # also the one with the lowest held-out loss, of those evaluated at their own step
+    keep_every: NonNegativeInt = 0  # also each one whose step is a multiple of this; 0: none
     at_end: bool = True
+    compression: Literal["none", "zstd"] = "none"  # of the optimizer's state; zstd needs the extra of that name
+    background: bool = True  # training continues while a checkpoint is written; false: it waits
 
 
 class EvaluateTable(_Table, frozen=True):

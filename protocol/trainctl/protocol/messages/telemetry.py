@@ -42,6 +42,10 @@ TOKENS = "tokens"
 """The unit of the weight where each counted target weighs 1; the run's rate is then of all tokens processed."""
 
 
+WRITING: Final = "writing the checkpoint"
+"""What `RankView.why` begins with while a rank writes one."""
+
+
 class RankView(msgspec.Struct, frozen=True):
     """One rank as its lead sees it. `share` and `micro_batch` are None if a guest doesn't report them."""
 

@@ -258,6 +258,33 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     step: Count
     size_bytes: Count
     loop_seconds: float  # time that the training loop was stopped
+    write_seconds: float = 0.0  # time for writing the files and reading them back
+    kept: tuple[Count, ...] = ()  # steps of the checkpoints that the node keeps, ascending; empty: unknown
+
+
+class CheckpointProgress(Message, tag="checkpoint-progress", frozen=True):
+    """The rank is writing a checkpoint in the background. Sent once per second while it does."""
+
+    run: Name
+    rank: Count
+    step: Count  # step whose state is written
+    done_bytes: Count  # bytes written and read back so far
+    total_bytes: Count  # bytes to write and to read back
+
+
+class Checkpointed(Message, tag="checkpointed", frozen=True):
+    """The rank has finished a checkpoint in the background, or has failed to. Repeated with every heartbeat.
+
+    Its plan was reported when the state had been copied. Without a plan, a signal ended the only rank.
+    """
+
+    run: Name
+    rank: Count
+    generation: Generation | None  # generation of the checkpoint plan; None: written without a plan
+    seq: Count | None  # seq of the checkpoint plan; None: written without a plan
+    step: Count  # step whose state it contains
+    checkpoint: CheckpointInfo | None = None  # None: it failed
+    problem: str = ""  # reason for the failure, on one line; empty: none
 
 
 class Report(Message, tag="report", frozen=True):
@@ -434,6 +461,8 @@ FromTrainer = (
     | Sealed
     | ReferenceAsk
     | Soon
+    | CheckpointProgress
+    | Checkpointed
     | Report
     | Probed
     | SampleReport

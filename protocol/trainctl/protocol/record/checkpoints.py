@@ -15,6 +15,7 @@ import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
@@ -41,6 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     written_at: float  # Unix seconds
     files: dict[str, FileEntry]
     compute: Compute | None = None  # of the rank that wrote it; None: written by 0.1.0
+    metadata: CheckpointMetadata | None = None  # None: written by 0.1.0
 
     @property
     def size_bytes(self) -> int:

@@ -324,8 +324,11 @@ class Backend(ABC):
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
-        slots = {slot: self.copy_of(slot) for slot in self.slots}
-        return State(self.copy_of("weights"), slots, self.updates, self._random_state(), self._constants())
+        return self.state_of(self.copy_of("weights"), {slot: self.copy_of(slot) for slot in self.slots})
+
+    def state_of(self, weights: dict[str, Array], slots: dict[str, dict[str, Array]]) -> State:
+        """The state with these copies of its parts."""
+        return State(weights, slots, self.updates, self._random_state(), self._constants())
 
     def import_state(self, state: State) -> None:
         """Take over what `export_state` gave, of either backend; constants, which may be among the weights, are the

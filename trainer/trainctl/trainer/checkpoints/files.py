@@ -2,8 +2,9 @@
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files), or
 with an adapter a directory of peft's (adapter_config.json, adapter_model.safetensors), so any tool can load it. Beside
-that: optimizer.safetensors (`SLOT.NAME`, float32; of AdamW `first.NAME` and `second.NAME`), random.safetensors
-(generators' states), state.json (the rest of the loop's state) and manifest.json, written last.
+that: optimizer.safetensors (`SLOT.NAME`, float32; of AdamW `first.NAME` and `second.NAME`; compressed it is
+optimizer.safetensors.zst), random.safetensors (generators' states), state.json (the rest of the loop's state) and
+manifest.json, written last.
 """
 
 import hashlib
@@ -11,10 +12,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,24 +22,27 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata
 from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
     FileEntry,
     Manifest,
     digest_of,
-    listed,
-    outdated,
     read_manifest,
     verify,
 )
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import State
+from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+Compression = Literal["none", "zstd"]
+"""Of the optimizer's state, two thirds of a checkpoint; the weights stay as any tool can load them."""
 CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
@@ -72,17 +75,28 @@ class Checkpoint:
     state: State
 
 
-def write(
-    folder: Path, run: str, loop: LoopState, state: State, model: Path, compute: Compute | None = None,
-    adapter: dict[str, Any] | None = None,
-) -> Manifest:  # fmt: skip
-    """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name. One that is
-    already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a torn one).
-    Raises OSError if the disk doesn't take it; then nothing has changed."""
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of the run beside its state, and how it is to be written."""
+
+    compute: Compute | None = None
+    adapter: dict[str, Any] | None = None  # peft's adapter_config.json; None: all weights were trained
+    metadata: CheckpointMetadata | None = None
+    compression: Compression = "none"
+    meter: Meter = field(default=lambda _: None)  # is told the bytes that were written and those that were read back
+
+
+def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, about: About = About()) -> Manifest:
+    """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, read it back, then give it its
+    name. One that is already there stays if it holds the same, and is replaced otherwise (a step that was done again,
+    or a torn one). Raises OSError if the disk doesn't take it, and InvalidInputError without the library that
+    compresses; then nothing has changed."""
     tidy(folder.parent)
     with part_of(folder) as work:
-        _write_files(work, loop, state, model, adapter)
-        manifest = _seal(work, run, loop.step, compute)
+        known = _write_files(work, loop, state, model, about)
+        manifest = _seal(work, run, loop.step, about, known)
+        for name, entry in manifest.files.items():
+            read_back(work / name, entry, about.meter)
         there = _same(folder, manifest)
         if there is None:
             _publish(work, folder)
@@ -96,11 +110,11 @@ def read(folder: Path) -> Checkpoint:
     from safetensors import SafetensorError
 
     try:
-        optimizer = _load(folder / "optimizer.safetensors")
+        optimizer = _load_optimizer(folder)
         adapted = (folder / ADAPTER).exists()
         weights, random = _load(folder / (ADAPTER if adapted else WEIGHTS)), _load(folder / "random.safetensors")
         state = State(weights, _slots(optimizer), loop.updates, random)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
     return Checkpoint(loop, state)
 
@@ -132,18 +146,6 @@ def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
             raise InvalidInputError(where, problem)
 
 
-def prune(checkpoints: Path, keep_last: int, kept: Collection[Path]) -> None:
-    """Remove all but the `keep_last` newest and those in `kept`, and those superseded of steps up to the newest one;
-    each loses its name before its files."""
-    tidy(checkpoints)
-    for folder in [*listed(checkpoints)[keep_last:], *outdated(checkpoints)]:
-        if folder not in kept:
-            gone = folder.with_name(f".{folder.name}.gone")
-            shutil.rmtree(gone, ignore_errors=True)
-            folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-
-
 def tidy(checkpoints: Path) -> None:
     """Put back what a writer that died had set aside without a successor, and remove its other leftovers."""
     remove_parts(checkpoints)
@@ -155,38 +157,43 @@ def tidy(checkpoints: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_files(work: Path, loop: LoopState, state: State, model: Path, adapter: dict[str, Any] | None) -> None:
-    """`adapter` is peft's adapter_config.json; None: all weights were trained."""
-    from safetensors.numpy import save_file
-
+def _write_files(work: Path, loop: LoopState, state: State, model: Path, about: About) -> dict[str, FileEntry]:
+    """All but the manifest; the entries of the files that were hashed as they were written."""
     slots = {
         f"{_STORED_AS.get(slot, slot)}.{name}": array
         for slot, arrays in state.slots.items()
         for name, array in arrays.items()
     }
-    weights = state.weights | state.constants
-    save_file(weights, work / (WEIGHTS if adapter is None else ADAPTER), metadata={"format": "pt"})
-    save_file(slots, work / "optimizer.safetensors")
-    save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
-    config = adapter
+    zstd = about.compression == "zstd"
+    weights, optimizer = WEIGHTS if about.adapter is None else ADAPTER, OPTIMIZER + (ZSTD_SUFFIX if zstd else "")
+    random = state.random or {"none": np.zeros(1, np.uint8)}
+    known = {
+        weights: write_tensors(work / weights, state.weights | state.constants, about.meter),
+        optimizer: write_tensors(work / optimizer, slots, about.meter, zstd=zstd),
+        "random.safetensors": write_tensors(work / "random.safetensors", random, about.meter),
+    }
+    config = about.adapter
     if config is None:
         config = rope_config.read(model) | {"dtype": "float32"}
         config.pop("torch_dtype", None)
-    name = "config.json" if adapter is None else "adapter_config.json"
+    name = "config.json" if about.adapter is None else "adapter_config.json"
     (work / name).write_text(json.dumps(config, indent=2), encoding="utf-8")
     (work / "state.json").write_bytes(msgspec.json.encode(loop))
     for name in CARRIED_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
+    return known
 
 
-def _seal(work: Path, run: str, step: int, compute: Compute | None) -> Manifest:
-    """Hash and fsync every file, then write the manifest."""
+def _seal(work: Path, run: str, step: int, about: About, known: dict[str, FileEntry]) -> Manifest:
+    """Make every file durable and hash those that aren't `known`, then write the manifest."""
     files: dict[str, FileEntry] = {}
     for path in sorted(work.iterdir()):
-        files[path.name] = FileEntry(path.stat().st_size, digest_of(path))
+        files[path.name] = known.get(path.name) or FileEntry(path.stat().st_size, digest_of(path))
         sync(path)
-    manifest = Manifest(run=run, step=step, written_at=time.time(), files=files, compute=compute)
+    manifest = Manifest(
+        run=run, step=step, written_at=time.time(), files=files, compute=about.compute, metadata=about.metadata
+    )
     (work / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     sync(work / MANIFEST_NAME)
     sync(work)
@@ -226,6 +233,11 @@ def _take_back(work: Path, folder: Path, aside: Path) -> None:
         folder.rename(work)
     if aside.exists():
         aside.rename(folder)
+
+
+def _load_optimizer(folder: Path) -> dict[str, NDArray[Any]]:
+    packed = folder / (OPTIMIZER + ZSTD_SUFFIX)
+    return read_tensors(packed) if packed.exists() else _load(folder / OPTIMIZER)
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:

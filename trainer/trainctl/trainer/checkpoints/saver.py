@@ -1,17 +1,42 @@
-"""One rank's checkpoints: written of the last committed step, and loaded at the start."""
+"""One rank's checkpoints: copied of the last committed step, written from the copy, and loaded at the start."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.backends.base import Backend
+from trainctl.trainer.backends.base import Backend, State
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.checkpoints import files
+from trainctl.trainer.checkpoints import files, metadata, retention
+from trainctl.trainer.checkpoints.background import WriteMeter
+from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.data.training_data import Look, Seen, TrainingData
 from trainctl.trainer.step.progress import Progress
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The loop's whole state of one step, in main memory."""
+
+    loop: files.LoopState
+    state: State
+    report: m.Report | None  # of the newest step
+    generation: m.Generation | None  # that committed the step
+    loop_seconds: float  # time that the copy took
+
+    @property
+    def bytes(self) -> int:
+        parts = [self.state.weights, self.state.constants, *self.state.slots.values()]
+        return sum(array.nbytes for part in parts for array in part.values())
+
+    def meter(self) -> WriteMeter:
+        """Of its write: each byte is written and read back."""
+        return WriteMeter(self.loop.step, 2 * self.bytes)
 
 
 class Saver:
@@ -19,11 +44,14 @@ class Saver:
 
     def __init__(
         self, run: str, config: RunFile, paths: RunPaths, backend: Backend, dataset: TrainingData, progress: Progress,
-        scale: LossScale, layout_digest: str, model_digest: str,
+        scale: LossScale, layout_digest: str, model_digest: str, node: str = "",
     ) -> None:  # fmt: skip
-        self._run, self._config, self._paths = run, config, paths
+        self._run, self._config, self._paths, self._node = run, config, paths, node
         self._backend, self._dataset, self._progress, self._scale = backend, dataset, progress, scale
         self._layout_digest, self._model_digest = layout_digest, model_digest
+        self._host_copy = HostCopy(backend)
+        self._environment = metadata.environment(node, backend)
+        self._resumed_from: int | None = None
 
     def resume(self, folder: Path | None, look: Look = lambda: None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
@@ -34,22 +62,44 @@ class Saver:
             self._take_up(folder, look)
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
-    def write(self) -> m.CheckpointInfo:
-        """Of the last committed step; older ones beyond keep_last go, but for the best. Raises OSError."""
+    def copy(self) -> Copied:
+        """Of the last committed step; valid until the next call."""
         begun = time.perf_counter()
-        state = self._backend.export_state()
-        folder = self._paths.checkpoint(self._progress.last_step)
-        model = Path(self._config.model.path)
-        lora = self._backend.parts.adapter
-        loop = self._loop_state(self._progress.cursor, state.updates)
-        manifest = files.write(
-            folder, self._run, loop, state, model, self._backend.compute,
-            lora.peft_config(model) if lora else None,
+        state = self._host_copy.take()
+        progress = self._progress
+        loop = self._loop_state(progress.cursor, state.updates)
+        return Copied(loop, state, progress.newest_report, progress.committed_in, time.perf_counter() - begun)
+
+    def write_copy(self, copied: Copied, meter: WriteMeter) -> m.CheckpointInfo:
+        """On any thread. Once it has been read back, older ones go that nothing keeps. Raises OSError, and
+        InvalidInputError without the library that compresses."""
+        begun, table, loop = time.perf_counter(), self._config.checkpoint, copied.loop
+        folder, model = self._paths.checkpoint(loop.step), Path(self._config.model.path)
+        manifest = files.write(folder, self._run, loop, copied.state, model, self._about(copied, model, meter))
+        best = best_checkpoint(self._paths) if table.keep_best else None
+        kept = [folder, *([best] if best else [])]
+        retention.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
+        seconds, kept_steps = time.perf_counter() - begun, retention.kept_steps(self._paths.checkpoints)
+        return m.CheckpointInfo(
+            str(folder), loop.step, manifest.size_bytes, copied.loop_seconds, seconds, kept_steps
         )  # fmt: skip
-        best = best_checkpoint(self._paths) if self._config.checkpoint.keep_best else None
-        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, [folder, *([best] if best else [])])
-        spent = time.perf_counter() - begun
-        return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)
+
+    def write(self) -> m.CheckpointInfo:
+        """Copy and write at once; training waits. Raises as `write_copy`."""
+        begun, copied = time.perf_counter(), self.copy()
+        info = self.write_copy(copied, copied.meter())
+        return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
+
+    def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:
+        loop, lora = copied.loop, self._backend.parts.adapter
+        newest = metadata.newest_evaluation(self._paths, loop.step)
+        lineage = self._run, self._resumed_from, copied.generation
+        done = metadata.performance(loop.step, copied.report, newest)
+        return files.About(
+            compute=self._backend.compute, adapter=lora.peft_config(model) if lora else None,
+            metadata=metadata.metadata(self._config, lineage, done, self._environment),
+            compression=self._config.checkpoint.compression, meter=meter,
+        )  # fmt: skip
 
     def _take_up(self, folder: Path, look: Look) -> None:
         found = files.read(folder)
@@ -60,6 +110,7 @@ class Saver:
         self._scale.value = found.loop.loss_scale
         self._scale.good_steps = found.loop.loss_scale_good_steps
         self._progress.load(found.loop.step, found.loop.cursor)
+        self._resumed_from = found.loop.step
 
     def _loop_state(self, cursor: int, updates: int) -> files.LoopState:
         seen = self._dataset.seen(cursor)

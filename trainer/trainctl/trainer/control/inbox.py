@@ -32,10 +32,17 @@ class Orphaned:
 
 
 @dataclass(frozen=True)
+class Signalled:
+    """A signal ends this process."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Broken:
     """The control thread, or the thread that reads a growing file, cannot continue."""
 
     error: TrainctlError
 
 
-Order = m.StepPlan | Joined | Joining | m.Fence | m.Leave | Orphaned | Broken
+Order = m.StepPlan | Joined | Joining | m.Fence | m.Leave | Orphaned | Signalled | Broken

@@ -9,6 +9,7 @@ repeats the newest reports anyway.
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -25,7 +26,7 @@ from trainctl.protocol.wire.sockets import check_frames, new_socket
 from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
-from trainctl.trainer.control.inbox import Broken, Order, Orphaned
+from trainctl.trainer.control.inbox import Broken, Order, Orphaned, Signalled
 from trainctl.trainer.control.outbox import Outbox
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Progress
@@ -49,6 +50,8 @@ class Control:
         self.ready: m.Ready | None = None
         self.detail = ""  # how far the phase has come
         self._sealed: m.Sealed | None = None  # of a growing file
+        self.checkpoint_state: Callable[[], m.FromTrainer | None] = lambda: None
+        """What heartbeats repeat of the newest checkpoint."""
         self._outbox = Outbox()
         self._reference_slices: SimpleQueue[m.ReferenceSlice] = SimpleQueue()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
@@ -109,9 +112,16 @@ class Control:
 
     def leave(self, reason: str) -> None:
         """Make the main thread leave as if the agent had asked for it; from any thread."""
-        self._progress.leaving = reason
+        self._leave(m.Leave(run=self._who.run, reason=reason))
+
+    def leave_by_signal(self) -> None:
+        """Make the main thread leave, after a checkpoint if it trains alone; from any thread."""
+        self._leave(Signalled("ended by a signal"))
+
+    def _leave(self, order: m.Leave | Signalled) -> None:
+        self._progress.leaving = order.reason
         self.groups.abort()
-        self.orders.put(m.Leave(run=self._who.run, reason=reason))
+        self.orders.put(order)
 
     def _connect(self, endpoint: str) -> None:
         try:
@@ -139,8 +149,9 @@ class Control:
             now = time.monotonic()
             if now >= self._next_alive and self._away_since is None:
                 self._say(self._alive())
-                if self._sealed is not None:
-                    self._say(self._sealed)
+                for repeated in (self._sealed, self.checkpoint_state()):
+                    if repeated is not None:
+                        self._say(repeated)
                 self._next_alive = now + _ALIVE_SECONDS
             self._flush()
             self._look(dict(poller.poll(self._wait_milliseconds(now))))

@@ -71,6 +71,7 @@ class Progress:
         self.whole = True  # False between the first and the last part of a state that is being taken over
         self.batch: HalfBatch | None = None
         self.last_seq = -1
+        self.committed_in: Generation | None = None  # generation that made the last step here; None: it was loaded
         self._reports: deque[Report] = deque(maxlen=KEPT_REPORTS)
 
     @contextmanager
@@ -96,7 +97,7 @@ class Progress:
 
     def take_over(self, step: int, cursor: int) -> None:
         """Weights and optimizer are those of another rank, or of a checkpoint. Call it within `exclusive`."""
-        self.last_step, self.cursor, self.batch = step, cursor, None
+        self.last_step, self.cursor, self.batch, self.committed_in = step, cursor, None, None
         self.whole = self.loaded = True
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
@@ -116,10 +117,16 @@ class Progress:
     def commit(self, plan: StepPlan) -> None:
         """The plan's step is done, by an update or a skip. Call it within `exclusive`."""
         self.last_step, self.cursor, self.batch = plan.step, plan.cursor + plan.global_batch, None
+        self.committed_in = plan.generation
 
     def remember(self, report: Report) -> None:
         """Keep a report for the next fence."""
         self._reports.append(report)
+
+    @property
+    def newest_report(self) -> Report | None:
+        """Of the last step that this process has made; None before it."""
+        return self._reports[-1] if self._reports else None
 
     def try_fence(self, generation: Generation, wait_seconds: float) -> FenceAnswer | None:
         """Leave the generation that is formed, `generation` itself included: a fence means that it has failed. None if

@@ -90,9 +90,9 @@ def parts(
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:
     """The events' title, and at its right end why the selected rank is out, or else the rank that the others wait for,
-    with the phase that makes them."""
+    with the phase that makes them, or else how far a checkpoint is."""
     title = f"{glyphs.horizontal} events "
-    text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or ("", "")
+    text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or _writing(state) or ("", "")
     if not text:
         return ln.rule(columns, glyphs.horizontal, (0, title, "title"))
     text = f" {ln.shorten(text, columns - len(title) - 4, glyphs.ellipsis)} "
@@ -115,6 +115,13 @@ def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
         return None
     node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
     return f"straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase}", "warning"
+
+
+def _writing(state: ViewState) -> tuple[str, str] | None:
+    """The first rank that writes a checkpoint, and how far it is."""
+    found = (view for view in (state.run.ranks if state.run else ()) if view.why.startswith(m.WRITING))
+    view = next(found, None)
+    return (f"{ln.clean(view.node)} is {ln.clean(view.why)}", "dim") if view is not None else None
 
 
 def fleet_lines(

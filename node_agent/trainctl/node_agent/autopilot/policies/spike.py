@@ -76,7 +76,8 @@ def _advise_once(memory: Memory, reason: str) -> Advice | None:
 
 def _back(facts: RunFacts, memory: Memory, found: Found) -> Proposal | Advice | None:
     """To a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
-    table, kept = facts.config.policy.spike, facts.durable.checkpoints
+    table, keep = facts.config.policy.spike, facts.config.checkpoint
+    kept = facts.durable.kept_for_sure(keep.keep_last, keep.keep_every)
     latest = min(found.first - 1, facts.step - table.least_back)
     height = (
         f"loss {found.loss:.4g} where {found.expected:.4g} was expected, for {found.steps} steps from {found.first}"

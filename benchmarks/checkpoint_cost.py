@@ -1,0 +1,136 @@
+"""What a checkpoint in the background costs the training loop: the copy over one memcpy of the same arrays, and the
+steps while it is written over the other steps.
+
+One rank on the CPU trains a small Llama by the product's own backend; copy and memcpy alternate, and so do steps with
+and without a write. Prints each figure as soon as it is known, then one JSON line; exits 1 if a bar is missed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.loss_scale import LossScale
+from trainctl.trainer.checkpoints.background import BackgroundWriter
+from trainctl.trainer.checkpoints.saver import Saver
+from trainctl.trainer.collective.shared_buffer import layout_digest
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.step.progress import Progress
+
+MOST_COPY, MOST_STEP = 1.1, 1.05
+"""Bars: the copy over a memcpy, and the median step while a checkpoint is written over that of the other steps."""
+LONGEST_SECONDS = 120.0
+"""After this the steps measured so far are what counts."""
+
+
+class Rank:
+    """A loaded rank, with all that its checkpoints need."""
+
+    def __init__(self, folder: Path, hidden: int) -> None:
+        demo_assets.make_model(folder / "model", demo_assets.llama_config(hidden=hidden))
+        (folder / "text").mkdir()
+        (folder / "text" / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000, "utf-8")
+        paths = RunPaths(folder / "run-1")
+        paths.directory.mkdir()
+        config = run_file.parse({
+            "run": {"name": "bench", "steps": 1000}, "model": {"path": str(folder / "model")},
+            "data": {"path": str(folder / "text"), "tokenizer": "bytes", "sequence_length": 64},
+            "batch": {"global": 4, "micro": 4}, "optimizer": {"learning_rate": 1e-3},
+            "nodes": {"here": {"backend": "torch", "device": "cpu", "threads": 1}},
+        })  # fmt: skip
+        self.dataset = open_dataset(config, paths.directory / "data", "run.toml")
+        self.backend, self.progress = load(config, config.nodes["here"], "run.toml"), Progress()
+        self.saver = Saver(
+            "run-1", config, paths, self.backend, self.dataset, self.progress, LossScale(1.0),
+            layout_digest(self.backend.shapes), model_digests(folder / "model").whole, "here",
+        )  # fmt: skip
+        self._count = 0
+
+    def step(self) -> float:
+        """Seconds of one."""
+        begun = time.perf_counter()
+        self._count += 1
+        batch = self.dataset.batch(np.arange(4 * self._count, 4 * self._count + 4) % self.dataset.samples)
+        self.backend.clear()
+        self.backend.forward(batch, 1.0)
+        self.backend.backward()
+        self.backend.accumulate()
+        self.backend.totals(with_norm=True)
+        self.backend.update(1e-3, 1 / batch.weight)
+        self.progress.load(self._count, 4 * self._count)
+        return time.perf_counter() - begun
+
+
+def copies(rank: Rank, pairs: int) -> list[float]:
+    """The copy over a memcpy of the same arrays into memory that was touched before."""
+    state = rank.saver.copy().state
+    arrays = [array for part in (state.weights, *state.slots.values()) for array in part.values()]
+    into = [array.copy() for array in arrays]
+    ratios = []
+    for _ in range(pairs):
+        begun = time.perf_counter()
+        for array, other in zip(arrays, into, strict=True):
+            np.copyto(other, array)
+        plain = time.perf_counter() - begun
+        ratios.append(rank.saver.copy().loop_seconds / plain)
+    return ratios
+
+
+def steps(rank: Rank, writes: int) -> tuple[list[float], list[float]]:
+    """Seconds of steps without a write and of those with one, in turns."""
+    outcomes: list[m.Checkpointed] = []
+    writer, due = BackgroundWriter(outcomes.append), time.monotonic() + LONGEST_SECONDS
+    free, busy = list[float](), list[float]()
+    for number in range(writes):
+        free += [rank.step() for _ in range(5)]
+        copied = rank.saver.copy()
+
+        def job(meter: Any, copied: Any = copied) -> m.Checkpointed:
+            info = rank.saver.write_copy(copied, meter)
+            return m.Checkpointed(run="r", rank=0, generation=None, seq=None, step=info.step, checkpoint=info)
+
+        writer.start(job, copied.meter())
+        while writer.is_busy:
+            seconds = rank.step()
+            busy += [seconds] if writer.is_busy else []
+        print(f"  write {number + 1}: {len(busy)} steps meanwhile", flush=True)
+        if time.monotonic() > due:
+            break
+    writer.close()
+    return free, busy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--hidden", type=int, default=256, help="width of the model")
+    parser.add_argument("--pairs", type=int, default=15, help="copies, each beside a memcpy")
+    parser.add_argument("--writes", type=int, default=8, help="checkpoints that are written")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
+        rank = Rank(Path(folder), options.hidden)
+        for _ in range(5):
+            rank.step()
+        size = rank.saver.copy().bytes
+        copy = statistics.median(copies(rank, options.pairs))
+        print(f"copy of {size / 1e6:,.0f} MB over a memcpy: {copy:.3f} (at most {MOST_COPY})", flush=True)
+        free, busy = steps(rank, options.writes)
+    step = statistics.median(busy) / statistics.median(free) if busy else 1.0
+    print(f"steps while it is written over others: {step:.3f} (at most {MOST_STEP}); {len(busy)} and {len(free)} steps")
+    print(json.dumps({"bytes": size, "copy": copy, "step": step, "steps": [len(free), len(busy)]}))
+    return int(copy > MOST_COPY or step > MOST_STEP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

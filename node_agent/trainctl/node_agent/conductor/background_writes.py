@@ -1,0 +1,217 @@
+"""The checkpoint that ranks write in the background: who writes it, how far that has come, and what it comes to.
+
+A checkpoint plan is done when its writers have copied their state; the checkpoint is complete when each has written and
+read back its copy, which may be many steps later. Until then no other one is planned. It is kept durably, so that the
+next conductor knows what the writers' messages are of; they repeat these with their heartbeats.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from trainctl.node_agent.conductor.pending import Pending
+from trainctl.node_agent.conductor.progress import GAP_SECONDS
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.planning.durable import Writing
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+
+LEAST_STALL_SECONDS, STALL_TIMES = 60.0, 30.0
+"""A write counts as failed after this many seconds without progress of a rank that is heard from, or this many times
+what a slow disk needs for the whole state if that is longer."""
+
+
+class _Mark(NamedTuple):
+    done_bytes: int
+    total_bytes: int
+    heard: float
+    still_seconds: float = 0.0  # without progress
+
+
+class BackgroundWrites:
+    """At most one at a time. What it comes to changes commands and events; the conductor looks for the next plan."""
+
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
+        self._state, self._rendezvous, self._pending = state, rendezvous, pending
+        self._marks: dict[int, _Mark] = {}
+        self._said: dict[int, m.Checkpointed] = {}  # the newest; a rank may be done before others have copied
+
+    @property
+    def now(self) -> Writing | None:
+        """What is being written."""
+        return self._state.durable.writing
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that have not said how their write ended."""
+        return sorted(self.now.ranks) if self.now is not None else []
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """IDs of the commands that it answers."""
+        return self.now.commands if self.now is not None else ()
+
+    @property
+    def mark(self) -> object:
+        """Changes when a write makes progress."""
+        done = tuple((rank, self._marks[rank].done_bytes) for rank in self.ranks if rank in self._marks)
+        return (self.now.seq, *done) if self.now is not None else None
+
+    @property
+    def expected_seconds(self) -> float:
+        """How long a slow disk needs; 0 if nothing is being written."""
+        return estimates.write_seconds(self._parameters) if self.now is not None else 0.0
+
+    @property
+    def _parameters(self) -> int:
+        return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
+
+    def doing(self, rank: int) -> str:
+        """How far a rank's write is, in words; empty if it writes none."""
+        if self.now is None or rank not in self.now.ranks:
+            return ""
+        mark = self._marks.get(rank)
+        part = f", {mark.done_bytes / mark.total_bytes:.0%}" if mark is not None and mark.total_bytes else ""
+        return f"{m.WRITING} of step {self.now.step}{part}"
+
+    def begin(self, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> None:
+        """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
+        self._marks.clear()
+        self._state.keep(writing=Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands))
+        for rank in plan.writers:
+            written, why = reports[rank].checkpoint, reports[rank].skipped
+            if written is not None or why is not None:  # else it has copied its state, and reports the rest later
+                self.written(rank, written, why or "")
+            elif (said := self._said.get(rank)) is not None and (said.generation, said.seq) == (
+                plan.generation,
+                plan.seq,
+            ):
+                self.written(rank, said.checkpoint, said.problem)
+        self._state.persist()
+
+    def on_progress(self, said: m.CheckpointProgress, now: float) -> None:
+        before = self._marks.get(said.rank)
+        still_seconds = 0.0
+        if before is not None and before.done_bytes == said.done_bytes:
+            still_seconds = before.still_seconds + min(now - before.heard, GAP_SECONDS)
+        self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
+
+    def on_checkpointed(self, said: m.Checkpointed) -> bool:
+        """True if a rank's write has ended by it; what it repeats, and what is of a step that was retracted, counts no
+        more."""
+        if said.seq is None:
+            return self._on_unplanned(said)
+        writing = self.now
+        self._said[said.rank] = said
+        if writing is None or said.rank not in writing.ranks:
+            return False
+        if (said.generation, said.seq) != (writing.generation, writing.seq):
+            return False
+        self.written(said.rank, said.checkpoint, said.problem)
+        self._state.persist()
+        return True
+
+    def written(self, rank: int, info: m.CheckpointInfo | None, problem: str) -> None:
+        """A rank's part has ended; kept durably by the caller."""
+        writing, node = self.now, self._state.node(rank)
+        assert writing is not None
+        left = tuple(other for other in writing.ranks if other != rank)
+        if info is None:
+            why = problem or "nothing was written"
+            self._state.happen(e.CheckpointFailed(node, why), "error", writing.step, node)
+            failed = f"no checkpoint on {node}: {why}"
+            self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, failed=failed))
+        else:
+            note(self._state, rank, info, first=not writing.written)
+            self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, written=True))
+
+    def conclude(self) -> str:
+        """End the commands once no rank is waited for. Gives why a copy is missing, else an empty string."""
+        writing = self.now
+        if writing is None or writing.ranks:
+            return ""
+        for id in writing.commands:
+            if id not in self._state.durable.carried:
+                continue
+            if writing.failed:
+                self._state.end(id, "failed", writing.step, writing.failed)
+            else:
+                self._state.end(id, "applied", writing.step, made=e.CheckpointWritten(writing.step))
+        self._state.persist(writing=None)
+        return writing.failed
+
+    def look(self) -> bool:
+        """Give up ranks that have gone, and those that make no progress; True if one was. What none has written is
+        planned again."""
+        writing = self.now
+        if writing is None or self._state.stage in ("leaving", "over"):
+            return False
+        gone = [rank for rank in writing.ranks if self._is_gone(rank)]
+        if gone:
+            self._lose(writing, gone)
+        stuck = [rank for rank in self.ranks if self._state.durable.mode != "stopping" and self._is_stuck(rank)]
+        for rank in stuck:
+            self.written(rank, None, f"the write made no progress for {self._marks[rank].still_seconds:.0f} s")
+            self._state.persist()
+        return bool(gone or stuck) or not self.ranks  # the latter: the last conductor was ended before it concluded
+
+    def retract(self) -> None:
+        """The last step is undone: a checkpoint of it holds another state than the run will have."""
+        step, durable = self._state.progress.step, self._state.durable
+        if durable.writing is not None and durable.writing.step > step:
+            self._plan_again(durable.writing)
+        kept = tuple(at for at in durable.checkpoints if at <= step)
+        written = durable.written if durable.written <= step else max(kept, default=0)
+        if (kept, written) != (durable.checkpoints, durable.written):
+            self._state.persist(checkpoints=kept, written=written)
+
+    def _lose(self, writing: Writing, gone: Collection[int]) -> None:
+        left = tuple(rank for rank in writing.ranks if rank not in gone)
+        if left or writing.written or writing.failed:
+            self._state.persist(writing=msgspec.structs.replace(writing, ranks=left))
+        else:
+            self._plan_again(writing)
+
+    def _plan_again(self, writing: Writing) -> None:
+        for id in writing.commands:
+            if (carried := self._state.durable.carried.get(id)) is not None:
+                self._pending.put_back(id, carried)
+                self._state.uncarry(id)
+        self._pending.scheduled.add("checkpoint")
+        self._state.persist(writing=None)
+
+    def _is_gone(self, rank: int) -> bool:
+        return self._rendezvous.ranks[rank].ended or self._state.settings.ranks[rank].out in ("lost", "failed")
+
+    def _is_stuck(self, rank: int) -> bool:
+        limit_seconds = max(LEAST_STALL_SECONDS, STALL_TIMES * self.expected_seconds)
+        return rank in self._marks and self._marks[rank].still_seconds >= limit_seconds
+
+    def _on_unplanned(self, said: m.Checkpointed) -> bool:
+        """The only rank was ended by a signal, and has saved its last step."""
+        members, progress = self._rendezvous.members, self._state.progress
+        counts = said.checkpoint is not None and said.step == progress.step and members == {said.rank}
+        if counts and said.step not in self._state.durable.checkpoints and said.checkpoint is not None:
+            note(self._state, said.rank, said.checkpoint, first=True)
+            self._state.persist()
+        return False
+
+
+def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: bool) -> None:
+    """A rank has written a checkpoint of a step that stands. The newest `keep_last` of all are kept, on whichever node
+    they are; beyond these, what the first writer of a step says that its node keeps, and then what the next ones say.
+    """
+    node, durable = state.node(rank), state.durable
+    state.happen(e.CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
+    newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
+    kept = {*newest, *(step for step in info.kept if step <= state.progress.step)}
+    if not first:
+        kept |= set(durable.checkpoints)
+    state.keep(written=info.step, checkpoints=tuple(sorted(kept)))
+
+
+def _is_of(said: m.Checkpointed, plan: m.StepPlan) -> bool:
+    return (said.generation, said.seq) == (plan.generation, plan.seq)

@@ -1,0 +1,226 @@
+"""Checkpoints in the background: steps go on, one is written at a time, and its outcome counts only while it stands."""
+
+import pytest
+from tests.node_agent.conductor.test_groups import texts
+from tests.node_agent.support.simulated_ranks import RUN
+from tests.node_agent.support.simulation import Simulation, config, durable
+
+from trainctl.node_agent.conductor import views
+from trainctl.node_agent.conductor.background_writes import LEAST_STALL_SECONDS
+from trainctl.protocol import messages as m
+
+FOREVER = 10**9
+
+
+def group(nodes: str = "ab", steps: int = 400, **checkpoint: object) -> Simulation:
+    tables = {"checkpoint": {"at_end": False, **checkpoint}}
+    made = Simulation(config(steps, 12, **tables), durable(tuple(nodes), 12))
+    for rank in made.ranks.values():
+        rank.background = True
+    return made.begin()
+
+
+def writing(simulation: Simulation) -> Simulation:
+    """Until a plan to write has been reported; the writers then stand still."""
+    simulation.until(lambda: any(rank.writing for rank in simulation.ranks.values()))
+    hold(simulation)
+    return simulation.until(lambda: hold(simulation) or simulation.conductor.durable.writing is not None)
+
+
+def hold(simulation: Simulation) -> None:
+    for rank in simulation.ranks.values():
+        rank.write_left = FOREVER
+
+
+def let_go(simulation: Simulation) -> None:
+    for rank in simulation.ranks.values():
+        rank.write_left = 0
+
+
+def written(simulation: Simulation) -> list[str]:
+    return [text for text in texts(simulation) if text.startswith("checkpoint step-")]
+
+
+def test_steps_continue_and_the_command_is_applied_when_all_copies_are_complete() -> None:
+    simulation = group().until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    at = simulation.conductor.durable.writing
+    assert at is not None
+    assert at.ranks == (0, 1)
+    simulation.until_step(at.step + 10)
+    assert id not in simulation.ends
+    assert not written(simulation)
+    let_go(simulation)
+    simulation.until(lambda: id in simulation.ends)
+    assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", at.step)
+    assert len(written(simulation)) == 2
+    assert simulation.conductor.durable.checkpoints == (at.step,)
+
+
+def test_those_due_meanwhile_become_one() -> None:
+    simulation = group(every_steps=4).until_step(3)
+    writing(simulation)
+    step = simulation.conductor.durable.writing.step
+    ids = [simulation.command("checkpoint"), simulation.command("checkpoint")]
+    simulation.until_step(step + 9)
+    assert [plan.step for plan in simulation.sent_plans if plan.kind == "checkpoint"] == [step]
+    let_go(simulation)
+    simulation.until(lambda: all(id in simulation.ends for id in ids))
+    first, second = (plan for plan in simulation.sent_plans if plan.kind == "checkpoint")
+    assert second.commands == tuple(ids)
+    assert second.step > first.step + 8
+
+
+@pytest.mark.parametrize("ending", ["finished", "stopped"])
+def test_the_end_waits_for_the_write_and_for_its_own(ending: str) -> None:
+    simulation = group(steps=8, every_steps=5, at_end=True)
+    writing(simulation)
+    if ending == "stopped":
+        stop = simulation.command("stop")
+    simulation.run(2000)
+    assert simulation.ended is None
+    for second in range(100):  # it makes progress, so nothing gives it up
+        for rank in simulation.ranks.values():
+            rank.write_left = 1 + second % 9
+        simulation.tick(1.0)
+        hold(simulation)
+        simulation.talk()
+    assert simulation.ended is None
+    for _ in range(20):
+        let_go(simulation)
+        simulation.run(2000)
+    assert simulation.ended is not None
+    assert simulation.ended.state == ending
+    last = simulation.conductor.progress.step
+    assert simulation.conductor.durable.written == last
+    if ending == "stopped":
+        assert simulation.ends[stop].state == "applied"
+
+
+def test_a_write_without_progress_fails_its_command_and_not_the_run() -> None:
+    simulation = group("a").until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    for _ in range(int(LEAST_STALL_SECONDS) - 5):
+        simulation.tick(1.0)
+        simulation.talk()
+        hold(simulation)
+    assert id not in simulation.ends
+    for _ in range(20):
+        simulation.tick(1.0)
+        simulation.talk()
+        hold(simulation)
+    assert simulation.ends[id].state == "failed"
+    assert "made no progress for 6" in simulation.ends[id].reason
+    assert simulation.conductor.state == "running"
+
+
+def test_a_stop_ends_though_the_write_makes_no_progress() -> None:
+    simulation = group("a", at_end=True).until_step(3)
+    stop = simulation.command("stop")
+    writing(simulation)
+    for _ in range(40):
+        simulation.tick(1.0)
+        simulation.talk()
+        hold(simulation)
+    assert simulation.ends[stop].state == "failed"
+    assert "a did not answer for 3" in simulation.ends[stop].reason
+    assert simulation.conductor.final == "stopped"
+
+
+def test_a_writer_that_is_lost_has_it_planned_again_and_what_it_says_later_counts_no_more() -> None:
+    simulation = group("abc").until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    before = simulation.conductor.durable.writing
+    for rank in (0, 1):
+        simulation.kill(simulation.ranks[rank])
+    simulation.until(lambda: simulation.conductor.durable.writing is not None and newer(simulation, before.seq))
+    again = simulation.conductor.durable.writing
+    assert 2 in again.ranks
+    info = m.CheckpointInfo("p", before.step, 1, 0.0)
+    late = m.Checkpointed(
+        run=RUN, rank=0, generation=before.generation, seq=before.seq, step=before.step, checkpoint=info
+    )
+    simulation.feed(late)
+    assert not written(simulation)
+    let_go(simulation)
+    simulation.until(lambda: id in simulation.ends)
+    assert simulation.ends[id].step == again.step
+
+
+def newer(simulation: Simulation, seq: int) -> bool:
+    return simulation.conductor.durable.writing.seq > seq
+
+
+def test_a_checkpoint_of_a_retracted_step_is_not_accepted() -> None:
+    """The only rank that had made the step, and was copying it, is lost."""
+    simulation = group().until_step(3)
+    conductor = simulation.conductor
+    writing(simulation) if simulation.command("checkpoint") else None
+    before = conductor.durable.writing
+    conductor.progress.step = before.step - 1  # as a retraction leaves it
+    conductor._pipeline.writes.retract()
+    assert conductor.durable.writing is None
+    info = m.CheckpointInfo("p", before.step, 1, 0.0)
+    conductor.handle(
+        m.Checkpointed(
+            run=RUN, rank=0, generation=before.generation, seq=before.seq, step=before.step, checkpoint=info
+        ),
+        simulation.now,
+    )
+    assert conductor.durable.checkpoints == ()
+    assert conductor.durable.written == 0
+
+
+def test_the_next_conductor_knows_what_is_being_written() -> None:
+    simulation = group().until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    step = simulation.conductor.durable.writing.step
+    simulation.restart_agent()
+    assert simulation.conductor.durable.writing.step == step
+    let_go(simulation)
+    for rank in simulation.ranks.values():
+        rank.write()
+        rank.up.clear()  # what it said is lost; its heartbeats repeat it
+        rank.up.append(rank.alive())
+    simulation.tick(1.5)
+    simulation.until(lambda: id in simulation.ends)
+    assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", step)
+
+
+def test_a_rank_that_was_ended_by_a_signal_has_saved_the_last_step() -> None:
+    simulation = group("a").until_step(5)
+    step = simulation.conductor.progress.step
+    said = m.Checkpointed(
+        run=RUN, rank=0, generation=None, seq=None, step=step, checkpoint=m.CheckpointInfo("p", step, 1, 0.0)
+    )
+    for _ in range(2):
+        simulation.feed(said)
+    assert len(written(simulation)) == 1
+    assert simulation.conductor.durable.written == step
+
+
+def test_a_rollback_may_go_to_each_checkpoint_that_is_kept() -> None:
+    simulation = group("a", every_steps=5).until_step(3)
+    writing(simulation)
+    simulation.ranks[0].on_disk = [1, 2]
+    let_go(simulation)
+    simulation.until(lambda: simulation.conductor.durable.written > 0)
+    kept = simulation.conductor.durable.checkpoints
+    assert kept[0] == 2
+    end = simulation.ends[simulation.command("rollback", step=2)]
+    assert end.state == "applied"
+
+
+def test_the_view_says_how_far_it_is() -> None:
+    simulation = group("a").until_step(3)
+    simulation.command("checkpoint")
+    writing(simulation)
+    simulation.ranks[0].write_left = 6
+    simulation.feed(simulation.ranks[0].of_write())
+    view = views.rank_view(simulation.conductor, 0, 1, "", None, 0.0)
+    step = simulation.conductor.durable.writing.step
+    assert (view.state, view.why) == ("run", f"writing the checkpoint of step {step}, 40%")

@@ -1,0 +1,95 @@
+"""Tensor files: ours are safetensors, compressed or not; a disk that changes a byte is noticed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from safetensors.numpy import load_file
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoints import digest_of
+from trainctl.trainer.checkpoints import chunked_tensors
+from trainctl.trainer.checkpoints.chunked_tensors import read_back, read_tensors, write_tensors
+
+
+def arrays() -> dict[str, Any]:
+    of = np.random.default_rng(3)
+    return {
+        "b.weight": of.standard_normal((7, 5)).astype(np.float32), "a": np.arange(3, dtype=np.uint8),
+        "scalar": np.float32(2.5).reshape(()), "empty": np.zeros((0, 4), np.float32),
+        "turned": of.standard_normal((4, 6)).astype(np.float32).T, "wide": np.arange(4, dtype=np.int64),
+    }  # fmt: skip
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and np.array_equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
+def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
+    path, passed = tmp_path / "x.safetensors", list[int]()
+    entry = write_tensors(path, arrays(), passed.append)
+    assert same(load_file(path), arrays())
+    assert (entry.size_bytes, entry.sha256) == (path.stat().st_size, digest_of(path))
+    assert sum(passed) == entry.size_bytes
+
+
+@pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
+def test_a_compressed_one_is_read_in_pieces_and_is_a_zst_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(chunked_tensors, "PIECE_BYTES", piece)
+    path = tmp_path / "x.safetensors.zst"
+    entry = write_tensors(path, arrays(), lambda _: None, zstd=True)
+    assert entry.sha256 == digest_of(path)
+    assert same(read_tensors(path), arrays())
+    plain = tmp_path / "plain.safetensors"
+    with path.open("rb") as packed:
+        plain.write_bytes(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read())
+    assert same(load_file(plain), arrays())
+
+
+def test_a_cut_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.zst"
+    write_tensors(path, arrays(), lambda _: None, zstd=True)
+    whole = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
+    path.write_bytes(zstandard.ZstdCompressor().compress(whole[:-9]))
+    with pytest.raises(ValueError, match="ends in the middle of a tensor"):
+        read_tensors(path)
+
+
+def test_a_byte_that_the_disk_has_changed_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    entry = write_tensors(path, arrays(), lambda _: None)
+    read_back(path, entry, lambda _: None)
+    with path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\x7f")
+    with pytest.raises(OSError, match=r"x\.safetensors was read back differently"):
+        read_back(path, entry, lambda _: None)
+
+
+def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(chunked_tensors.importlib, "import_module", missing)
+    with pytest.raises(InvalidInputError) as refusal:
+        chunked_tensors.zstandard("run file: checkpoint.compression")
+    assert str(refusal.value) == "run file: checkpoint.compression: zstd needs a package: pip install 'trainctl[zstd]'"
+
+
+def test_the_header_is_as_the_format_says(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, arrays(), lambda _: None)
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    assert length % 8 == 0
+    assert json.loads(raw[8 : 8 + length])["__metadata__"] == {"format": "pt"}

@@ -1,0 +1,148 @@
+"""A writer killed by SIGKILL at any point: a complete checkpoint loads, and nothing went that was still needed.
+
+Forks of one interpreter write step 4 beside steps 1 to 3, of which two are kept. A point is a named stage of the
+writing, or the N-th operation on the file system (audit events of Python) or piece written.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import checkpoints
+from trainctl.trainer.checkpoints import files
+
+RunPython = Callable[[str], str]
+STAGES = (
+    "files.write_tensors", "files._seal", "files.read_back", "files._publish", "retention.tidy", "retention._remove",
+)  # fmt: skip
+POINTS = tuple((stage, when) for stage in STAGES for when in ("before", "after"))
+KILLS = int(os.environ.get("TRAINCTL_CHECKPOINT_KILLS", "3"))
+"""How many of these points are tried, some more than once. With more than three it is each prefix, not each 16th."""
+
+_PROGRAM = """
+import json, os, signal, sys
+from pathlib import Path
+import numpy as np
+from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.backends.base import State
+root, model = Path({root!r}), Path(sys.argv[1]) / "model"
+
+def write(folder, step):
+    array = {{"w": np.full(2000, step, np.float32)}}
+    loop = files.LoopState(step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
+                           samples=9, layout_digest="l", data_digest="d")
+    state = State(array, {{"exp_avg": array, "exp_avg_sq": array}}, step)
+    files.write(folder / f"step-{{step}}", "r", loop, state, model, files.About(meter=lambda _: passed()))
+    retention.prune(folder, 2, [folder / f"step-{{step}}"])
+
+def passed():
+    pass
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def at_stage(name, when):
+    module, function = name.split(".")
+    place = {{"files": files, "retention": retention}}[module]
+    wanted = getattr(place, function)
+    def dying(*arguments, **more):
+        if when == "before":
+            die()
+        made = wanted(*arguments, **more)
+        die()
+        return made
+    setattr(place, function, dying)
+
+def at_operation(number, folder):
+    "Counts them; dies at one. Returns the count so far."
+    global passed
+    count = [0]
+    def one():
+        count[0] += 1
+        if count[0] == number:
+            die()
+    def hook(event, arguments):
+        if event.startswith(("open", "os.", "shutil.")) and any(str(folder) in str(each) for each in arguments):
+            one()
+    sys.addaudithook(hook)
+    passed = one
+    return count
+
+def child(folder, prepare):
+    if (pid := os.fork()) == 0:
+        try:
+            for step in (1, 2, 3):
+                write(folder, step)
+            count = prepare()
+            write(folder, 4)
+            if count is not None:
+                (root / "count").write_text(str(count[0]))
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    status = os.waitpid(pid, 0)[1]
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0, status
+    return os.WIFSIGNALED(status)
+"""
+
+
+def check(folder: Path) -> None:
+    """Step 4 or the one before it loads, and two are complete; the next start clears the rest away."""
+    complete = [path for path in checkpoints.listed(folder) if is_complete(path)]
+    assert len(complete) >= 2, sorted(path.name for path in folder.iterdir())
+    newest = checkpoints.newest_complete(folder)
+    assert newest is not None
+    step = files.read(newest).loop.step
+    assert step in (3, 4)
+    assert {checkpoints.read_manifest(path).step for path in complete} >= ({3, 4} if step == 4 else {2, 3})
+    files.tidy(folder)
+    assert all(path.name.startswith("step-") for path in folder.iterdir())
+
+
+def is_complete(folder: Path) -> bool:
+    try:
+        checkpoints.verify(folder)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def test_killed_at_named_stages(run_python: RunPython, tmp_path: Path) -> None:
+    chosen = random.Random(11).sample(POINTS, 3) if KILLS <= 3 else [POINTS[n % len(POINTS)] for n in range(KILLS)]
+    said = run_python(
+        _PROGRAM.format(root=str(tmp_path))
+        + f"""
+for number, (stage, when) in enumerate({chosen!r}):
+    folder = root / f"stage-{{number}}"
+    assert child(folder, lambda: at_stage(stage, when)), (stage, when)
+print("done")
+"""
+    )
+    assert "done" in said
+    for number in range(len(chosen)):
+        check(tmp_path / f"stage-{number}")
+
+
+def test_killed_after_each_prefix_of_operations(run_python: RunPython, tmp_path: Path) -> None:
+    every = 16 if KILLS <= 3 else 1
+    said = run_python(
+        _PROGRAM.format(root=str(tmp_path))
+        + f"""
+assert not child(root / "whole", lambda: at_operation(0, root / "whole"))
+count = int((root / "count").read_text())
+made = []
+for number in range(1, count + 1, {every}):
+    folder = root / f"prefix-{{number}}"
+    assert child(folder, lambda: at_operation(number, folder)), number
+    made.append(number)
+print(json.dumps(made))
+"""
+    )
+    numbers = json.loads(said.splitlines()[-1])
+    assert len(numbers) >= 4
+    for number in numbers:
+        check(tmp_path / f"prefix-{number}")

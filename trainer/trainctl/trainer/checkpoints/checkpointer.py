@@ -1,0 +1,99 @@
+"""A rank's checkpoint plans: a copy between two steps, written in the background, and what the agent hears of it."""
+
+from collections.abc import Callable
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.checkpoints.background import BackgroundWriter, WriteMeter
+from trainctl.trainer.checkpoints.saver import Copied, Saver
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.logs import log
+
+CHECKPOINT_FAILURES = (OSError, MemoryError, TrainctlError)
+"""Errors that cost the checkpoint, not the run."""
+
+
+class Checkpointer:
+    """`copy` and `begin` are for the main thread, `state` for the control thread. `send` takes messages to the
+    agent."""
+
+    def __init__(self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None]) -> None:
+        self._run, self._rank, self._saver, self._send = run, rank, saver, send
+        self._writer = BackgroundWriter(self._finished)
+        self._copied: tuple[Copied, m.StepPlan | None] | None = None
+        self._newest: m.Checkpointed | None = None
+        self._written_step: int | None = None  # of the newest complete checkpoint of this process
+
+    def write(self) -> m.CheckpointInfo:
+        """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
+        self._writer.wait()
+        info = self._saver.write()
+        self._written_step = info.step
+        return info
+
+    def copy(self, plan: m.StepPlan) -> None:
+        """Copy the state, to be written once `begin` is called. The conductor plans one at a time; after a fence it may
+        not know of the one before, which is waited for. Raises CHECKPOINT_FAILURES."""
+        self._writer.wait()
+        self._copied = self._saver.copy(), plan
+
+    def begin(self) -> None:
+        """Write what was copied, if anything was; returns at once."""
+        if self._copied is not None:
+            copied, plan = self._copied
+            self._copied = None
+            self._newest = None
+            self._writer.start(lambda meter: self._write(copied, plan, meter), copied.meter())
+
+    def write_last(self, step: int) -> None:
+        """Write the state of `step`, the last one, without a plan, unless that is done; waits for it."""
+        self._writer.wait()
+        if self._written_step == step:
+            return
+        try:
+            self._copied = self._saver.copy(), None
+        except CHECKPOINT_FAILURES as error:
+            log.error("no checkpoint of step %s: %s", f"{step:,}", first_line(error))
+            return
+        self.begin()
+        self._writer.wait()
+
+    def state(self) -> m.CheckpointProgress | m.Checkpointed | None:
+        """What a heartbeat repeats: how far a write has come, or how the newest one ended."""
+        meter = self._writer.meter
+        if meter is None:
+            return self._newest
+        return m.CheckpointProgress(
+            run=self._run, rank=self._rank, step=meter.step, done_bytes=meter.done_bytes, total_bytes=meter.total_bytes
+        )
+
+    @property
+    def done_bytes(self) -> int | None:
+        """How far the write under way has come; None: nothing is being written."""
+        meter = self._writer.meter
+        return meter.done_bytes if meter is not None else None
+
+    def close(self) -> None:
+        """Wait for the write under way."""
+        self._writer.close()
+
+    def _write(self, copied: Copied, plan: m.StepPlan | None, meter: WriteMeter) -> m.Checkpointed:
+        """On the writer's thread."""
+        step, info, problem = copied.loop.step, None, ""
+        try:
+            info = self._saver.write_copy(copied, meter)
+        except CHECKPOINT_FAILURES as error:
+            problem = f"checkpoint failed: {first_line(error)}"
+            log.error("step %s: %s", f"{step:,}", problem)
+        else:
+            self._written_step = step
+            size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
+            log.info("checkpoint of step %s: %s MB written and read back in %s s", f"{step:,}", size, seconds)
+        generation, seq = (plan.generation, plan.seq) if plan is not None else (None, None)
+        return m.Checkpointed(
+            run=self._run, rank=self._rank, generation=generation, seq=seq, step=step, checkpoint=info, problem=problem,
+        )  # fmt: skip
+
+    def _finished(self, outcome: m.Checkpointed) -> None:
+        self._newest = outcome
+        self._send(outcome)

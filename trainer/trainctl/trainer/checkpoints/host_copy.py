@@ -1,0 +1,29 @@
+"""A copy of a backend's state in main memory, which a checkpoint is written from while training continues."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from trainctl.trainer.backends.base import Array, Backend, Part, State
+
+
+class HostCopy:
+    """Its arrays are made once and used again: fresh memory would take longer to touch than to fill."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._arrays: dict[Part, dict[str, Array]] = {}
+
+    def take(self) -> State:
+        """The state as it is now; valid until the next call."""
+        slots = {slot: self._copy(slot) for slot in self._backend.slots}
+        return self._backend.state_of(self._copy("weights"), slots)
+
+    def _copy(self, part: Part) -> dict[str, Array]:
+        arrays = self._arrays.setdefault(part, _empty(self._backend.shapes))
+        self._backend.copy_out(part, arrays)
+        return arrays
+
+
+def _empty(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    return {name: np.empty(shape, np.float32) for name, shape in shapes.items()}

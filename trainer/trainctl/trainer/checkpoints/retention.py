@@ -1,0 +1,56 @@
+"""Retention: which checkpoints stay once a new one has been written and read back."""
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoints import listed, outdated, read_manifest
+from trainctl.trainer.checkpoints.files import tidy
+
+_NUMBER = re.compile(r"step-(\d+)")
+
+
+def spare(steps: Sequence[int], keep_last: int, keep_every: int, kept: Collection[int]) -> list[int]:
+    """The steps, of those given, that go: all but the `keep_last` highest, the multiples of `keep_every` (0: none), and
+    `kept`."""
+    last = sorted(steps, reverse=True)[:keep_last]
+    return [
+        step for step in steps if step not in last and step not in kept and not (keep_every and step % keep_every == 0)
+    ]
+
+
+def prune(checkpoints: Path, keep_last: int, kept: Collection[Path], keep_every: int = 0) -> None:
+    """Remove what `spare` names, and what is superseded of steps up to the newest one; each loses its name before its
+    files."""
+    tidy(checkpoints)
+    by_step = {step_of(folder): folder for folder in listed(checkpoints)}
+    gone = [by_step[step] for step in spare([*by_step], keep_last, keep_every, [step_of(path) for path in kept])]
+    for folder in [*gone, *(path for path in outdated(checkpoints) if path not in kept)]:
+        _remove(folder)
+
+
+def kept_steps(checkpoints: Path) -> tuple[int, ...]:
+    """Steps of the folders that have a manifest, ascending."""
+    found = []
+    for folder in listed(checkpoints):
+        try:
+            found.append(read_manifest(folder).step)
+        except InvalidInputError:
+            continue
+    return tuple(sorted(found))
+
+
+def step_of(folder: Path) -> int:
+    """`step-7`, or one that was set aside under that name: 7."""
+    match = _NUMBER.search(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
+def _remove(folder: Path) -> None:
+    gone = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
