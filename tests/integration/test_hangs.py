@@ -41,7 +41,8 @@ def texts_of(client: BlockingClient) -> list[str]:
 @pytest.mark.timeout(300)
 def test_a_rank_that_hangs_in_its_checkpoint_is_replaced_and_without_its_node_the_run_goes_back(cluster, run_config):
     config = run_config(
-        run__steps=FOREVER, nodes=on(*NODES), batch__micro=2, checkpoint={"every_steps": EVERY, "at_end": False, "background": False},
+        run__steps=FOREVER, nodes=on(*NODES), batch__micro=2,
+        checkpoint={"every_steps": EVERY, "at_end": False, "background": False},
         group={"hung_seconds": round(slowness(), 1), "first_shares": "even"},  # no rank that only waits for a core
     )  # fmt: skip
     with cluster.client() as client:
