@@ -13,8 +13,8 @@ PATCH = PATCHES / "new_verb.patch"
 HANDLERS = "node_agent/trainctl/node_agent/planning/edits.py"
 MOST_FILES = 4
 """Product files that a new verb may touch."""
-MOST_NAMING = 6
-"""Product files that may name one and the same verb."""
+MOST_NAMING = 7
+"""Product files that may name one and the same verb: one is the table of remedies of a diagnosis."""
 
 pytestmark = pytest.mark.needs("git")  # it applies the patch
 

@@ -1,4 +1,4 @@
-"""Diagnosis: why a run is slow or stuck, from what its agent or its record knows. Pure, and standard library only.
+"""Diagnosis: why a run is slow or stuck, from facts of a live run or of its record. Pure, but for the record's reader.
 
 `facts_of_record` reads a record's newest steps, events and readings as `RunFacts`; an agent adds what only it knows.
 `diagnose` asks each rule of `rules/` in order. A rule is a row of data: the cause, what it explains, the function that

@@ -97,6 +97,13 @@ class Situation:
         values = [parts[rank].values[name] for parts in self.recent if name in parts[rank].values]
         return median(values) if values else None
 
+    def memory(self, rank: int) -> tuple[float | None, float | None]:
+        """Median peak of a rank's recent steps, and its cap, in bytes; None: not known."""
+        parts = [parts[rank] for parts in self.recent]
+        peaks = [peak for part in parts if (peak := m.peak_bytes(part.values)) is not None]
+        caps = [part.memory_cap_bytes for part in parts if part.memory_cap_bytes is not None]
+        return median(peaks) if peaks else None, caps[-1] if caps else None
+
     def newest(self, count: int) -> Sequence[m.StepCommitted]:
         """The newest `count` steps, oldest first."""
         return self.facts.steps[-count:]

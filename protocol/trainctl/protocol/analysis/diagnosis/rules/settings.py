@@ -74,7 +74,7 @@ def checkpointing(s: Situation) -> Iterator[Verdict]:
     for rank, its in s.ranks.items():
         own = config.nodes[its.node].gradient_checkpointing if its.node in config.nodes else None
         mode = own or config.model.gradient_checkpointing
-        peak, cap = s.metric(rank, "memory_peak_bytes"), s.metric(rank, "memory_cap_bytes")
+        peak, cap = s.memory(rank)
         if mode == "none":
             yield Clear(f"{s.label(rank)} has no gradient checkpointing", its.node)
         elif not peak or not cap:

@@ -83,9 +83,8 @@ def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:
     """The smallest micro-batch near the best rate that is within what was measured, the share and the memory."""
     its, profile = s.ranks[rank], s.facts.profiles.get(rank)
     most = min(largest, its.samples)
-    cap = s.metric(rank, "memory_cap_bytes")
     peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes] if profile else []
-    model, peak = fit(peaks), s.metric(rank, "memory_peak_bytes")
+    model, (peak, cap) = fit(peaks), s.memory(rank)
     if cap and model is not None and peak is not None:
         most = max(min(most, model.through(its.micro, peak).most(MEMORY_PART * cap, most)), min(its.micro, most))
     elif cap and peak and peak > MEMORY_PART * cap:
@@ -97,7 +96,7 @@ def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:
 
 
 def _memory(s: Situation, rank: int) -> tuple[str, ...]:
-    cap, peak = s.metric(rank, "memory_cap_bytes"), s.metric(rank, "memory_peak_bytes")
+    peak, cap = s.memory(rank)
     return (f"peak memory {megabytes(peak)} of {megabytes(cap)}",) if cap and peak else ()
 
 
