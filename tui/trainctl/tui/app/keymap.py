@@ -43,7 +43,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),
     *_verb_keys(range(_ALERTS_PLACE, 1000)),
     Binding("P", "show('policies')", "policies", show=False, tooltip="what policies see and do", priority=True),
-    Binding("D", "show('diagnosis')", "diagnosis", show=False, tooltip="why the run is slow or stuck", priority=True),
+    Binding("D", "show('diagnosis')", "diagnosis", show=False, tooltip="why the run is slow", priority=True),
     Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
     Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
     Binding("colon", "command_line", "cmd", key_display=":", tooltip="type any command", priority=True),
