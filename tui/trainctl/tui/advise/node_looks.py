@@ -14,8 +14,8 @@ from trainctl.tui.doctor.probe import try_port
 
 ANSWER_SECONDS = 15.0
 """Time that an agent that listens has for each answer; it may be on a busy machine."""
-MOST_PROFILES = 64
-"""Newest profiles of a node that are looked at."""
+MOST_PROFILES = 32
+"""Newest profiles of a node that are looked at: the most that an agent gives."""
 
 
 class NodeLook(NamedTuple):
