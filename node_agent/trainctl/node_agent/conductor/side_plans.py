@@ -25,6 +25,8 @@ ANSWER_CHARACTERS = 8000
 
 def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.StepPlan, reports: Reports) -> str:
     """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
+    if plan.kind in ("train", "probe"):
+        return ""
     reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
     match plan.kind:
         case "measure":
@@ -39,8 +41,6 @@ def conclude(state: ConductorState, rates: Rates, proposals: Proposals, plan: m.
             defragmentation(state, plan, reports)
         case "checkpoint":
             return checkpoint(state, plan, reports)
-        case "train" | "probe":
-            pass
     return ""
 
 
