@@ -162,7 +162,7 @@ class Agent:
         self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
         self._profiles = StoredProfiles(self.node, self.directory)
         links = LinkMeter(context, self._role, self._query_context.address_of)
-        self._calibrations = CalibrationHost(context, self._role, self._profiles, links)
+        self._calibrations = CalibrationHost(context, self._role, self._profiles, links, self._guests.training)
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
             self._guests, self._work_lead, self._calibrations,

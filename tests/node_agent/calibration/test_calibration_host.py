@@ -110,3 +110,20 @@ async def test_without_its_client_a_calibration_beside_others_ends(config, host,
     monkeypatch.setattr("trainctl.node_agent.calibration.calibration_host.CLIENT_SECONDS", 0.0)
     reply = await asyncio.wait_for(end_of(host, config(HANGS), beside=("b",)), 60)
     assert "not heard from" in reply.problem
+
+
+async def test_an_attached_run_that_trains_refuses_a_calibration(context, config):
+    role = AgentRole()
+    links = LinkMeter(context, role, lambda _: None)
+    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links, lambda: ["ppo-7"])
+    reply = await host.reply(request(config("")))
+    assert isinstance(reply, m.Refusal)
+    assert "ppo-7 trains on a" in reply.text
+
+
+def test_what_a_killed_agent_left_is_removed(context):
+    (context.directory / "calibration-x" / "deep").mkdir(parents=True)
+    (context.directory / "profiles").mkdir()
+    role = AgentRole()
+    CalibrationHost(context, role, StoredProfiles("a", context.directory), LinkMeter(context, role, lambda _: None))
+    assert [one.name for one in context.directory.iterdir()] == ["profiles"]

@@ -72,7 +72,9 @@ def test_silence_loses_the_ranks_then_the_run_and_a_word_brings_them_back(life: 
     life.now += guest_runs.SILENT_SECONDS
     life.guests.watch()
     assert life.shown() == [("running", "run", "")]
+    assert len(life.guests.training()) == 1
     life.now += 1
+    assert life.guests.training() == []
     life.guests.watch()
     life.guests.watch()
     assert life.shown()[1:] == [("running", "lost", "its program has been silent for 31 s")]

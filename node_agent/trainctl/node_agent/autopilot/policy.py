@@ -46,12 +46,12 @@ class Stepped:
         """The largest micro-batch of each rank whose own is chosen with its share."""
         return self.sizes()
 
-    @cached_property
+    @property
     def report(self) -> m.Report:
         """The lowest rank's: sums, norm and skips are the same for all."""
-        return self.reports[min(self.reports)]
+        return self.reports[self.plan.work[0].rank]
 
-    @cached_property
+    @property
     def loss(self) -> float | None:
         """Of the step; None without any weight."""
         report = self.report

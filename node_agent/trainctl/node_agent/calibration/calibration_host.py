@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -40,6 +40,8 @@ LINE_BYTES: Final = 1 << 20
 """Longest line that the process may print: a profile of many nodes' links is far shorter."""
 CLIENT_SECONDS: Final = 60.0
 """Silence of the client after which a calibration beside others, which waits for it, ends."""
+_PREFIX: Final = "calibration-"
+"""Start of the names of folders that hold a calibration's temporary files."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -94,7 +96,14 @@ class _Calibration:
 class CalibrationHost:
     """No run and no separate work starts here during a calibration, and no calibration during one of them."""
 
-    def __init__(self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter) -> None:
+    def __init__(
+        self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter,
+        attached: Callable[[], Sequence[str]] = tuple,
+    ) -> None:  # fmt: skip
+        """`attached`: IDs of the attached runs that train now. Removes what a killed agent left of a calibration."""
+        self._attached = attached
+        for left in context.directory.glob(f"{_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
         self._context, self._role, self._profiles, self._links = context, role, profiles, links
         self._newest: _Calibration | None = None
 
@@ -134,6 +143,8 @@ class CalibrationHost:
         if not self._role.is_idle:
             run = self._role.run or (self._role.followed.run if self._role.followed is not None else "a run")
             raise RefusedError(f"{node} takes part in {run}; stop the run, or calibrate after its end")
+        if attached := self._attached():
+            raise RefusedError(f"the attached run {attached[0]} trains on {node}; calibrate after its end")
         self._role.check_no_work()
         self._newest = made = _Calibration(request)
         self._role.is_calibrating = True
@@ -149,7 +160,7 @@ class CalibrationHost:
     async def _run(self, calibration: _Calibration, config: RunFile) -> None:
         folder, lead = None, calibration.lead
         try:
-            folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=self._context.directory))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._context.directory))
             profile = await self._measured(calibration, config, folder)
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
@@ -197,7 +208,7 @@ class CalibrationHost:
             *(["--together"] if calibration.beside else []),
         ]
         with (folder / "errors").open("w+b") as errors:
-            process = await _started(arguments, config.nodes.get(node, NodeTable()), errors.fileno())
+            process = await _started(arguments, config.nodes.get(node, NodeTable()), folder, errors.fileno())
             try:
                 calibration.process = process
                 calibration.tell_stage()
@@ -227,9 +238,9 @@ class CalibrationHost:
         return profile
 
 
-async def _started(arguments: Sequence[str], table: NodeTable, errors: int) -> Process:
-    """With the environment and priority of a trainer."""
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
+async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
+    """With the environment and priority of a trainer; its temporary files are in `folder`."""
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(folder), **table.env}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

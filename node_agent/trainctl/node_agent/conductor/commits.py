@@ -41,18 +41,21 @@ class Commits:
 
     def count(self, report: m.Report) -> bool:
         """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
-        if report.rank in self._recorded.get(report.step, ()):
-            return False
-        part = rows.rank_step(report, self._state.node(report.rank))
-        commits = report.step == self._state.progress.step + 1 and report.step in self._plans
-        if commits:
-            self._commit(report, part)
-        elif report.step in self._rows:
-            self._state.decide(d.RankDone(part, self._rows[report.step]))
-        else:
-            return False
-        self._recorded.setdefault(report.step, set()).add(report.rank)
-        return commits
+        row = self._rows.get(report.step)
+        if row is None:
+            commits = report.step == self._state.progress.step + 1 and report.step in self._plans
+            if commits:
+                self._recorded[report.step] = {report.rank}
+                self._commit(report, self._part(report))
+            return commits
+        recorded = self._recorded[report.step]
+        if report.rank not in recorded:
+            recorded.add(report.rank)
+            self._state.decide(d.RankDone(self._part(report), row))
+        return False
+
+    def _part(self, report: m.Report) -> m.RankStep:
+        return rows.rank_step(report, self._state.durable.settings.ranks[report.rank].node)
 
     def _commit(self, report: m.Report, part: m.RankStep) -> None:
         row = self._state.progress.commit(self._plans[report.step], report)

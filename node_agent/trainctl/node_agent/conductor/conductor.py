@@ -48,6 +48,7 @@ class Conductor:
         self._state = state = ConductorState(run, config, durable, progress)
         self._pending = Pending()
         self._pending.wants_pause = durable.mode == "paused"
+        self._followed: Durable | None = None  # the durable state whose changes have been followed
         self._rendezvous, self._proposals = Rendezvous(state, recent is not None), Proposals(state)
         self._pipeline = Pipeline(state, self._rendezvous, self._pending, self._proposals, recent or ())
         self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous, self._proposals)
@@ -71,12 +72,8 @@ class Conductor:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
         state = self._state
         if state.stage == "over":
-            if isinstance(event, d.Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
-                self._shutdown.stop_instead(event.id)
-                self._state.decide(d.Ended("stopped", self.reason))
-            elif isinstance(event, d.Commanded):
-                self._commands.refuse(event, "run", f"the run is {self.final}")
-            return self._state.take()
+            self._handle_late(event)
+            return state.take()
         if isinstance(event, m.Message) and (at := self._rendezvous.ranks.get(event.rank)) is not None:
             at.heard = now
         try:
@@ -87,12 +84,27 @@ class Conductor:
             self._shutdown.go_back(str(error))
         except CannotGoOnError as error:
             self._shutdown.fail(str(error))
+        if state.durable is not self._followed:
+            self._follow_changes(now)
+        return state.take()
+
+    def _handle_late(self, event: d.Input) -> None:
+        """The run is over."""
+        if isinstance(event, d.Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
+            self._shutdown.stop_instead(event.id)
+            self._state.decide(d.Ended("stopped", self.reason))
+        elif isinstance(event, d.Commanded):
+            self._commands.refuse(event, "run", f"the run is {self.final}")
+
+    def _follow_changes(self, now: float) -> None:
+        """The event has changed the durable state, as every outcome of a command does; or the run is stopping."""
+        state = self._state
         if state.durable.rollback is not None and state.stage not in ("leaving", "over"):
             self._shutdown.roll_back(f"rollback to step {state.durable.rollback.step}")
         self._stop_timeout.look(now)
         if state.ends:
             self._proposals.note_ends()
-        return state.take()
+        self._followed = state.durable if state.durable.mode != "stopping" else None
 
     @property
     def durable(self) -> Durable:

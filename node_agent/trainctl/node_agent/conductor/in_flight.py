@@ -94,7 +94,7 @@ class InFlight:
         if report.kind == "train" and not in_flight.reports:
             self._step_seconds.append(report.step_seconds)
         in_flight.reports[report.rank] = report
-        if in_flight.reports.keys() == in_flight.ranks:
+        if len(in_flight.reports) == len(in_flight.ranks):
             self._plans.remove(in_flight)
             for following in self._plans:
                 following.since = now
@@ -103,8 +103,8 @@ class InFlight:
     def _find(self, answer: m.Soon | m.Report) -> PlanInFlight | None:
         for in_flight in self._plans:
             plan = in_flight.plan
-            if plan.seq == answer.seq and plan.generation == answer.generation and answer.rank in in_flight.ranks:
-                return in_flight
+            if plan.seq == answer.seq:
+                return in_flight if plan.generation == answer.generation and answer.rank in in_flight.ranks else None
         return None
 
     def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:

@@ -50,6 +50,7 @@ class Pipeline:
         self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
         self.writes = BackgroundWrites(state, rendezvous, pending)
+        self.on_soon = self._in_flight.on_soon  # True if the next plan may be due
         self.data = DataSupply(state, rendezvous)
         self.peaks = MemoryPeaks()
         self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
@@ -259,10 +260,6 @@ class Pipeline:
 
     # ------------------------------------------------------------ what ranks say
 
-    def on_soon(self, soon: m.Soon, now: float) -> bool:
-        """True if the next plan may be due."""
-        return self._in_flight.on_soon(soon, now)
-
     def on_report(self, report: m.Report, now: float) -> PlanInFlight | None:
         """The plan that the report completes, if it is the last one of it."""
         in_flight = self._in_flight.on_report(report, now)
@@ -270,10 +267,11 @@ class Pipeline:
             return None
         self.deadlines.stalls.done(report.rank, report.kind)
         if report.kind == "train":
-            self._count(report)
+            if self._commits.count(report):
+                self._rendezvous.failures = 0
             if report.replays:
                 self._proposals.ask(Replayed(in_flight.plan, report))
-        if in_flight.reports.keys() != in_flight.ranks:
+        if len(in_flight.reports) < len(in_flight.ranks):
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
             version = in_flight.plan.plan_version
@@ -281,10 +279,6 @@ class Pipeline:
             self.peaks.reported(in_flight.reports, version)
         self.periodic.note_done(in_flight.plan)
         return in_flight
-
-    def _count(self, report: m.Report) -> None:
-        if self._commits.count(report):
-            self._rendezvous.failures = 0
 
     # ------------------------------------------------------------ across generations
 
@@ -313,8 +307,8 @@ class Pipeline:
         if members:  # what others say of steps is of a part of the run that they are not in any more
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
-            if report.kind == "train":
-                self._count(report)
+            if report.kind == "train" and self._commits.count(report):
+                self._rendezvous.failures = 0
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"

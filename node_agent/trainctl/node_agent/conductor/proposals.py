@@ -39,7 +39,9 @@ class Proposals:
     def __init__(self, state: ConductorState) -> None:
         self._state = state
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
-        self._memories: dict[PolicyName, Memory] = {}  # with that evidence, as policies are asked with them
+        self._memories: dict[
+            PolicyName, tuple[Memory, Mapping[str, float]]
+        ] = {}  # with that evidence, as policies are asked with them
         self._generation = state.durable.generation  # that the evidence is of
         self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
         self._modes_known: Mapping[PolicyName, PolicyMode] = {}
@@ -71,7 +73,7 @@ class Proposals:
         """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
         for name, policy in REGISTRY.items():
             if self.mode(name) != "off":
-                policy.replay(self._state.config, self._memory(name), steps)
+                policy.replay(self._state.config, self._memory(name)[0], steps)
 
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
@@ -83,23 +85,20 @@ class Proposals:
                 continue
             if facts.durable is not self._state.durable:
                 facts = self._facts(occasion)
-            kept, memory = self._kept(name), self._memory(name)
+            memory, kept = self._memories.get(name) or self._memory(name)
             proposal = REGISTRY[name].propose(facts, memory)
-            if memory.kept != kept.memory:
-                self._keep(name, memory=dict(memory.kept))
+            if memory.kept != kept:
+                self._keep(name, memory=memory.kept)
             if isinstance(proposal, Advice):
                 self._say(name, "", proposal.reason, proposal.severity)
             elif proposal is not None:
                 self._do(name, proposal) if mode == "on" and not proposal.advise_only else self._advise(name, proposal)
 
-    def _memory(self, name: PolicyName) -> Memory:
-        """A policy's own, for it to write to."""
-        memory, kept = self._memories.get(name), self._kept(name).memory
-        if memory is None:
-            memory = self._memories[name] = Memory(evidence=self._evidence.setdefault(name, {}))
-        if memory.kept != kept:
-            memory.kept = dict(kept)
-        return memory
+    def _memory(self, name: PolicyName) -> tuple[Memory, Mapping[str, float]]:
+        """A policy's own, for it to write to, and what is kept of it. Another one once that has changed."""
+        kept = self._kept(name).memory
+        made = self._memories[name] = Memory(dict(kept), self._evidence.setdefault(name, {})), kept
+        return made
 
     def set_mode(self, command: d.Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
@@ -279,5 +278,6 @@ class Proposals:
 
     def _keep(self, name: PolicyName, **changes: object) -> None:
         """The next decision that journals the durable state journals this."""
+        self._memories.pop(name, None)
         kept = msgspec.structs.replace(self._kept(name), **changes)
         self._state.keep(policies={**self._state.durable.policies, name: kept})

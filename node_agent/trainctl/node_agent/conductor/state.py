@@ -70,6 +70,8 @@ class ConductorState:
 
     def take(self) -> list[d.Decision]:
         """Hand out what was decided since the last time, in order."""
+        if not self._decisions:
+            return []
         taken, self._decisions = self._decisions, []
         self.ends.clear()
         return taken

@@ -165,6 +165,10 @@ class GuestRuns:
         """Oldest first."""
         return tuple(self._live.values())
 
+    def training(self) -> list[str]:
+        """IDs of the live runs whose programs aren't silent."""
+        return [run for run, guest in self._live.items() if guest.silent_seconds <= SILENT_SECONDS]
+
     def find(self, run: str | None) -> GuestRun | None:
         """A live run by its id; for None the newest."""
         return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)

@@ -43,6 +43,11 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         return {rank: self.ranks[rank] for rank in sorted(self.ranks) if not self.ranks[rank].out}
 
     @cached_property
+    def shares(self) -> Mapping[int, int]:
+        """Samples of the live ranks."""
+        return {rank: setting.share for rank, setting in self.live.items()}
+
+    @cached_property
     def micros(self) -> Mapping[int, int]:
         """Samples per forward/backward of the live ranks."""
         return {rank: setting.micro_in_force for rank, setting in self.live.items()}

@@ -17,7 +17,7 @@ from trainctl.protocol.messages.verbs import SampleModel
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
     """The plan that commits `step`, whose global batch begins at position `cursor`."""
     settings = durable.settings
-    dealt = shares.deal(cursor, {rank: setting.share for rank, setting in settings.live.items()})
+    dealt = shares.deal(cursor, settings.shares)
     learning_rate = rate(settings.lr, config.optimizer, config.run.steps, step)
     work = _work(durable, dealt)
     return _plan(run, durable, "train", step, cursor, work, learning_rate=learning_rate, commands=tuple(commands))
@@ -127,4 +127,4 @@ def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[Ran
 
 
 def _weights(durable: Durable) -> dict[int, float]:
-    return {rank: float(setting.share) for rank, setting in durable.settings.live.items()}
+    return {rank: float(share) for rank, share in durable.settings.shares.items()}

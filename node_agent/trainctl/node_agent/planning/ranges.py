@@ -24,9 +24,9 @@ def first_shares(total: int, wanted: Mapping[int, int | None]) -> dict[int, int]
 def deal(start: int, shares: Mapping[int, int]) -> dict[int, tuple[Range, ...]]:
     """Positions from `start` on, to the ranks in ascending order."""
     dealt: dict[int, tuple[Range, ...]] = {}
-    for rank in sorted(shares):
-        dealt[rank] = (Range(start, shares[rank]),) if shares[rank] else ()
-        start += shares[rank]
+    for rank, share in sorted(shares.items()):
+        dealt[rank] = (Range(start, share),) if share else ()
+        start += share
     return dealt
 
 

@@ -84,7 +84,7 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
         if node not in nodes:
             raise InvalidInputError("shares", _why_not(settings, node))
     node_of = {rank: setting.node for rank, setting in settings.live.items()}
-    return edit(settings, share_changes.as_wanted(_live_shares(settings), node_of, args.shares))
+    return edit(settings, share_changes.as_wanted(settings.shares, node_of, args.shares))
 
 
 def _fastest(settings: Settings, facts: Facts) -> Edit:
@@ -136,10 +136,6 @@ def _with_micros(made: Edit, settings: Settings, chosen: Mapping[int, int]) -> E
     return Edit(msgspec.structs.replace(made.settings, ranks=ranks), change)
 
 
-def _live_shares(settings: Settings) -> dict[int, int]:
-    return {rank: setting.share for rank, setting in settings.live.items()}
-
-
 def _why_not(settings: Settings, node: str) -> str:
     ranks = [rank for rank, setting in settings.ranks.items() if setting.node == node]
     return why_no_share(settings, ranks[0]) if ranks else unknown_node(settings, node)
@@ -174,7 +170,7 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is the last live node; use stop to end the run")
     if facts.standing and not staying & set(facts.standing):
         raise InvalidInputError("node", f"only {node} has the state of the last step; try again after the next step")
-    return edit(settings, share_changes.without(_live_shares(settings), leaving), node or "")
+    return edit(settings, share_changes.without(settings.shares, leaving), node or "")
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
@@ -189,7 +185,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     rates = {
         rank: model.samples_per_second(last_micro_batch(settings.ranks[rank])) for rank, model in facts.models.items()
     }
-    return edit(settings, share_changes.with_back(_live_shares(settings), back, rates), node or "")
+    return edit(settings, share_changes.with_back(settings.shares, back, rates), node or "")
 
 
 def lose(settings: Settings, rank: int) -> Edit:
@@ -199,7 +195,7 @@ def lose(settings: Settings, rank: int) -> Edit:
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
-    made = edit(settings, share_changes.without(_live_shares(settings), (rank,)))
+    made = edit(settings, share_changes.without(settings.shares, (rank,)))
     return Edit(_remembering(made.settings, had, lost=rank), made.change)
 
 
@@ -211,7 +207,7 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
     if all(present.values()):
         counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
     else:
-        counts = share_changes.returned(_live_shares(settings), rank, had[rank])
+        counts = share_changes.returned(settings.shares, rank, had[rank])
     made = edit(settings, counts)
     return Edit(_remembering(made.settings, had), made.change)
 

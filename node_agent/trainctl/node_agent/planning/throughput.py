@@ -57,21 +57,22 @@ class Rates:
         self._steps.append(reports)
 
     def _take_steps(self) -> None:
-        for reports in self._steps:
-            for report in reports.values():
-                self._take(report)
+        for rank in self._steps[-1] if self._steps else ():  # all are of the same ranks
+            self._take(rank, [_timing(reports[rank]) for reports in self._steps])
         self._steps.clear()
 
-    def _take(self, report: m.Report) -> None:
-        rows = self._timings.get(report.rank)
-        if rows is None:
-            rows = self._timings[report.rank] = deque(maxlen=NEWEST)
-        timing = Timing.of(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
-        if rows and rows[-1][:2] != timing[:2] and rows[-1].work != timing.work:
-            self._note(report.rank, [row for row in rows if row.work == rows[-1].work])
-        rows.append(timing)
-        if report.rank in self._seen and [row.work for row in rows].count(timing.work) == FEW:
-            self._note(report.rank, [row for row in rows if row.work == timing.work])
+    def _take(self, rank: int, timings: list[Timing]) -> None:
+        """A rank's next steps, in order."""
+        rows = self._timings.setdefault(rank, deque(maxlen=NEWEST))
+        if rank not in self._seen and len({row[:2] for row in (*rows, *timings)}) == 1:
+            rows.extend(timings)  # as nearly always: they did what those before did
+            return
+        for timing in timings:
+            if rows and rows[-1].work != timing.work:
+                self._note(rank, [row for row in rows if row.work == rows[-1].work])
+            rows.append(timing)
+            if rank in self._seen and [row.work for row in rows].count(timing.work) == FEW:
+                self._note(rank, [row for row in rows if row.work == timing.work])
 
     def _note(self, rank: int, rows: list[Timing]) -> None:
         """Steps of one share and micro-batch, just before or after others: the rank was as fast in both. If these
@@ -119,6 +120,10 @@ class Rates:
         if curve is None:
             return StepModel.linear(rate, floor_seconds)
         return StepModel(curve, floor_seconds, curve.samples_per_second(max(micro, 1)) / rate)
+
+
+def _timing(report: m.Report) -> Timing:
+    return Timing.of(report.own_samples, report.phases, 0 if report.replays else report.micro_batch)
 
 
 def _has_moved(before: list[Timing], now: list[Timing]) -> bool:

@@ -120,13 +120,14 @@ def models(
     known = {rank: rows for rank, rows in timings.items() if rows}
     if not known:
         return {}
-    shared = min([middle([row.sync for row in rows]) for rows in known.values()])
-    shared += min([middle([row.wait for row in rows]) for rows in known.values()])
+    columns = {rank: [*zip(*rows, strict=True)] for rank, rows in known.items()}  # as the fields of Timing
+    shared = min([middle(column[3]) for column in columns.values()])
+    shared += min([middle(column[5]) for column in columns.values()])
     made = {}
     for rank, rows in known.items():
         computed = [row for row in rows if row.samples and row.busy > 0]
         if computed:
-            floor = shared + middle([row.optimizer for row in rows])
+            floor = shared + middle(columns[rank][4])
             made[rank] = _model(computed, floor, curves.get(rank) if curves else None)
     return made
 

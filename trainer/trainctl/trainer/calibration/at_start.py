@@ -32,10 +32,11 @@ def calibrate_at_start(paths: RunPaths, node: str, rank: int, say: Callable[[str
     run_file.check_paths(config, "run file", node)
     profiles = paths.node_data.parent / "profiles"
     try:
-        if _fits(config, node, profiles):
+        model = model_digests(Path(config.model.path)).whole
+        if _fits(config, node, profiles, model):
             return
         caches = run_file.cache_folder(config, node, paths.node_data)
-        profile = node_profile(config, paths.run_file, node, caches, say)
+        profile = node_profile(config, paths.run_file, node, caches, say, model_digest=model)
         profile_file.write(profiles, profile)
     except (TrainctlError, OSError) as error:
         log.warning("not calibrated: %s", first_line(error))
@@ -47,13 +48,13 @@ def _is_wanted(config: RunFile) -> bool:
     return config.calibration.at_start == "missing" and os.environ.get(NEVER) != "never"
 
 
-def _fits(config: RunFile, node: str, profiles: Path) -> bool:
+def _fits(config: RunFile, node: str, profiles: Path, model: str) -> bool:
     """Whether a stored profile fits, as far as that shows without the device, which only loading tells: the run file's
     choice of device is among the settings."""
     stored = profile_file.all_stored(profiles)
     if not stored:
         return False
-    kind, model = config.nodes.get(node, NodeTable()).backend, model_digests(Path(config.model.path)).whole
+    kind = config.nodes.get(node, NodeTable()).backend
     wanted = "torch" if kind == "auto" and run_file.needs_torch(config) else kind
     backend = choose(wanted, "run file")
     key = key_of(config, node, backend=backend, device="any", model_digest=model)

@@ -15,21 +15,29 @@ from trainctl.trainer.calibration.stages import StageRelay
 
 
 def node_profile(
-    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None], stages: StageRelay | None = None
+    config: RunFile, file: Path, node: str, caches: Path, say: Callable[[str], None], stages: StageRelay | None = None,
+    model_digest: str = "",
 ) -> DeviceProfile:  # fmt: skip
     """For the run file that lies in `file`; `config` is as this machine has it. `say` receives the progress, and may
-    end everything by an exception. `stages`: of a calibration beside others. Raises TrainctlError if not even one
-    sample fits, or the model's files change meanwhile; OSError."""
+    end everything by an exception. `stages`: of a calibration beside others. `model_digest`: if it is known; files
+    are read again only if their sizes or times have changed. Raises TrainctlError if not even one sample fits, or the
+    model's files change meanwhile; OSError."""
     begun, model = time.monotonic(), Path(config.model.path)
-    before = model_digests(model).whole
+    before, digest = _stamps(model), model_digest or model_digests(model).whole
     caches.mkdir(parents=True, exist_ok=True)
     found = measured(Findings(), [str(file), "--node", node, "--caches", str(caches)], say, stages)
-    if model_digests(model).whole != before:
+    if _stamps(model) != before and model_digests(model).whole != digest:
         raise InvalidInputError(str(model), "the model's files changed during the calibration; calibrate again")
     return DeviceProfile(
-        key=key_of(config, node, backend=found.backend, device=found.device, model_digest=before),
+        key=key_of(config, node, backend=found.backend, device=found.device, model_digest=digest),
         created_at=time.time(), duration_seconds=time.monotonic() - begun, passes=found.passes,
         out_of_memory_micro=found.out_of_memory_micro, grid=found.grid, optimizer_seconds=found.optimizer_seconds,
         forward=found.forward, matmul=found.matmul, memory_bytes_per_second=found.memory_bytes_per_second,
         memory_cap_bytes=found.memory_cap_bytes, disk=found.disk, data=found.data,
     )  # fmt: skip
+
+
+def _stamps(model: Path) -> dict[Path, tuple[int, int]]:
+    """Size in bytes and time of change in ns of each of the model's files."""
+    found = {file: file.stat() for file in sorted(model.rglob("*"))}
+    return {file: (of.st_size, of.st_mtime_ns) for file, of in found.items()}

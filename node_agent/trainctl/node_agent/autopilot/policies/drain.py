@@ -91,11 +91,12 @@ def _costly(facts: RunFacts, stepped: Stepped) -> Costly | None:
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     slow = max(costs, key=lambda rank: costs[rank].seconds(1))
     node = live[slow].node
-    others = {rank: cost for rank, cost in costs.items() if live[rank].node != node}
-    if not others or lower_bound(total, [cost.rated for cost in others.values()]) >= costs[slow].seconds(1):
+    others, seconds = {rank: cost for rank, cost in costs.items() if live[rank].node != node}, costs[slow].seconds(1)
+    if not others or lower_bound(total, [cost.rated for cost in others.values()]) >= seconds:
         return None
-    found = Costly(node, slowest(split(total, costs), costs), slowest(split(total, others), others))
-    return found if found.seconds > found.without else None
+    without = slowest(split(total, others), others)
+    # If the others can do all sooner than that, they can do less sooner: with the node, its one sample is what counts.
+    return Costly(node, seconds, without) if seconds > without else None
 
 
 def _lost(facts: RunFacts, found: Costly) -> float:

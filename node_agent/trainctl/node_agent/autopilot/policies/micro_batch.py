@@ -92,17 +92,18 @@ def _table(facts: RunFacts) -> MicroBatchTable:
 def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     """Keep the newest steps. Whether a rank's peak is above the target: then the means are looked at, and else once in
     a window."""
-    table, peaks, highest = _table(facts), _peaks(memory), 0.0
+    table, peaks, is_high = _table(facts), _peaks(memory), False
     for work in stepped.plan.work:
-        use, known = m.of_cap(stepped.reports[work.rank].values, "peak"), peaks.get(work.rank)
+        rank, report = work.rank, stepped.reports.get(work.rank)
+        use, known = m.of_cap(report.values, "peak") if report is not None else None, peaks.get(rank)
         if use is None:
-            peaks.pop(work.rank, None)
+            peaks.pop(rank, None)
             continue
         if known is None or known.micro != work.micro_batch:
-            known = peaks[work.rank] = _Peaks(work.micro_batch, deque(maxlen=table.window))
+            known = peaks[rank] = _Peaks(work.micro_batch, deque(maxlen=table.window))
         known.uses.append(use)
-        highest = max(highest, use)
-    return highest > table.target
+        is_high = is_high or use > table.target
+    return is_high
 
 
 def _peaks(memory: Memory) -> dict[int, _Peaks]:
@@ -113,18 +114,20 @@ def _peaks(memory: Memory) -> dict[int, _Peaks]:
 
 def _changes(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Proposal]:
     """What each node should change: first what takes less memory."""
+    table, peaks = _table(facts), _uses(facts, memory)
+    if all(table.low <= use <= table.target for use in peaks.values()):
+        return
     settings, nodes = facts.durable.settings, dict[str, list[int]]()
     for rank, setting in settings.live.items():
         nodes.setdefault(setting.node, []).append(rank)
-    peaks = _uses(facts, memory)
     uses = {node: {rank: peaks[rank] for rank in ranks if rank in peaks} for node, ranks in nodes.items()}
     known = {node: found for node, found in uses.items() if len(found) == len(nodes[node])}
     for node, found in sorted(known.items(), key=lambda each: -max(each[1].values())):
         fullest = max(found, key=lambda rank: found[rank])
         size, use = settings.ranks[fullest].micro_in_force, found[fullest]
-        if use > _table(facts).target:
+        if use > table.target:
             yield from _smaller(facts, memory, node, nodes[node], size, use)
-        elif use < _table(facts).low:
+        elif use < table.low:
             least = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
             yield from _larger(facts, memory, stepped, node, nodes[node], least, use)
 
