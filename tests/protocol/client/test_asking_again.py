@@ -41,3 +41,29 @@ async def test_asked_again_until_it_is_answered_or_its_time_is_up(monkeypatch, l
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
         context.destroy(linger=0)
+
+
+async def test_the_end_of_a_command_is_asked_for_again_if_its_reply_was_lost(monkeypatch):
+    """As by a line that broke meanwhile; the time for a first reply may be long."""
+    monkeypatch.setattr(c, "AGAIN_SECONDS", 0.1)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    async def agent() -> None:
+        for state in ("accepted", "accepted", "applied"):
+            identity, frame = await socket.recv_multipart()
+            command = codec.decode_request(frame)
+            reply = m.CommandReply(rid=command.rid, id=command.id, state=state, step=3)
+            await socket.send_multipart([identity, codec.encode(reply)])
+
+    answering = asyncio.create_task(agent())
+    try:
+        async with c.Client(address, timeout_seconds=HANG_SECONDS) as client, asyncio.timeout(HANG_SECONDS / 2):
+            reply = await client.send("pause", {}, timeout_seconds=HANG_SECONDS)
+        assert (reply.state, reply.step) == ("applied", 3)
+        await answering
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        context.destroy(linger=0)

@@ -44,7 +44,7 @@ START_SECONDS = 20.0
 """Seconds to wait when a run starts or changes its lead: other nodes are asked, which may take most of it."""
 ASKING_OTHERS = frozenset(verb.name for verb in VERBS.values() if verb.to_node)
 AGAIN_SECONDS = 6.0
-"""Seconds without an answer after which a request that changes nothing is sent again, while its time lasts."""
+"""Seconds without an answer after which a request is sent again, if it changes nothing or is known by its id."""
 SILENT_AFTER_SECONDS = 3.5
 """Seconds without a message after which an agent counts as silent; its heartbeats come at 1 Hz."""
 REFUSED_PAUSE_SECONDS = 1.0
@@ -235,7 +235,7 @@ class Client(AttachedRuns):
 
         `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that leads
         it, and the command is sent there. Raises UnreachableError if no first reply comes; past that it waits as long
-        as the caller does, asking again (the same id) should the agent be restarted meanwhile.
+        as the caller does, and asks again (the same id) every few seconds: a line that breaks loses the last reply.
         """
         command = make_command(verb, args, by=self.by, **options)
         lead = None
@@ -268,7 +268,7 @@ class Client(AttachedRuns):
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:
-                    reply = await self._next(replies, self.timeout_seconds)
+                    reply = await self._next(replies, min(AGAIN_SECONDS, self.timeout_seconds))
                 except UnreachableError:
                     with contextlib.suppress(UnreachableError):
                         await self._transmit(command)
