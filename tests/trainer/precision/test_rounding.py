@@ -61,7 +61,7 @@ def test_masters_come_back_to_the_bit(numbers: list[float]) -> None:
     parameter = torch.nn.Parameter(torch.from_numpy(values.copy()))
     split = torch_weights.SplitWeights([parameter])
     np.testing.assert_array_equal(split.values(0).numpy().view(np.int32), values.view(np.int32))
-    theirs = mlx_weights.SplitWeights({"p": mx.array(values)})
+    theirs = mlx_weights.MlxSplitWeights({"p": mx.array(values)})
     np.testing.assert_array_equal(np.array(theirs.values("p").view(mx.int32)), values.view(np.int32))
     ours = parameter.detach().view(torch.int16).numpy()
     np.testing.assert_array_equal(ours, np.array(theirs.computed["p"].view(mx.int16)))

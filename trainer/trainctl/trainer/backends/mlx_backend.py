@@ -52,11 +52,11 @@ from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
 from trainctl.trainer.precision.mlx_weights import (
     Arrays,
-    CopiedWeights,
+    MlxCopiedWeights,
+    MlxOwnWeights,
+    MlxRoundedWeights,
+    MlxSplitWeights,
     MlxWeights,
-    OwnWeights,
-    RoundedWeights,
-    SplitWeights,
 )
 
 _PIECE_VALUES = 1 << 22
@@ -100,10 +100,10 @@ class MlxBackend(Backend):
     def _held(self, weights: Arrays) -> MlxWeights:
         """Trained weights, float32 until now, as the run's dtype has them."""
         if self.parts.adapter is not None or self.parts.optimizer is None or self._dtype == mx.float32:
-            return OwnWeights(weights)
+            return MlxOwnWeights(weights)
         if self.parts.rounding_seed is not None:
-            return RoundedWeights(weights, self.parts.rounding_seed)
-        return SplitWeights(weights) if self._dtype == mx.bfloat16 else CopiedWeights(weights, self._dtype)
+            return MlxRoundedWeights(weights, self.parts.rounding_seed)
+        return MlxSplitWeights(weights) if self._dtype == mx.bfloat16 else MlxCopiedWeights(weights, self._dtype)
 
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":

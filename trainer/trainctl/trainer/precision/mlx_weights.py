@@ -41,7 +41,7 @@ class MlxWeights(ABC):
         return sum(array.nbytes for array in self.kept.values())
 
 
-class OwnWeights(MlxWeights):
+class MlxOwnWeights(MlxWeights):
     """Parameters that are updated as they are: float32, or those of a model that isn't trained."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class OwnWeights(MlxWeights):
         self.computed[name] = values.astype(self.computed[name].dtype)
 
 
-class CopiedWeights(MlxWeights):
+class MlxCopiedWeights(MlxWeights):
     """Parameters in 16 bits beside float32 masters."""
 
     def __init__(self, weights: Mapping[str, Any], dtype: Any) -> None:
@@ -72,7 +72,7 @@ class CopiedWeights(MlxWeights):
         return self._masters
 
 
-class SplitWeights(MlxWeights):
+class MlxSplitWeights(MlxWeights):
     """Bfloat16 parameters, and the 16 bits that make float32 masters of them, as on torch."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class SplitWeights(MlxWeights):
         return self._rests
 
 
-class RoundedWeights(MlxWeights):
+class MlxRoundedWeights(MlxWeights):
     """Bfloat16 parameters alone: updates are rounded to them stochastically."""
 
     def __init__(self, weights: Mapping[str, Any], seed: int) -> None:
