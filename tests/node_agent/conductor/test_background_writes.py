@@ -204,9 +204,10 @@ def test_a_rank_that_was_ended_by_a_signal_has_saved_the_last_step() -> None:
 
 
 def test_a_rollback_may_go_to_each_checkpoint_that_is_kept() -> None:
-    simulation = group("a", every_steps=5).until_step(3)
+    simulation = group("a", every_steps=5, keep_last=1).until_step(3)
     writing(simulation)
     simulation.ranks[0].on_disk = [1, 2]
+    simulation.conductor._state.keep(checkpoints=(1, 2))
     let_go(simulation)
     simulation.until(lambda: simulation.conductor.durable.written > 0)
     kept = simulation.conductor.durable.checkpoints

@@ -207,7 +207,7 @@ def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: boo
     node, durable = state.node(rank), state.durable
     state.happen(e.CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
     newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
-    kept = {*newest, *(step for step in info.kept if step <= state.progress.step)}
+    kept = {*newest, *(step for step in info.kept if step in durable.checkpoints)}  # none that was retracted
     if not first:
         kept |= set(durable.checkpoints)
     state.keep(written=info.step, checkpoints=tuple(sorted(kept)))
