@@ -78,7 +78,7 @@ class Conductor:
             at.heard = now
         try:
             self._dispatch(event, now)
-            if self._pipeline.writes.look():
+            if state.durable.writing is not None and self._pipeline.writes.look():
                 self._conclude_write(now)
         except NobodyLeftError as error:
             self._shutdown.go_back(str(error))
