@@ -46,21 +46,19 @@ class Commits:
             commits = report.step == self._state.progress.step + 1 and report.step in self._plans
             if commits:
                 self._recorded[report.step] = {report.rank}
-                self._commit(report, self._part(report))
+                self._commit(report)
             return commits
         recorded = self._recorded[report.step]
         if report.rank not in recorded:
             recorded.add(report.rank)
-            self._state.decide(d.RankDone(self._part(report), row))
+            part = rows.rank_step(report, self._state.node(report.rank))
+            self._state.decide(d.RankDone(part, row))
         return False
 
-    def _part(self, report: m.Report) -> m.RankStep:
-        return rows.rank_step(report, self._state.durable.settings.ranks[report.rank].node)
-
-    def _commit(self, report: m.Report, part: m.RankStep) -> None:
+    def _commit(self, report: m.Report) -> None:
         row = self._state.progress.commit(self._plans[report.step], report)
         self._rows[report.step] = row
-        self._state.decide(d.Commit(row, part))
+        self._state.decide(d.Commit(row, rows.rank_step(report, self._state.node(report.rank))))
         if report.skipped:
             self._state.happen(e.StepSkipped(report.step, report.skipped), "warning")
         self._state.conclude(report.step)

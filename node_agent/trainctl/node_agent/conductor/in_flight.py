@@ -35,31 +35,32 @@ class InFlight:
     """At most two: one that is finishing, and the one after it."""
 
     def __init__(self) -> None:
-        self._plans: list[PlanInFlight] = []
+        self._plans: dict[int, PlanInFlight] = {}  # by seq, oldest first
         self._step_seconds: deque[float] = deque(maxlen=15)
 
     def __bool__(self) -> bool:
         return bool(self._plans)
 
     def has(self, kind: m.PlanKind) -> bool:
-        return any(in_flight.plan.kind == kind for in_flight in self._plans)
+        return any(in_flight.plan.kind == kind for in_flight in self._plans.values())
 
     @property
     def may_issue(self) -> bool:
         """One plan ahead: nothing under way, or one train plan whose gradients all ranks have accumulated."""
         if len(self._plans) != 1:
             return not self._plans
-        return self._plans[0].plan.kind == "train" and self._plans[0].soon >= self._plans[0].ranks
+        (only,) = self._plans.values()
+        return only.plan.kind == "train" and only.soon >= only.ranks
 
     @property
     def first(self) -> PlanInFlight | None:
         """The one that is finishing, or the only one."""
-        return self._plans[0] if self._plans else None
+        return next(iter(self._plans.values()), None)
 
     @property
     def newest(self) -> PlanInFlight | None:
         """The one that was issued last."""
-        return self._plans[-1] if self._plans else None
+        return next(reversed(self._plans.values()), None)
 
     @property
     def usual_seconds(self) -> float:
@@ -67,12 +68,12 @@ class InFlight:
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0
 
     def add(self, plan: m.StepPlan, now: float) -> None:
-        self._plans.append(PlanInFlight(plan, now))
+        self._plans[plan.seq] = PlanInFlight(plan, now)
 
     def take_all(self) -> list[m.StepPlan]:
         """Hand out and forget them."""
-        taken, self._plans = self._plans, []
-        return [in_flight.plan for in_flight in taken]
+        taken, self._plans = self._plans, {}
+        return [in_flight.plan for in_flight in taken.values()]
 
     def on_soon(self, soon: m.Soon, now: float) -> bool:
         """True if all ranks of the plan are about to need the next one."""
@@ -95,24 +96,23 @@ class InFlight:
             self._step_seconds.append(report.step_seconds)
         in_flight.reports[report.rank] = report
         if len(in_flight.reports) == len(in_flight.ranks):
-            self._plans.remove(in_flight)
-            for following in self._plans:
+            del self._plans[report.seq]
+            for following in self._plans.values():
                 following.since = now
         return in_flight
 
     def _find(self, answer: m.Soon | m.Report) -> PlanInFlight | None:
-        for in_flight in self._plans:
-            plan = in_flight.plan
-            if plan.seq == answer.seq:
-                return in_flight if plan.generation == answer.generation and answer.rank in in_flight.ranks else None
-        return None
+        found = self._plans.get(answer.seq)
+        if found is None or found.plan.generation != answer.generation or answer.rank not in found.ranks:
+            return None
+        return found
 
     def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:
         """The first plan, if its sum is overdue: a sync, which is nothing but a sum, may take `sync_seconds`, one
         of gradients `sum_seconds` at least."""
-        if not self._plans:
+        first = self.first
+        if first is None:
             return None
-        first = self._plans[0]
         if first.plan.kind == "sync" and first.summing_since is None:
             first.summing_since = now  # what was before it is done, so its ranks are at it
         limit_seconds = sync_seconds if first.plan.kind == "sync" else self._sum_limit_seconds(sum_seconds)

@@ -1,7 +1,7 @@
 """Rows of the record for a step, made from a rank's report."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
@@ -44,8 +44,12 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
         run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
         tokens=report.own_tokens, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
         step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
-        values={name: value for name, value in report.values.items() if name not in _OF_OTHERS},
+        values=report.values if _OF_OTHERS.isdisjoint(report.values) else _of_rank(report.values),
     )  # fmt: skip
+
+
+def _of_rank(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name not in _OF_OTHERS}
 
 
 def samples(
