@@ -206,6 +206,8 @@ class Policy(ABC):
     name: ClassVar[PolicyName]
     is_about_curve: ClassVar[bool] = False
     """Whether its evidence is about the loss curve, which another generation continues; else about the ranks."""
+    occasions: ClassVar[type] = object
+    """The only kind of occasions about which it is asked; by default all."""
 
     def is_over(self, facts: RunFacts) -> bool:
         """Whether it has nothing more to decide in this run."""

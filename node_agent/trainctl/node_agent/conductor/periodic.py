@@ -17,11 +17,12 @@ class PeriodicPlans:
             self._done["checkpoint"] = writing.step
         self._ending_scheduled = False
         config = state.config
-        self._every_steps = {
+        every_steps = {
             "sync": config.group.sync_weights_every, "evaluate": config.evaluate.every_steps,
             "sample": config.samples.every_steps if config.samples.prompts else 0,
             "checkpoint": config.checkpoint.every_steps,
         }  # fmt: skip
+        self._every_steps = {kind: steps for kind, steps in every_steps.items() if steps}
 
     def note_done(self, plan: m.StepPlan) -> None:
         self._done[plan.kind] = plan.step
@@ -41,7 +42,7 @@ class PeriodicPlans:
         if not 0 < step < self._state.config.run.steps:
             return
         for kind, steps in self._every_steps.items():
-            if steps and step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
+            if step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
                 self._pending.scheduled.add(kind)
 
     def _is_of_use(self, kind: str, step: int) -> bool:

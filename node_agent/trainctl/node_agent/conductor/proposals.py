@@ -45,6 +45,7 @@ class Proposals:
         self._generation = state.durable.generation  # that the evidence is of
         self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
         self._modes_known: Mapping[PolicyName, PolicyMode] = {}
+        self._asked_known: dict[type, list[tuple[PolicyName, PolicyMode]]] = {}  # from these, by type of occasion
         self._last: Stepped | None = None  # the last step of that generation
         self._expected: dict[str, int] = {  # commands that have been sent and not arrived: by id, since which step
             id: state.progress.step
@@ -63,7 +64,16 @@ class Proposals:
         if kept is not self._modes_kept:
             self._modes_kept = kept
             self._modes_known = {name: mode_of(config, self._state.durable, name) for name in POLICIES}
+            self._asked_known = {}
         return self._modes_known
+
+    def _asked(self, kind: type) -> list[tuple[PolicyName, PolicyMode]]:
+        """The policies that are asked about occasions of a type, with their modes."""
+        modes = self._modes
+        if kind not in self._asked_known:
+            asked = [(name, mode) for name, mode in modes.items() if mode != "off"]
+            self._asked_known[kind] = [each for each in asked if issubclass(kind, REGISTRY[each[0]].occasions)]
+        return self._asked_known[kind]
 
     def is_pending(self, name: PolicyName) -> bool:
         """Whether a policy that isn't off may still have something to decide."""
@@ -80,9 +90,7 @@ class Proposals:
         self._forget_old()
         facts = self._facts(occasion)
         self._last = occasion if isinstance(occasion, Stepped) else self._last
-        for name, mode in self._modes.items():
-            if mode == "off":
-                continue
+        for name, mode in self._asked(type(occasion)):
             if facts.durable is not self._state.durable:
                 facts = self._facts(occasion)
             memory, kept = self._memories.get(name) or self._memory(name)

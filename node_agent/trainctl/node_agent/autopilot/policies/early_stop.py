@@ -15,6 +15,7 @@ class EarlyStop(Policy):
     """Who resumes a run that it has ended wants more of it: then it counts evaluations from 0 again."""
 
     name = "early-stop"
+    occasions = HeldOutLoss
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, HeldOutLoss) or facts.step >= facts.config.run.steps:

@@ -11,6 +11,7 @@ class FirstShares(Policy):
     """It deals out what the shares of the run file leave, once."""
 
     name = "first-shares"
+    occasions = Measured
 
     def is_over(self, facts: RunFacts) -> bool:
         is_timed = facts.config.group.first_shares == "timed"

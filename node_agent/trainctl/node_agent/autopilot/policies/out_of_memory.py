@@ -9,6 +9,7 @@ class OutOfMemory(Policy):
     """Nothing is left to halve at a micro-batch of 1."""
 
     name = "out-of-memory"
+    occasions = MemoryDeath
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, MemoryDeath):

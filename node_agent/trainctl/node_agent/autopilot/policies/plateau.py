@@ -21,6 +21,7 @@ class Plateau(Policy):
     """After each cut some evaluations don't count, so that the lower rate can have an effect."""
 
     name = "plateau"
+    occasions = HeldOutLoss
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, HeldOutLoss) or facts.step >= facts.config.run.steps:

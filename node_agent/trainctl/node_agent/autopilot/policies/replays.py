@@ -21,6 +21,7 @@ class Replays(Policy):
     """A rank that ran out of memory would do so again in every step, and pay for it each time."""
 
     name = "replays"
+    occasions = Replayed
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Replayed):
