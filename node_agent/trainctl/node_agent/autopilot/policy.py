@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+import msgspec
+
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol import messages as m
@@ -17,8 +19,7 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
 
 
-@dataclass(frozen=True)
-class Stepped:
+class Stepped(msgspec.Struct, frozen=True, dict=True):
     """Every rank has reported its part of a train plan."""
 
     plan: m.StepPlan
@@ -93,8 +94,7 @@ class HeldOutLoss:
 Occasion = Stepped | Replayed | MemoryDeath | Measured | HeldOutLoss
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(msgspec.Struct, frozen=True):
     """What is known of the run when a policy is asked."""
 
     config: RunFile
