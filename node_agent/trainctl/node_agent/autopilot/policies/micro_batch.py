@@ -92,18 +92,20 @@ def _table(facts: RunFacts) -> MicroBatchTable:
 def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
     """Keep the newest steps. Whether a rank's peak is above the target: then the means are looked at, and else once in
     a window."""
-    table, peaks, is_high = _table(facts), _peaks(memory), False
+    table, peaks, reports, highest = _table(facts), _peaks(memory), stepped.reports, 0.0
     for work in stepped.plan.work:
-        rank, report = work.rank, stepped.reports.get(work.rank)
-        use, known = m.of_cap(report.values, "peak") if report is not None else None, peaks.get(rank)
+        rank = work.rank
+        use = m.of_cap(reports[rank].values, "peak") if rank in reports else None
         if use is None:
             peaks.pop(rank, None)
             continue
+        known = peaks.get(rank)
         if known is None or known.micro != work.micro_batch:
             known = peaks[rank] = _Peaks(work.micro_batch, deque(maxlen=table.window))
         known.uses.append(use)
-        is_high = is_high or use > table.target
-    return is_high
+        if use > highest:
+            highest = use
+    return highest > table.target
 
 
 def _peaks(memory: Memory) -> dict[int, _Peaks]:

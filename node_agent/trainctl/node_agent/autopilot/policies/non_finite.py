@@ -34,8 +34,7 @@ class NonFinite(Policy):
 
 def _is_bad(facts: RunFacts, report: m.Report) -> bool:
     """In float16 an overflow is usual: it halves the loss scale, and the next step may do."""
-    overflows = facts.config.model.computed != "float16"
-    return report.skipped == "nan" or (report.skipped == "overflow" and overflows)
+    return report.skipped == "nan" or (report.skipped == "overflow" and facts.config.model.computed != "float16")
 
 
 POLICY = NonFinite()
