@@ -21,6 +21,7 @@ class PlanInFlight:
     reports: dict[int, m.Report] = dataclasses.field(default_factory=dict)
     summing_since: float | None = None  # all its ranks are in the same sum since then
     told_slow: bool = False  # that it takes longer than expected
+    is_done: bool = False  # all its ranks have reported
 
     def __post_init__(self) -> None:
         self.ranks = {work.rank for work in self.plan.work}
@@ -96,6 +97,7 @@ class InFlight:
             self._step_seconds.append(report.step_seconds)
         in_flight.reports[report.rank] = report
         if len(in_flight.reports) == len(in_flight.ranks):
+            in_flight.is_done = True
             del self._plans[report.seq]
             for following in self._plans.values():
                 following.since = now

@@ -271,7 +271,7 @@ class Pipeline:
                 self._rendezvous.failures = 0
             if report.replays:
                 self._proposals.ask(Replayed(in_flight.plan, report))
-        if len(in_flight.reports) < len(in_flight.ranks):
+        if not in_flight.is_done:
             return None
         if report.kind == "train" and in_flight.plan.finishes is None:
             version = in_flight.plan.plan_version
