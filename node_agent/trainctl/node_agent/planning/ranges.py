@@ -24,7 +24,8 @@ def first_shares(total: int, wanted: Mapping[int, int | None]) -> dict[int, int]
 def deal(start: int, shares: Mapping[int, int]) -> dict[int, tuple[Range, ...]]:
     """Positions from `start` on, to the ranks in ascending order."""
     dealt: dict[int, tuple[Range, ...]] = {}
-    for rank, share in sorted(shares.items()):
+    for rank in sorted(shares):
+        share = shares[rank]
         dealt[rank] = (Range(start, share),) if share else ()
         start += share
     return dealt

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
@@ -19,6 +20,8 @@ MOVED = 0.05
 
 PASS_NOISE = 0.02
 """Relative standard error of a calibrated pass; what is within it is smoothed."""
+
+_SHARE_AND_MICRO = attrgetter("samples", "micro")
 
 
 class Rates:
@@ -64,7 +67,7 @@ class Rates:
     def _take(self, rank: int, timings: list[Timing]) -> None:
         """A rank's next steps, in order."""
         rows = self._timings.setdefault(rank, deque(maxlen=NEWEST))
-        if rank not in self._seen and len({row[:2] for row in (*rows, *timings)}) == 1:
+        if rank not in self._seen and len({*map(_SHARE_AND_MICRO, rows), *map(_SHARE_AND_MICRO, timings)}) == 1:
             rows.extend(timings)  # as nearly always: they did what those before did
             return
         for timing in timings:

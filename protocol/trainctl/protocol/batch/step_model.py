@@ -100,10 +100,11 @@ class Timing(NamedTuple):
 def middle(values: Iterable[float]) -> float:
     """The mean of the values near their median: odd values and former ones of less than half the steps don't count."""
     ordered = sorted(values)
-    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    count = len(ordered)
+    median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     low, high = (1 - NEAR) * median, (1 + NEAR) * median
     if low <= ordered[0] and ordered[-1] <= high:
-        return sum(ordered) / len(ordered)
+        return sum(ordered) / count
     near = ordered[bisect_left(ordered, low) : bisect_right(ordered, high)]
     return sum(near) / len(near) if near else median
 
@@ -125,17 +126,15 @@ def models(
     shared += min([middle(column[5]) for column in columns.values()])
     made = {}
     for rank, rows in known.items():
-        computed = [row for row in rows if row.samples and row.busy > 0]
-        if computed:
-            floor = shared + middle(columns[rank][4])
-            made[rank] = _model(computed, floor, curves.get(rank) if curves else None)
+        samples, _, busy, _, optimizer, _ = columns[rank]
+        curve = curves.get(rank, PROPORTIONAL) if curves else PROPORTIONAL
+        if curve is PROPORTIONAL:
+            slowdowns = [seconds / count for seconds, count in zip(busy, samples, strict=True) if count and seconds > 0]
+        else:
+            slowdowns = [row.busy / curve.share_seconds(*row.work) for row in rows if row.samples and row.busy > 0]
+        if slowdowns:
+            made[rank] = StepModel(curve, shared + middle(optimizer), middle(slowdowns))
     return made
-
-
-def _model(computed: Sequence[Timing], floor: float, curve: PassCurve | None) -> StepModel:
-    if curve is None:
-        return StepModel(PROPORTIONAL, floor, middle([row.busy / row.samples for row in computed]))
-    return StepModel(curve, floor, middle([row.busy / curve.share_seconds(*row.work) for row in computed]))
 
 
 def fit(timings: Collection[Timing]) -> PassCurve | None:
