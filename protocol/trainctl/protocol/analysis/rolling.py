@@ -57,7 +57,7 @@ class RollingStatistics:
         """Take a step's value. One that is missing, NaN or infinite is left out."""
         if self._steps and self._steps[-1] >= step:
             self.go_back_to(step)
-        if value is None or not is_usable(value):
+        if value is None or not abs(value) < LARGEST:
             return
         if len(self._values) == self._window:
             self._steps.popleft()

@@ -116,6 +116,7 @@ class _Level:
         self._mads, self._part = mads, percent / 100
         self._window = RollingStatistics(window)
         self._trend: RobustTrend | None = None
+        self._distance = 0.0  # from the trend, beyond which a value is far above it
         self._age = 0  # values since the trend was computed
 
     @property
@@ -125,7 +126,7 @@ class _Level:
 
     def is_above(self, value: float) -> bool:
         """Whether a value is far above the trend. One that isn't finite is, once a trend is known."""
-        return self._trend is not None and not value - self.trend.expected <= self._distance
+        return self._trend is not None and not value - self._trend.expected <= self._distance
 
     def is_back(self, value: float) -> bool:
         return value - self.trend.expected < self._distance / 2
@@ -134,15 +135,12 @@ class _Level:
         known = self._trend is not None and value is not None and self._distance > 0
         return self._mads * (value - self.trend.expected) / self._distance if known and value is not None else None
 
-    @property
-    def _distance(self) -> float:
-        return max(self._mads * self.trend.scatter, self._part * abs(self.trend.expected))
-
     def add(self, step: int, value: float | None) -> None:
         self._window.add(step, value)
         self._age += 1
         if len(self._window) >= LEAST_STEPS and (self._trend is None or self._age >= _REFRESH_STEPS):
             self._trend, self._age = robust_trend(self._window.values), 0
+            self._distance = max(self._mads * self._trend.scatter, self._part * abs(self._trend.expected))
 
     def go_back_to(self, step: int) -> None:
         self._window.go_back_to(step)
