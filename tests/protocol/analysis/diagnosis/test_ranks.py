@@ -18,10 +18,10 @@ from tests.protocol.support.diagnosed import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 
 
-def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
+def synced(facts: DiagnosisFacts, factor: float, every: int = 1) -> DiagnosisFacts:
     """With the sum's own seconds longer by this factor in each of some of the newest 40 steps, for all ranks."""
     own = {
         one.step: (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == one.step)

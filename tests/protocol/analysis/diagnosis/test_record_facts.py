@@ -11,8 +11,8 @@ from tests.protocol.support.planted_causes import SimulatedCluster, SimulatedRec
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 

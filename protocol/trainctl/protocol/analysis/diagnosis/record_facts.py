@@ -5,7 +5,7 @@ import contextlib
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts, RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts, LiveFacts
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -35,7 +35,7 @@ def config_of(paths: RunPaths) -> RunFile | None:
 def facts_of_record(
     reader: RecordReader, config: RunFile | None = None, *, live: LiveFacts | None = None, at: float | None = None,
     last_step: int | None = None,
-) -> RunFacts:  # fmt: skip
+) -> DiagnosisFacts:  # fmt: skip
     """The newest facts, or those up to `last_step`. `live`: what the run's agent adds, with `at`, the present time.
     Raises InvalidInputError if the record cannot be read."""
     newest = reader.last_step()
@@ -48,7 +48,7 @@ def facts_of_record(
     until = steps[-1].committed_at if is_past and steps else None
     events = tuple(one for one in reader.events(limit=EVENTS_READ, newest=True)[0] if until is None or one.at <= until)
     readings = _readings(reader, live, until)
-    return RunFacts(
+    return DiagnosisFacts(
         at=at if at is not None else _last_time(steps, events), is_live=live is not None, view=view, config=config,
         steps=steps, parts=reader.parts_between(steps[0].step, last) if steps else (), readings=readings,
         events=events, alerts=live.alerts if live is not None else (),
