@@ -37,7 +37,7 @@ QUIET: Final = {
     "cpu_pressure": 2.0, "io_pressure": 0.5, "memory_pressure": 0.0, "cpu_throttled_percent": 0.0,
     "cpu_steal_percent": 0.2, "swap_used_bytes": 0.0, "swap_in_bytes_per_second": 0.0,
     "swap_out_bytes_per_second": 0.0, "disk_read_bytes_per_second": 2e4, "disk_write_bytes_per_second": 1e5,
-    "disk_busy_percent": 3.0, "network_in_bytes_per_second": 4e7, "network_out_bytes_per_second": 4e7,
+    "disk_busy_percent": 3.0, "network_in_bytes_per_second": 4e8, "network_out_bytes_per_second": 4e8,
     "retransmits_per_second": 0.2,
 }  # fmt: skip
 """Readings of a machine that is well."""
