@@ -47,8 +47,10 @@ reported: a disk that is slow makes its rank wait for data, and the other ranks 
 
 A reading alone is rarely a cause. Ranks that share a machine's processors always wait for each other, so CPU pressure
 counts only if it has risen and the passes have become slower. A rank is called slow only if another split of the batch
-is 5 % faster, or if its own slowdown explains half of the other ranks' wait. A run that is paused or waits for a
-growing file doesn't hang. An evaluation or a checkpoint isn't a slow step.
+is 5 % faster and saves a fifth of the other ranks' wait, or if its own slowdown explains half of it. A link is blamed
+only if it is slower than before or than calibrated, or if the bytes of the sum explain its seconds; between ranks of
+one machine it never is. A run that is paused or waits for a growing file doesn't hang. An evaluation or a checkpoint
+isn't a slow step.
 
 ## Rules
 

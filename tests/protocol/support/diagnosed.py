@@ -9,19 +9,19 @@ from tests.protocol.support import planted_causes as simulated
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.messages.events import AnyEvent
 
 STEPS = 150
 
 
-def healthy_facts(seed: int = 1) -> RunFacts:
+def healthy_facts(seed: int = 1) -> DiagnosisFacts:
     """Of two ranks, `node-0` and `node-1`, or more."""
     made, kept = simulated.healthy(seed, STEPS)
     return simulated.facts(made, kept)
 
 
-def with_readings(facts: RunFacts, node: str, values: Mapping[str, float], **fields: Any) -> RunFacts:
+def with_readings(facts: DiagnosisFacts, node: str, values: Mapping[str, float], **fields: Any) -> DiagnosisFacts:
     """With these metrics in all readings of a node's last 50 s, and other fields."""
     since = facts.at - 50
     changed = tuple(
@@ -31,27 +31,31 @@ def with_readings(facts: RunFacts, node: str, values: Mapping[str, float], **fie
     return dataclasses.replace(facts, readings={**facts.readings, node: changed})
 
 
-def with_gpu(facts: RunFacts, node: str, **fields: Any) -> RunFacts:
+def with_gpu(facts: DiagnosisFacts, node: str, **fields: Any) -> DiagnosisFacts:
     """With these fields in all readings of a node's GPU in the last 50 s."""
     gpu = msgspec.structs.replace(facts.readings[node][-1].gpus[0], **fields)
     return with_readings(facts, node, {}, gpus=(gpu,))
 
 
-def with_parts(facts: RunFacts, change: Callable[[m.RankStep], m.RankStep], newest: int = STEPS) -> RunFacts:
+def with_parts(
+    facts: DiagnosisFacts, change: Callable[[m.RankStep], m.RankStep], newest: int = STEPS
+) -> DiagnosisFacts:
     """With the ranks' parts of the newest steps changed."""
     after = facts.steps[-1].step - newest
     parts = tuple(change(part) if part.step > after else part for part in facts.parts)
     return dataclasses.replace(facts, parts=parts)
 
 
-def with_steps(facts: RunFacts, change: Callable[[m.StepCommitted], m.StepCommitted], newest: int = STEPS) -> RunFacts:
+def with_steps(
+    facts: DiagnosisFacts, change: Callable[[m.StepCommitted], m.StepCommitted], newest: int = STEPS
+) -> DiagnosisFacts:
     """With the newest steps changed."""
     after = facts.steps[-1].step - newest
     steps = tuple(change(step) if step.step > after else step for step in facts.steps)
     return dataclasses.replace(facts, steps=steps)
 
 
-def longer(facts: RunFacts, rank: int, phases: Mapping[str, float], newest: int = 40) -> RunFacts:
+def longer(facts: DiagnosisFacts, rank: int, phases: Mapping[str, float], newest: int = 40) -> DiagnosisFacts:
     """With a rank's phases longer by these factors in the newest steps; all others wait for it."""
 
     def change(part: m.RankStep) -> m.RankStep:
@@ -75,7 +79,7 @@ def longer(facts: RunFacts, rank: int, phases: Mapping[str, float], newest: int 
     )
 
 
-def with_event(facts: RunFacts, data: AnyEvent, at: float | None = None) -> RunFacts:
+def with_event(facts: DiagnosisFacts, data: AnyEvent, at: float | None = None) -> DiagnosisFacts:
     """With an event at the last step."""
     event = m.Event(
         id=10_000 + len(facts.events), at=at if at is not None else facts.at, severity="warning", by="auto", data=data,
@@ -84,19 +88,19 @@ def with_event(facts: RunFacts, data: AnyEvent, at: float | None = None) -> RunF
     return dataclasses.replace(facts, events=(*facts.events, event))
 
 
-def first(facts: RunFacts) -> m.Finding:
+def first(facts: DiagnosisFacts) -> m.Finding:
     """The first finding."""
     findings = diagnose(facts).findings
     assert findings, "nothing was found"
     return findings[0]
 
 
-def causes(facts: RunFacts) -> list[str]:
+def causes(facts: DiagnosisFacts) -> list[str]:
     """All that is found, in order."""
     return [finding.cause for finding in diagnose(facts).findings]
 
 
-def said_of(facts: RunFacts, cause: str) -> list[tuple[str, str]]:
+def said_of(facts: DiagnosisFacts, cause: str) -> list[tuple[str, str]]:
     """What was checked of a cause: result and text."""
     return [(one.result, one.text) for one in diagnose(facts).checked if one.cause == cause]
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost, split
 from trainctl.protocol.batch.step_model import StepModel
@@ -37,7 +37,7 @@ QUIET: Final = {
     "cpu_pressure": 2.0, "io_pressure": 0.5, "memory_pressure": 0.0, "cpu_throttled_percent": 0.0,
     "cpu_steal_percent": 0.2, "swap_used_bytes": 0.0, "swap_in_bytes_per_second": 0.0,
     "swap_out_bytes_per_second": 0.0, "disk_read_bytes_per_second": 2e4, "disk_write_bytes_per_second": 1e5,
-    "disk_busy_percent": 3.0, "network_in_bytes_per_second": 4e7, "network_out_bytes_per_second": 4e7,
+    "disk_busy_percent": 3.0, "network_in_bytes_per_second": 4e8, "network_out_bytes_per_second": 4e8,
     "retransmits_per_second": 0.2,
 }  # fmt: skip
 """Readings of a machine that is well."""
@@ -194,7 +194,7 @@ class SimulatedRecord:
     events: list[m.Event] = field(default_factory=list)
 
 
-def planted(cause: str, seed: int, steps: int = STEPS) -> RunFacts:
+def planted(cause: str, seed: int, steps: int = STEPS) -> DiagnosisFacts:
     """A run with this cause, as a diagnosis sees it at its end."""
     made = cluster(seed)
     CAUSES[cause](made)
@@ -308,13 +308,13 @@ def _reading(c: SimulatedCluster, node: SimulatedNode, now: float, *, is_planted
 # ---------------------------------------------------------------- facts
 
 
-def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, newest: int = STEPS) -> RunFacts:
+def facts(c: SimulatedCluster, kept: SimulatedRecord, last: int | None = None, newest: int = STEPS) -> DiagnosisFacts:
     """The newest steps up to `last`, and what belongs to them."""
     last = last or kept.steps[-1].step
     steps = kept.steps[max(0, last - newest) : last]
     at = steps[-1].committed_at
     count = len(c.nodes)
-    return RunFacts(
+    return DiagnosisFacts(
         at=at, is_live=True, view=view(c, last), config=CONFIG, steps=tuple(steps),
         parts=tuple(kept.parts[count * (steps[0].step - 1) : count * last]), step_age_seconds=0.5,
         readings={node: _until(found, at) for node, found in kept.readings.items()},
@@ -368,7 +368,7 @@ CONFIG: Final[RunFile] = run_file.parse({
 })  # fmt: skip
 
 
-def with_config(known: RunFacts, **tables: dict[str, object]) -> RunFacts:
+def with_config(known: DiagnosisFacts, **tables: dict[str, object]) -> DiagnosisFacts:
     """With other settings: fields by table."""
     assert known.config is not None
     raw = run_file.to_dict(known.config)
@@ -376,7 +376,7 @@ def with_config(known: RunFacts, **tables: dict[str, object]) -> RunFacts:
     return dataclasses.replace(known, config=run_file.parse(changed))
 
 
-def with_rank(known: RunFacts, rank: int, **changes: object) -> RunFacts:
+def with_rank(known: DiagnosisFacts, rank: int, **changes: object) -> DiagnosisFacts:
     """With another view of a rank."""
     assert known.view is not None
     ranks = tuple(msgspec.structs.replace(one, **changes) if one.rank == rank else one for one in known.view.ranks)

@@ -83,7 +83,9 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(chunked_tensors.importlib, "import_module", missing)
     with pytest.raises(InvalidInputError) as refusal:
         chunked_tensors.zstandard("run file: checkpoint.compression")
-    assert str(refusal.value) == "run file: checkpoint.compression: zstd needs a package: pip install 'trainctl[zstd]'"
+    assert str(refusal.value) == (
+        "run file: checkpoint.compression: zstd needs a package: in a trainctl checkout, run: pip install '.[zstd]'"
+    )
 
 
 def test_the_header_is_as_the_format_says(tmp_path: Path) -> None:

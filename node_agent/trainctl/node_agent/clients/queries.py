@@ -17,8 +17,8 @@ from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.client.client import Client

@@ -15,7 +15,7 @@ from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 

@@ -24,7 +24,7 @@ from trainctl.node_agent.runs.run_eta import RunEta
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.step_statistics import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.prices import Prices

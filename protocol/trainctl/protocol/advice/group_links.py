@@ -22,11 +22,6 @@ class GroupLink(NamedTuple):
         return sum_seconds(sum_bytes, ranks, [_rate(self)])
 
 
-def sent_bytes(sum_bytes: float, ranks: int) -> float:
-    """What each rank of a ring sends for one sum."""
-    return 2 * (ranks - 1) / ranks * sum_bytes
-
-
 def link_of(facts: AdviceFacts, names: Sequence[str]) -> GroupLink:
     """The slowest of the links between the nodes of a group. Links are measured to the lead's node only; between two
     other nodes the slower of both their links counts."""

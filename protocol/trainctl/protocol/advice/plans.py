@@ -6,9 +6,10 @@ from typing import Final, Literal
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
-from trainctl.protocol.advice.group_links import GroupLink, link_of, sent_bytes
+from trainctl.protocol.advice.group_links import GroupLink, link_of
 from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, speed_of
+from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft
 from trainctl.protocol.batch.split import slowest, split

@@ -41,6 +41,11 @@ def bandwidth(link: LinkRate) -> float:
     return min(link.sent_bytes_per_second, link.received_bytes_per_second)
 
 
+def sent_bytes(sum_bytes: float, ranks: int) -> float:
+    """What each rank of a ring sends for one sum."""
+    return 2 * (ranks - 1) / ranks * sum_bytes
+
+
 def sum_seconds(sum_bytes: float, ranks: int, links: Iterable[LinkRate]) -> float:
     """What it takes to sum so many bytes over ranks that are connected by these links: in a ring, each rank sends
     2 (n - 1) / n of them, in 2 (n - 1) messages one after the other, and the slowest link holds up all."""

@@ -216,7 +216,7 @@ class DiagnosisReply(Reply, tag="diagnosis", frozen=True):
 
     run: str
     live: bool  # whether the run is active and was judged as it is now
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis  # the causes, and all that was checked
 
 
 class LogPart(Reply, tag="log-part", frozen=True):

@@ -297,8 +297,8 @@ class GpuProcess(msgspec.Struct, frozen=True):
     """A process of another program on a device; None: not available."""
 
     pid: Count
-    name: str
-    user: str
+    name: str  # of its program
+    user: str  # who runs it
     memory_bytes: Count | None = None  # device memory that it holds
 
 

@@ -228,6 +228,14 @@ class RecordReader:
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
 
+    def newest_events(self, limit: int, until: float | None = None, kind: str | None = None) -> tuple[m.Event, ...]:
+        """The newest `limit` events up to `until` (Unix seconds), all or those of a kind, oldest first."""
+        rows = self._rows(
+            "SELECT * FROM events WHERE at <= ? AND kind = ifnull(?, kind) ORDER BY id DESC LIMIT ?",
+            (math.inf if until is None else until, kind, limit),
+        )
+        return tuple(self._event(row) for row in reversed(rows))
+
     def commands_by(self, author: str, limit: int = 3) -> tuple[m.Event, ...]:
         """The newest `limit` events of commands by an author, oldest first."""
         rows = self._rows(

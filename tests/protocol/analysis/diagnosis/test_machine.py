@@ -17,13 +17,13 @@ from tests.protocol.support.diagnosed import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 WHOLE = {"data": 1.5, "forward": 1.5, "backward": 1.5}
 
 
-def slower(facts: RunFacts | None = None) -> RunFacts:
+def slower(facts: DiagnosisFacts | None = None) -> DiagnosisFacts:
     return longer(facts or healthy_facts(), 1, WHOLE)
 
 

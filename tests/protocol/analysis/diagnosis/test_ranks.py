@@ -18,10 +18,10 @@ from tests.protocol.support.diagnosed import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 
 
-def synced(facts: RunFacts, factor: float, every: int = 1) -> RunFacts:
+def synced(facts: DiagnosisFacts, factor: float, every: int = 1) -> DiagnosisFacts:
     """With the sum's own seconds longer by this factor in each of some of the newest 40 steps, for all ranks."""
     own = {
         one.step: (factor - 1) * min(part.phases.sync for part in facts.parts if part.step == one.step)
@@ -97,6 +97,8 @@ def test_an_uneven_split_is_named_from_the_start() -> None:
     made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
     found = first(simulated.facts(made, simulated.record(made, 150, 150)))
     assert (found.cause, found.title) == ("slow-rank", "node-0 has too large a share")
+    shares = [node.share for node in made.nodes]
+    assert found.evidence[0].startswith(f"{shares[0]} of {sum(shares)} samples take it ")
     assert any(line.startswith("the best split of the batch takes ") for line in found.evidence)
     assert commands(found)[0] == "trainctl send rebalance auto=true"
 
@@ -136,12 +138,64 @@ def test_without_counters_losses_are_unknown_and_a_sum_that_varies_is_slow() -> 
     assert said_of(facts, "lossy-link") == [("unknown", "TCP segments sent again")]
 
 
-def test_a_sum_that_waits_for_processors_blames_no_link() -> None:
-    """Ranks that share a machine's processors, from the start."""
+def long_sums(sum_bytes: float | None) -> DiagnosisFacts:
+    """Of ranks whose sums take a fifth of a step from the start, without a calibration."""
     made = simulated.cluster(1)
     made.link_part = 0.2
     facts = dataclasses.replace(simulated.facts(made, simulated.record(made, 150, 150)), profiles={})
-    facts = with_parts(facts, lambda part: msgspec.structs.replace(part, values={}))
+    values = {"sum_bytes": sum_bytes} if sum_bytes is not None else {}
+    return with_parts(facts, lambda part: msgspec.structs.replace(part, values=values))
+
+
+def sent(facts: DiagnosisFacts, rate: float) -> DiagnosisFacts:
+    """With so many bytes per second that each node sends."""
+    for node in list(facts.readings):
+        facts = with_readings(facts, node, {"network_out_bytes_per_second": rate})
+    return facts
+
+
+def test_a_sum_whose_bytes_cross_no_network_blames_no_link() -> None:
+    facts = long_sums(4e8)
+    assert first(sent(facts, 4e8)).title == "the sum of gradients takes long"
+    assert causes(sent(facts, 1e4)) == []
+    assert said_of(sent(facts, 1e4), "slow-link") == [
+        ("clear", "the gradients don't leave the machine: no network link carries them")
+    ]
+    assert causes(sent(synced(facts, 10), 1e4)) == []
+
+
+def test_a_sum_that_few_bytes_do_not_explain_blames_no_link() -> None:
+    """Where the bytes that a node sends aren't counted."""
+    large, small, unknown = (dataclasses.replace(long_sums(size), readings={}) for size in (4e8, 1e5, None))
+    assert first(large).title == "the sum of gradients takes long"
+    for facts in (small, unknown):
+        assert causes(facts) == []
+        assert said_of(facts, "slow-link")[0][1].endswith("more than its bytes explain: it waits for processors")
+    assert first(synced(small, 10)).title == "the link between the nodes is slow"
+
+
+def test_a_split_that_saves_little_of_the_wait_blames_no_rank() -> None:
+    """Ranks that share processors: a rank waits for its turn, whatever its share."""
+    made = simulated.cluster(1)
+    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
+    facts = simulated.facts(made, simulated.record(made, 150, 150))
+    assert causes(facts) == ["slow-rank"]
+
+    def waits(part: m.RankStep) -> m.RankStep:
+        more = 20 * part.phases.busy
+        phases = msgspec.structs.replace(part.phases, sync=part.phases.sync + (more if part.rank == 1 else 0.0))
+        return msgspec.structs.replace(part, phases=phases, step_seconds=part.step_seconds + more)
+
+    crowded = with_parts(facts, waits, newest=150)
+    crowded = with_steps(
+        crowded, lambda one: msgspec.structs.replace(one, step_seconds=20 * one.step_seconds), newest=150
+    )
+    assert "slow-rank" not in causes(crowded)
+
+
+def test_a_sum_that_waits_for_processors_blames_no_link() -> None:
+    """Ranks that share a machine's processors, from the start."""
+    facts = long_sums(4e8)
     assert first(facts).title == "the sum of gradients takes long"
     crowded = with_readings(facts, "node-0", {"cpu_pressure": 70})
     assert causes(crowded) == []

@@ -11,8 +11,9 @@ from tests.protocol.support.planted_causes import SimulatedCluster, SimulatedRec
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
+from trainctl.protocol.analysis.diagnosis.record_facts import EVENTS_READ, config_of, facts_of_record
+from trainctl.protocol.messages.events import CheckpointWritten, NoteWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -70,6 +71,21 @@ def test_an_agent_adds_what_only_it_knows(tmp_path: Path) -> None:
     assert facts.checkpoint_step == 100
     assert {node: found[-1].read_at for node, found in facts.readings.items()} == {one.name: at for one in made.nodes}
     assert diagnose(facts).findings[0].cause == "hang"
+
+
+def test_a_checkpoint_is_found_behind_many_other_events(tmp_path: Path) -> None:
+    """At the record's end and as it was earlier."""
+    with RunDb(RunPaths(tmp_path)) as db:
+        for step, at in ((40, 1.0), (80, 2.0)):
+            db.event(at, CheckpointWritten(step, 1000, 0.1), "info", "auto", step=step)
+        for number in range(EVENTS_READ + 50):
+            db.event(3.0 + number, NoteWritten("noted"), "info", "user", step=90)
+    with RecordReader(tmp_path) as reader:
+        facts = facts_of_record(reader)
+        early = reader.newest_events(5, until=1.5)
+    assert facts.checkpoint_step == 80
+    assert [event.id for event in facts.events] == [1, 2, *range(53, EVENTS_READ + 53)]
+    assert [event.step for event in early] == [40]
 
 
 def test_an_empty_record_finds_nothing(tmp_path: Path) -> None:

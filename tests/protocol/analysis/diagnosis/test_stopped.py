@@ -18,11 +18,11 @@ from tests.protocol.support.diagnosed import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.messages import events as e
 
 
-def stalled(**view: object) -> RunFacts:
+def stalled(**view: object) -> DiagnosisFacts:
     facts = dataclasses.replace(healthy_facts(), step_age_seconds=95.0)
     assert facts.view is not None
     return dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, **view))

@@ -18,11 +18,11 @@ from tests.protocol.support.diagnosed import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 
 
-def tiny(seed: int = 1) -> RunFacts:
+def tiny(seed: int = 1) -> DiagnosisFacts:
     made = simulated.cluster(seed)
     for node in made.nodes:
         node.micro = 1

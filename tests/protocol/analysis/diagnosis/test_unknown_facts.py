@@ -10,17 +10,17 @@ from tests.protocol.support import planted_causes as simulated
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 FACTS = {cause: simulated.planted(cause, 3, 120) for cause in simulated.CAUSES}
 NAMES = sorted({name for facts in FACTS.values() for part in facts.parts[-1:] for name in part.values})
 READINGS = sorted(simulated.QUIET)
 WHOLE = ("view", "config", "steps", "parts", "readings", "events", "profiles", "checkpoint_step", "step_age_seconds")
-EMPTY = RunFacts(at=0.0)
+EMPTY = DiagnosisFacts(at=0.0)
 
 
-def without(facts: RunFacts, fields: set[str], names: set[str], readings: set[str], kept: int) -> RunFacts:
+def without(facts: DiagnosisFacts, fields: set[str], names: set[str], readings: set[str], kept: int) -> DiagnosisFacts:
     """Without whole fields, metrics of ranks and readings by name, and with only the newest steps."""
     changed: dict[str, Any] = {name: getattr(EMPTY, name) for name in fields}
     if "parts" not in fields:

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.record.checkpoints import FileEntry
 
 PIECE_BYTES: Final = 16 << 20
@@ -68,7 +68,7 @@ def zstandard(where: str) -> Any:
     try:
         return importlib.import_module("zstandard")
     except ImportError:
-        raise InvalidInputError(where, "zstd needs a package: pip install 'trainctl[zstd]'") from None
+        raise InvalidInputError(where, f"zstd needs a package: {installing('zstd')}") from None
 
 
 def read_back(path: Path, entry: FileEntry, meter: Meter) -> None:

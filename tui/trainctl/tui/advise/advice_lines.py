@@ -8,7 +8,7 @@ from trainctl.protocol.advice.advice_facts import RunFacts
 from trainctl.protocol.advice.checklist import Check
 from trainctl.protocol.advice.memory_fit import MemoryFit
 from trainctl.protocol.advice.plans import Plan
-from trainctl.protocol.advice.what_if import WhatIf
+from trainctl.protocol.advice.what_if import PlanChange
 from trainctl.tui.text.formatting import NA, compact, count, duration, gigabytes, money, percent, seconds, span
 
 WIDTH = 80
@@ -166,7 +166,7 @@ def _batch(one: BatchSize) -> str:
     return f"G >= {one.global_batch:,}: {cost} ({product}; R = {one.rate_sum:.3g}/s, t = {seconds(one.sum_seconds)})"
 
 
-def _change(one: WhatIf) -> str:
+def _change(one: PlanChange) -> str:
     part = f", {one.part_of_sum:.2f} of the nodes' sum" if one.part_of_sum is not None else ""
     answer = "; then this is the fastest" if one.beats_answer else ""
     needs = f" (needs {one.needs}, which trainctl doesn't have yet)" if one.needs else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
     from trainctl.tui.commands.targets import Where
     from trainctl.tui.doctor.findings import ClusterFacts, Level
-    from trainctl.tui.setup.calibration_request import Wanted
+    from trainctl.tui.setup.calibration_request import CalibrationTarget
 
 app = subcommands()
 
@@ -98,7 +98,7 @@ def calibrate(
     from trainctl.tui.setup import calibration_request
 
     at = where(ctx, connect, cluster)
-    wanted = calibration_request.Wanted(_config(file, set_ or [], at), _lead(at))
+    wanted = calibration_request.CalibrationTarget(_config(file, set_ or [], at), _lead(at))
     found, problems = dict[str, m.Calibration](), dict[str, str]()
     for group in _machines(_nodes(at, wanted.config, node), alone):
         for name, result in _calibrated(wanted, group, json).items():
@@ -164,7 +164,7 @@ def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
 
 
 def _calibrated(
-    wanted: "Wanted", addresses: dict[str, str], json: bool
+    wanted: "CalibrationTarget", addresses: dict[str, str], json: bool
 ) -> dict[str, m.Calibration | TrainctlError]:  # fmt: skip
     """The nodes of one machine at the same time, or one node; by name, with why one failed."""
     from trainctl.tui.setup import calibration_request

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Rule, Rung, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 
@@ -18,7 +18,7 @@ class _Verdict(NamedTuple):
     of: Verdict
 
 
-def diagnose(facts: RunFacts, rules: Sequence[Rule] = RULES) -> m.Diagnosis:
+def diagnose(facts: DiagnosisFacts, rules: Sequence[Rule] = RULES) -> m.Diagnosis:
     """What is wrong with a run, a cause before those that follow from it. Missing facts raise nothing: what can't be
     judged is `unknown`."""
     situation = Situation(facts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.step_model import Timing, middle
 
 WINDOW_STEPS = 24
@@ -53,7 +53,7 @@ def trimmed(values: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def by_step(facts: RunFacts) -> list[Parts]:
+def by_step(facts: DiagnosisFacts) -> list[Parts]:
     """The ranks' parts of each step that all ranks of the newest one were in, oldest first."""
     found: dict[int, dict[int, m.RankStep]] = {}
     for part in facts.parts:

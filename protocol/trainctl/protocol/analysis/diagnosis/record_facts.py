@@ -5,7 +5,7 @@ import contextlib
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.run_facts import LiveFacts, RunFacts
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts, LiveFacts
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -21,6 +21,8 @@ LEAST_STEPS = 120
 """Steps that are read even with many ranks."""
 EVENTS_READ = 300
 """Newest events."""
+CHECKPOINTS_READ = 20
+"""Newest events about checkpoints, which are read even if they are older."""
 READINGS_READ = 720
 """Newest readings of all nodes; a record has one of each node every 10 s."""
 
@@ -35,7 +37,7 @@ def config_of(paths: RunPaths) -> RunFile | None:
 def facts_of_record(
     reader: RecordReader, config: RunFile | None = None, *, live: LiveFacts | None = None, at: float | None = None,
     last_step: int | None = None,
-) -> RunFacts:  # fmt: skip
+) -> DiagnosisFacts:  # fmt: skip
     """The newest facts, or those up to `last_step`. `live`: what the run's agent adds, with `at`, the present time.
     Raises InvalidInputError if the record cannot be read."""
     newest = reader.last_step()
@@ -46,9 +48,9 @@ def facts_of_record(
     steps = tuple(step for step in steps if step.step <= last)
     is_past = newest is not None and last < newest.step
     until = steps[-1].committed_at if is_past and steps else None
-    events = tuple(one for one in reader.events(limit=EVENTS_READ, newest=True)[0] if until is None or one.at <= until)
+    events = _events(reader, until)
     readings = _readings(reader, live, until)
-    return RunFacts(
+    return DiagnosisFacts(
         at=at if at is not None else _last_time(steps, events), is_live=live is not None, view=view, config=config,
         steps=steps, parts=reader.parts_between(steps[0].step, last) if steps else (), readings=readings,
         events=events, alerts=live.alerts if live is not None else (),
@@ -69,6 +71,13 @@ def _view(reader: RecordReader) -> m.RunView | None:
         return msgspec.json.decode(text, type=m.RunView) if text else None
     except msgspec.MsgspecError:
         return None
+
+
+def _events(reader: RecordReader, until: float | None) -> tuple[m.Event, ...]:
+    """Oldest first."""
+    newest = reader.newest_events(EVENTS_READ, until)
+    older = reader.newest_events(CHECKPOINTS_READ, until, e.CheckpointWritten.category)
+    return (*(one for one in older if newest and one.id < newest[0].id), *newest)
 
 
 def _last_time(steps: tuple[m.StepCommitted, ...], events: tuple[m.Event, ...]) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis import pace
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.pace import Pace, Parts
-from trainctl.protocol.analysis.diagnosis.run_facts import RunFacts
 from trainctl.protocol.analysis.diagnosis.words import seconds
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
@@ -25,7 +25,7 @@ LINE_POINTS = (1, 2)
 class Situation:
     """Raises nothing for missing facts: what isn't known is None or empty."""
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: DiagnosisFacts) -> None:
         self.facts = facts
 
     # ------------------------------------------------------------ steps

@@ -213,7 +213,7 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         if not gpus:
             yield Unknown(f"device readings of {its.node}", its.node)
             continue
-        others = [one for one in getattr(gpus[-1], "others", ()) if _is_large(one)]
+        others = [one for one in gpus[-1].others if _is_large(one)]
         if not others:
             yield Clear("no other program on the GPU that can be seen", its.node)
             continue
@@ -226,10 +226,10 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-def _is_large(process: Any) -> bool:
+def _is_large(process: m.GpuProcess) -> bool:
     return process.memory_bytes is None or process.memory_bytes >= OTHERS_BYTES
 
 
-def _who(process: Any) -> str:
+def _who(process: m.GpuProcess) -> str:
     size = f", {megabytes(process.memory_bytes)} of device memory" if process.memory_bytes is not None else ""
     return f"{process.name} (pid {process.pid}, {process.user}){size}"

@@ -9,6 +9,7 @@ from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Ver
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.apportion import check_enough
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.errors import InvalidInputError
@@ -23,6 +24,11 @@ CROWDED_TIMES = 3.0
 """Factor of this at a high CPU pressure."""
 MOST_LINES = 9
 """Lines of evidence about ranks."""
+SPLIT_PART = 0.2
+"""Part of the others' wait that another split must save: where it saves less, ranks wait for their turn on shared
+processors."""
+MODELED_PART = 0.75
+"""Part of a step without the sum that the slowest rank's model must explain, for splits to be compared by it."""
 OWN_GROWTH = 0.1
 """Part by which a rank's passes must be longer than they were, to be called slow by its own past."""
 OWN_PART = 0.5
@@ -33,6 +39,10 @@ LEAST_SYNC_SECONDS = 0.02
 """Seconds of a step below which the sum is no trouble: it is mostly fixed costs."""
 LINK_USE = 0.5
 """Part of the calibrated bandwidth below which a link is slow."""
+CROSSING_PART = 0.1
+"""Part of the sum's bytes that a node must send over its network, for the gradients to cross it."""
+SLOW_LINK = 12.5e6
+"""Bytes per second of a slow link, 100 Mbit/s: a sum that takes much longer than that doesn't wait for bytes."""
 LOST_SEGMENTS = 0.002
 """Part of the segments sent again from which a link is lossy."""
 LEAST_LOST = 1.0
@@ -83,7 +93,13 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
 
 def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf | None) -> Found:
     phase, line = _phase(s, rank)
-    lines = [line, *(f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s, rank).items())]
+    own = s.ranks[rank]
+    total = sum(its.samples for its in s.ranks.values())
+    share = f"{own.samples} of {total} samples take it {seconds(own.busy)}"
+    lines = [
+        line if by_own else share,
+        *(f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s, rank).items()),
+    ]
     best = _best(s, s.recent) if by_split is not None else None
     split_line = [f"the best split of the batch takes {seconds(best[1])}, this one {seconds(best[0])}"] if best else []
     title = f"{s.label(rank)} is slow in {phase}" if by_own else f"{s.label(rank)} has too large a share"
@@ -99,11 +115,14 @@ def _by_own(s: Situation, rank: int) -> m.WhatIf | None:
 
 
 def _by_split(s: Situation, rank: int) -> m.WhatIf | None:
-    """A step with the best split; None if this one is no cause. Where others hardly wait, their speed depends on the
-    rank's, as with shared processors, and no split helps."""
+    """A step with the best split; None if this one is no cause. Where others hardly wait, or wait much longer than it
+    explains, their speed depends on the rank's, as with shared processors, and no split helps."""
     gain = _gain(s)
-    found = s.what_if((s.step_seconds or 0.0) - (gain[0] - gain[1]), "this split") if gain is not None else None
-    if found is None or found.part < _least(s) or median(_waits(s, rank).values()) < OWN_PART * found.saved:
+    if gain is None or s.step_seconds is None or gain[0] < MODELED_PART * (s.step_seconds - s.sync_seconds):
+        return None
+    found = s.what_if(s.step_seconds - (gain[0] - gain[1]), "this split")
+    wait = median(_waits(s, rank).values())
+    if found is None or found.part < _least(s) or not SPLIT_PART * wait <= found.saved <= wait / OWN_PART:
         return None
     return found
 
@@ -213,6 +232,8 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
         yield _alone(s)
     elif not _is_long(s, part):
         yield Clear(f"the sum of gradients takes {seconds(s.sync_seconds)}, {percent(part)} of a step")
+    elif _crosses(s) is False:
+        yield Clear("the gradients don't leave the machine: no network link carries them")
     else:
         use = _link_use(s)
         said = [f"{percent(use)} of the calibrated bandwidth"] if use is not None else []
@@ -221,7 +242,9 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
         is_slow = (use is not None and use < LINK_USE) or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
         waits = _cpu_pressure(s)
-        if waits is not None and waits >= CPU_PRESSURE and not is_slow:
+        if not is_slow and not _crosses(s) and not _is_explained(s):
+            yield Clear(f"{percent(part)} of a step, more than its bytes explain: it waits for processors")
+        elif waits is not None and waits >= CPU_PRESSURE and not is_slow:
             yield Clear(f"{percent(part)} of a step, at a CPU pressure of {waits:.0f} %: it waits for processors")
         else:
             yield _slow_sum(s, title, (*said, *_varied(s)), None)
@@ -238,6 +261,30 @@ def _sync_part(s: Situation) -> float | None:
 
 def _is_long(s: Situation, part: float) -> bool:
     return part >= SYNC_PART and s.sync_seconds >= LEAST_SYNC_SECONDS
+
+
+def _crosses(s: Situation) -> bool | None:
+    """Whether the gradients go over a network, by what the nodes send besides loopback; None: not known."""
+    sent, size = _sent(s), _sum_bytes(s)
+    if sent is None or size is None or not s.step_seconds:
+        return None
+    return sent * s.step_seconds >= CROSSING_PART * sent_bytes(size, len(s.ranks))
+
+
+def _sent(s: Situation) -> float | None:
+    """Bytes per second of the node that sends most; None: not counted on each node."""
+    found = [s.reading(node, "network_out_bytes_per_second") for node in s.nodes]
+    return max((one for one in found if one is not None), default=None) if None not in found else None
+
+
+def _is_explained(s: Situation) -> bool:
+    """Whether a slow link would take half of the sum's seconds for its bytes."""
+    size = _sum_bytes(s)
+    return size is not None and sent_bytes(size, len(s.ranks)) / SLOW_LINK >= 0.5 * s.sync_seconds
+
+
+def _sum_bytes(s: Situation) -> float | None:
+    return max((size for rank in s.ranks if (size := s.metric(rank, "sum_bytes")) is not None), default=None)
 
 
 def _lost(s: Situation, node: str) -> tuple[float, bool] | None:
@@ -271,8 +318,8 @@ def _slow_sum(s: Situation, title: str, evidence: tuple[str, ...], node: str | N
     expected += [s.sync_before] if s.sync_before is not None else []
     usual = min([one for one in expected if one < took], default=0.0)
     said = f"the sum takes {seconds(took)} of {seconds(whole)}, {percent(took / whole)}, waits for slower ranks aside"
-    sizes = [size for rank in s.ranks if (size := s.metric(rank, "sum_bytes")) is not None]
-    summed = (f"{megabytes(max(sizes))} of gradients are summed in each step",) if sizes else ()
+    size = _sum_bytes(s)
+    summed = (f"{megabytes(size)} of gradients are summed in each step",) if size is not None else ()
     what_if = s.what_if(whole - (took - usual), "the link's delay" if usual else "the sum of gradients")
     return Found(title, (said, *evidence, *summed), node or "", what_if=what_if, values=_values(s, took))
 

@@ -171,8 +171,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-link", "The sum of gradients takes long", "10 % of a step and 20 ms, waits for slower ranks "
-        "subtracted",
+        "slow-link", "The sum of gradients takes long", "10 % of a step and 20 ms, waits for slower ranks subtracted, "
+        "and bytes that cross a network",
         ranks.slow_link, ("low-use",),
         (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),

@@ -22,7 +22,7 @@ class LiveFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class DiagnosisFacts:
     """One run at one time. Steps, parts, events and readings are oldest first."""
 
     at: float  # Unix seconds: now, or the time of the last fact in a record
