@@ -75,7 +75,7 @@ def row(
     """One run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
-        "RUN": ln.clean(run.name),
+        "RUN": ln.clean(run.name) + (" SIMULATED" if run.simulated else ""),
         "STATE": (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else ""),
         "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
