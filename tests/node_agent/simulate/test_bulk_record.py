@@ -5,6 +5,10 @@ import sqlite3
 import pytest
 from tests.node_agent.support.scenarios import simulate
 
+from trainctl.node_agent.simulate.bulk_record import BulkRecord
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import rebuild_rollups
 
 NODES = {
@@ -34,3 +38,16 @@ def test_no_step_is_there_twice_and_a_redone_one_is_retracted(tmp_path):
         retracted = connection.execute("SELECT step FROM steps WHERE retracted ORDER BY step").fetchall()
     assert standing == [(step,) for step in range(1, 61)]
     assert retracted == [(31,), (32,)]
+
+
+def test_a_full_disk_ends_it_and_closes_the_record(tmp_path):
+    record = BulkRecord(RunPaths(tmp_path))
+    record._connection.execute("PRAGMA journal_mode=MEMORY")
+    (pages,) = record._connection.execute("PRAGMA page_count").fetchone()
+    record._connection.execute(f"PRAGMA max_page_count={pages}")
+    for number in range(2000):
+        record.event(float(number), e.Notice("text " * 20), "info", "test")
+    with pytest.raises(RefusedError, match="full: free some space, or give --output another folder"):
+        record.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        record._connection.execute("SELECT 1")

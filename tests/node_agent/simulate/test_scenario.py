@@ -120,3 +120,12 @@ def test_the_process_says_where_the_record_is_and_leaves_nothing_after_an_error(
     where, made = map(json.loads, done.stdout.splitlines())
     assert where["run_directory"] == made["run_directory"]
     assert (made["state"], made["steps"], made["simulated"]) == ("finished", 10, True)
+
+
+def test_simulations_that_begin_at_once_get_records_of_their_own(tmp_path):
+    cluster, run = files(tmp_path, ONE, 10, 8)
+    command = [sys.executable, "-m", "trainctl.node_agent.simulate", str(cluster), str(run), "--parameters=1000"]
+    both = [subprocess.Popen([*command, "--output", str(tmp_path / "state")], stdout=subprocess.PIPE) for _ in range(2)]
+    made = [json.loads(process.communicate()[0].splitlines()[-1]) for process in both]
+    assert sorted(one["run"] for one in made) == ["try-simulated-0", "try-simulated-0-2"]
+    assert {one["state"] for one in made} == {"finished"}

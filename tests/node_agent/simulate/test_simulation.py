@@ -6,8 +6,11 @@ from typing import get_args
 import pytest
 from tests.node_agent.support.scenarios import events_of, simulate, steps_of
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.simulate.outcome import outcome
+from trainctl.node_agent.simulate.simulated_lead import SimulatedLead
+from trainctl.protocol import messages as m
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.record.reader import RecordReader
@@ -121,6 +124,19 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert made["step_seconds"] == pytest.approx(6.0 + 6.4 / gbit, rel=0.01)
     assert made["efficiency"] == pytest.approx(6.0 / (6.0 + 6.4 / gbit), rel=0.02)
     assert (made["efficiency"] > efficiency) == (gbit > 1)
+
+
+def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_same(tmp_path, monkeypatch):
+    nodes = {"a": {"samples_per_second": 0.25, "speeds": [{"step": 8, "speed": 0.05}, {"step": 9, "speed": 1.0}]}}
+    fed: list[d.Input] = []
+    real = SimulatedLead.feed
+    monkeypatch.setattr(SimulatedLead, "feed", lambda lead, event: (fed.append(event), real(lead, event))[1])
+    simulation, played = simulate(tmp_path, nodes, steps=12)
+    assert played.ended.state == "finished"
+    slow = [event for event in events_of(simulation) if event.step == 8 and event.severity == "warning"]
+    # At 48 s a step, a step is reported after 480 s.
+    assert [event.text for event in slow] == ["a has not finished its part of step 8 after 481 s"]
+    assert sum(isinstance(event, d.Ticked | m.Alive) for event in fed) < played.simulated_seconds / 2
 
 
 def test_a_run_of_an_hour_is_simulated_faster_than_it_would_pass(tmp_path):

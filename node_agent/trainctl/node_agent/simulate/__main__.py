@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,22 @@ def _play(found: Scenario, root: Path | None) -> int:
 
 
 def _directory(found: Scenario, root: Path | None) -> Path:
-    """The first free name. Raises InvalidInputError if the folder can't be made."""
+    """Made, with the first free name. Raises InvalidInputError if it can't be made."""
     runs = runs_directory(node_directory(NODE, root))
     name = f"{found.config.run.name}-simulated-{found.seed}"
     try:
         runs.mkdir(parents=True, exist_ok=True)
+        return next(made for number in count(1) if (made := _made(runs / (f"{name}-{number}" if number > 1 else name))))
     except OSError as error:
         raise InvalidInputError("--output", f"{runs}: {error.strerror or error}") from None
-    number, directory = 1, runs / name
-    while directory.exists():
-        number += 1
-        directory = runs / f"{name}-{number}"
+
+
+def _made(directory: Path) -> Path | None:
+    """None if another simulation has that name: two may begin at once."""
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        return None
     return directory
 
 

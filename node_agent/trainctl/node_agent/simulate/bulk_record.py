@@ -1,4 +1,7 @@
-"""The record of a simulated run: written in large transactions, because steps come far faster than in a real run."""
+"""The record of a simulated run: written in large transactions, because steps come far faster than in a real run.
+
+A real run continues while its disk is full. A simulation ends instead, because nothing of it is worth keeping then.
+"""
 
 from collections.abc import Sequence
 
@@ -6,6 +9,7 @@ from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.simulate.bulk_rollups import fill
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 PARTS_KEPT, WRITES_KEPT = 40_000, 5000
@@ -35,16 +39,23 @@ class BulkRecord(RunDb):
         self.flush()
 
     def flush(self) -> None:
-        """Write all that waits."""
+        """Write all that waits. Raises RefusedError if the disk refuses it."""
         if self._steps_kept or self._parts_kept:
             self._waiting.append(writes.commit_many([*self._steps_kept.values()], self._parts_kept, fill))
             self._steps_kept, self._parts_kept = {}, []
         while self._waiting and self._flush(durable=False):
             pass
+        if self._waiting and not (self._ballast.release() and self._flush(durable=False)):
+            raise RefusedError(
+                f"{self._paths.record}: {self._refusal}: free some space, or give --output another folder"
+            )
 
     def close(self) -> None:
-        self.flush()
-        super().close()
+        """Raises RefusedError if the disk refuses what waits; the record is closed then too."""
+        try:
+            self.flush()
+        finally:
+            super().close()
 
     def _write(self, write: writes.Write, *, durable: bool = False) -> None:
         self._waiting.append(write)

@@ -6,6 +6,7 @@ It has no model. Its state is the number of its last step, and the positions in 
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from trainctl.node_agent.conductor import events as d
@@ -36,6 +37,7 @@ class SimulatedRank:
         self._life = self._work = 0  # numbers of its process and of what it does: what is of older ones is over
         self._failed_at: set[int] = set()
         self._place = 0  # of its work in a plan
+        self._plan_began = 0.0
         self._forget(0, 0)
 
     def _forget(self, step: int, cursor: int) -> None:
@@ -63,7 +65,7 @@ class SimulatedRank:
         self._work += 1
         self._later(self.facts.load_seconds, self._load)
         seconds = self._device.seconds_to_failure()
-        if seconds < float("inf"):
+        if seconds < inf:
             life = self._life
             self._queue.after(seconds, lambda: self.die("simulated failure") if self._life == life else None)
 
@@ -94,8 +96,8 @@ class SimulatedRank:
 
     @property
     def is_busy_for(self) -> float:
-        """Seconds since it began what it does; a rank that isn't in a group waits since ever."""
-        return self._queue.now - self._in_step.began if self._in_step is not None else float("inf")
+        """Seconds since it began its plan; infinite without one."""
+        return self._queue.now - self._plan_began if self._plans else inf
 
     def _later(self, seconds: float, what: Callable[[], None]) -> None:
         """Unless it leaves its group or ends before."""
@@ -190,7 +192,7 @@ class SimulatedRank:
     # ------------------------------------------------------------ steps
 
     def _begin_next(self) -> None:
-        plan = self._plans[0]
+        plan, self._plan_began = self._plans[0], self._queue.now
         place = self._place if self._place < len(plan.work) else 0
         if plan.work[place].rank != self.rank:
             place = self._place = next(place for place, work in enumerate(plan.work) if work.rank == self.rank)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +27,11 @@ from trainctl.protocol.record.paths import RunPaths
 SAMPLES = 100_000
 """Of an epoch: a simulated run reads no data."""
 TICK_SECONDS = 1.0
+"""Between looks at deadlines, and messages of ranks that they are alive, while a rank has no plan."""
 LONG_SECONDS = 5.0
-"""A rank that has been at the same part for so long says every second that it is alive."""
+"""The same once a rank has been at a plan for longer than this: each second would cost more than the steps do."""
 CALM_SECONDS = 30.0
-"""Between looks at deadlines while all ranks are in a step that takes no longer than that."""
+"""Between looks at deadlines while all plans are shorter."""
 READING_SECONDS = 60.0
 """Between readings of a machine."""
 FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
@@ -49,10 +51,10 @@ class SimulatedRun(NamedTuple):
 
 
 class Simulation:
-    """One run of a scenario, in a run directory that doesn't exist yet."""
+    """One run of a scenario, in an empty run directory."""
 
     def __init__(self, scenario: Scenario, directory: Path) -> None:
-        """Raises RefusedError or InvalidInputError; leaves nothing then."""
+        """Makes the directory if it isn't there. Raises RefusedError or InvalidInputError."""
         self.scenario, self.paths = scenario, RunPaths(directory)
         self.queue = EventQueue()
         self._groups: dict[m.Generation, SimulatedGroup] = {}
@@ -132,12 +134,12 @@ class Simulation:
         )  # fmt: skip
 
     def _tick(self) -> None:
-        long = [rank for rank in self.ranks.values() if rank.is_busy_for > LONG_SECONDS]
-        for rank in long:
-            if rank.alive:
-                self.lead.feed(rank.alive_message())
-        if long or self.queue.now - self._ticked >= CALM_SECONDS:
+        longest = max(rank.is_busy_for for rank in self.ranks.values())
+        if self.queue.now - self._ticked >= _seconds_between_ticks(longest):
             self._ticked = self.queue.now
+            for rank in self.ranks.values():
+                if rank.alive and rank.is_busy_for > LONG_SECONDS:
+                    self.lead.feed(rank.alive_message())
             self.lead.feed(d.Ticked())
         self.queue.after(TICK_SECONDS, self._tick)
 
@@ -176,3 +178,10 @@ class Simulation:
         progress = opening.conductor.progress
         for rank in self.ranks.values():
             self.queue.after(due - self.queue.now, partial(rank.start, progress.step, progress.cursor))
+
+
+def _seconds_between_ticks(longest: float) -> float:
+    """By how long the slowest rank has been at its plan; infinite: a rank has none."""
+    if longest <= LONG_SECONDS:
+        return CALM_SECONDS
+    return LONG_SECONDS if longest < inf else TICK_SECONDS

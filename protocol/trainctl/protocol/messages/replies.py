@@ -100,6 +100,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     cursor: Count | None = None  # first unused position in the sequence of samples; None: unknown
     rates: RunRates | None = None  # speed and remaining time as of the run's last step
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
+    simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

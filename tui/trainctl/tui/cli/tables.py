@@ -39,7 +39,8 @@ def date_and_time(at: float) -> str:
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
     """The output of `trainctl ls`."""
     rows = [
-        (run.run, f"{run.state}?" if run.stale else run.state, f"{run.step:,}/{fmt.count(run.steps)}",
+        (run.run, f"{run.state}{'?' if run.stale else ''}{' SIMULATED' if run.simulated else ''}",
+         f"{run.step:,}/{fmt.count(run.steps)}",
          fmt.loss(run.last_loss),
          run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs

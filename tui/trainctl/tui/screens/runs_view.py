@@ -76,7 +76,7 @@ def row(
     run = item.run
     texts = {
         "RUN": ln.clean(run.name),
-        "STATE": (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else ""),
+        "STATE": _state(run),
         "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
         "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
@@ -89,6 +89,13 @@ def row(
         role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if f.NA in text else "text"
         made += [ln.Piece(text.rjust(size) if column.right else text.ljust(size), role), ln.Piece(" ")]
     return tuple(piece._replace(role="cursor") for piece in ln.fit(made, columns)) if chosen else ln.fit(made, columns)
+
+
+def _state(run: m.RunSummary) -> str:
+    """In capitals where it must not be overlooked. The colour says how a simulated run ended."""
+    if run.simulated:
+        return "SIMULATED"
+    return (run.state.upper() if run.state == "failed" else run.state) + ("?" if run.stale else "")
 
 
 def _spent(run: m.RunSummary, clock: Clock) -> str:
