@@ -75,7 +75,7 @@ def run(cluster: Cluster, run_config: Any) -> Iterator[tuple[BlockingClient, str
         config = run_config(run__steps=FOREVER, nodes=on(*NODES), group={"first_shares": "even"})
         begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
-        yield client, begun.run
+        yield client, begun.run or ""
 
 
 def begin_writing(client: BlockingClient, held: HeldWrites) -> str:
