@@ -225,3 +225,28 @@ def test_the_view_says_how_far_it_is() -> None:
     view = views.rank_view(simulation.conductor, 0, 1, "", None, 0.0)
     step = simulation.conductor.durable.writing.step
     assert (view.state, view.why) == ("run", f"writing the checkpoint of step {step}, 40%")
+
+
+def test_a_scheduled_one_whose_writers_are_lost_is_planned_again() -> None:
+    """Also when the run is far from the next step at which one is due."""
+    simulation = group("abc", every_steps=100).until_step(99)
+    writing(simulation)
+    before = simulation.conductor.durable.writing
+    assert before is not None
+    assert before.step == 100
+    simulation.until_step(105)
+    for rank in (0, 1):
+        simulation.kill(simulation.ranks[rank])
+    simulation.until(lambda: (at := simulation.conductor.durable.writing) is not None and at.seq > before.seq)
+    let_go(simulation)
+    simulation.until(lambda: simulation.conductor.durable.written > 100)
+    assert simulation.conductor.durable.written < 120
+
+
+def test_progress_of_another_write_is_not_taken_for_this_one_s() -> None:
+    simulation = group("a").until_step(3)
+    simulation.command("checkpoint")
+    writing(simulation)
+    step = simulation.conductor.durable.writing.step
+    simulation.feed(m.CheckpointProgress(run=RUN, rank=0, step=step - 1, done_bytes=9, total_bytes=10))
+    assert simulation.conductor.writing(0) == f"writing the checkpoint of step {step}"

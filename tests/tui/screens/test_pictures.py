@@ -25,6 +25,7 @@ from tests.tui.support.recorded import (
     snapshot,
     source_of,
     under_way,
+    writing,
 )
 from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
@@ -92,6 +93,11 @@ def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int])
 def test_overview_of_a_group_in_motion(snap_compare: Compare, size: tuple[int, int]) -> None:
     """One rank is late, one is about to be drained."""
     assert snap_compare(app_of(Recorded(under_way(leaving(run_view(3))))), terminal_size=size, run_before=still())
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_overview_while_a_checkpoint_is_written(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(Recorded(under_way(writing(run_view(1))))), terminal_size=size, run_before=still())
 
 
 def mixed() -> Recorded:

@@ -108,6 +108,12 @@ def hung(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunV
     return msgspec.structs.replace(view, ranks=ranks)
 
 
+def writing(view: m.RunView) -> m.RunView:
+    """The run while its first rank writes a checkpoint in the background."""
+    why = f"{m.WRITING} of step {view.step - 12:,}, 40%"
+    return msgspec.structs.replace(view, ranks=(msgspec.structs.replace(view.ranks[0], why=why), *view.ranks[1:]))
+
+
 def leaving(view: m.RunView) -> m.RunView:
     """The run with its second rank late and its third about to be drained."""
     late = msgspec.structs.replace(

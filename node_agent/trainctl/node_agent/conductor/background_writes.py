@@ -1,8 +1,8 @@
-"""The checkpoint that ranks write in the background: who writes it, how far that has come, and what it comes to.
+"""The checkpoint that ranks write in the background: its writers, their progress and its outcome.
 
 A checkpoint plan is done when its writers have copied their state; the checkpoint is complete when each has written and
-read back its copy, which may be many steps later. Until then no other one is planned. It is kept durably, so that the
-next conductor knows what the writers' messages are of; they repeat these with their heartbeats.
+read back its copy, which may be many steps later. Until then no other one is planned. The durable state holds it, so
+that the next conductor can match the writers' messages, which they repeat with their heartbeats.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,12 +32,13 @@ class _Mark(NamedTuple):
 
 
 class BackgroundWrites:
-    """At most one at a time. What it comes to changes commands and events; the conductor looks for the next plan."""
+    """At most one at a time. Its outcome ends commands and makes events; the conductor then looks for the next plan."""
 
     def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
         self._state, self._rendezvous, self._pending = state, rendezvous, pending
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, m.Checkpointed] = {}  # the newest; a rank may be done before others have copied
+        self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
 
     @property
     def now(self) -> Writing | None:
@@ -53,6 +54,11 @@ class BackgroundWrites:
     def commands(self) -> tuple[str, ...]:
         """IDs of the commands that it answers."""
         return self.now.commands if self.now is not None else ()
+
+    @property
+    def owes_checkpoint(self) -> bool:
+        """Whether a scheduled one stays wanted when the group goes back to an earlier step."""
+        return self.now is not None or self._is_lost
 
     @property
     def mark(self) -> object:
@@ -80,19 +86,20 @@ class BackgroundWrites:
     def begin(self, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
+        self._is_lost = False
         self._state.keep(writing=Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands))
         for rank in plan.writers:
             written, why = reports[rank].checkpoint, reports[rank].skipped
             if written is not None or why is not None:  # else it has copied its state, and reports the rest later
                 self.written(rank, written, why or "")
-            elif (said := self._said.get(rank)) is not None and (said.generation, said.seq) == (
-                plan.generation,
-                plan.seq,
-            ):
+            elif (said := self._said.get(rank)) is not None and _is_of(said, plan):
                 self.written(rank, said.checkpoint, said.problem)
         self._state.persist()
 
     def on_progress(self, said: m.CheckpointProgress, now: float) -> None:
+        """That of an earlier write, which a fence has made obsolete, is ignored."""
+        if self.now is None or said.step != self.now.step:
+            return
         before = self._marks.get(said.rank)
         still_seconds = 0.0
         if before is not None and before.done_bytes == said.done_bytes:
@@ -100,22 +107,19 @@ class BackgroundWrites:
         self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
 
     def on_checkpointed(self, said: m.Checkpointed) -> bool:
-        """True if a rank's write has ended by it; what it repeats, and what is of a step that was retracted, counts no
-        more."""
+        """True if it ends a rank's write; repeated messages, and those of an obsolete write, are ignored."""
         if said.seq is None:
             return self._on_unplanned(said)
         writing = self.now
         self._said[said.rank] = said
-        if writing is None or said.rank not in writing.ranks:
-            return False
-        if (said.generation, said.seq) != (writing.generation, writing.seq):
+        if writing is None or said.rank not in writing.ranks or not _is_of(said, writing):
             return False
         self.written(said.rank, said.checkpoint, said.problem)
         self._state.persist()
         return True
 
     def written(self, rank: int, info: m.CheckpointInfo | None, problem: str) -> None:
-        """A rank's part has ended; kept durably by the caller."""
+        """A rank's part has ended; the caller persists it."""
         writing, node = self.now, self._state.node(rank)
         assert writing is not None
         left = tuple(other for other in writing.ranks if other != rank)
@@ -144,8 +148,8 @@ class BackgroundWrites:
         return writing.failed
 
     def look(self) -> bool:
-        """Give up ranks that have gone, and those that make no progress; True if one was. What none has written is
-        planned again."""
+        """Give up ranks that are gone or make no progress; True if there was one. A checkpoint that no rank has
+        written is planned again."""
         writing = self.now
         if writing is None or self._state.stage in ("leaving", "over"):
             return False
@@ -181,6 +185,7 @@ class BackgroundWrites:
                 self._pending.put_back(id, carried)
                 self._state.uncarry(id)
         self._pending.scheduled.add("checkpoint")
+        self._is_lost = True
         self._state.persist(writing=None)
 
     def _is_gone(self, rank: int) -> bool:
@@ -191,7 +196,7 @@ class BackgroundWrites:
         return rank in self._marks and self._marks[rank].still_seconds >= limit_seconds
 
     def _on_unplanned(self, said: m.Checkpointed) -> bool:
-        """The only rank was ended by a signal, and has saved its last step."""
+        """A signal ended the only rank, which has saved its last step."""
         members, progress = self._rendezvous.members, self._state.progress
         counts = said.checkpoint is not None and said.step == progress.step and members == {said.rank}
         if counts and said.step not in self._state.durable.checkpoints and said.checkpoint is not None:
@@ -213,5 +218,5 @@ def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: boo
     state.keep(written=info.step, checkpoints=tuple(sorted(kept)))
 
 
-def _is_of(said: m.Checkpointed, plan: m.StepPlan) -> bool:
+def _is_of(said: m.Checkpointed, plan: m.StepPlan | Writing) -> bool:
     return (said.generation, said.seq) == (plan.generation, plan.seq)

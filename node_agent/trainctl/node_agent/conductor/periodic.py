@@ -75,10 +75,10 @@ class PeriodicPlans:
         """The run doesn't end after all; when it does, what belongs to it is scheduled again."""
         self._ending_scheduled = False
 
-    def start_over(self, step: int, *, was_passed: bool) -> None:
+    def start_over(self, step: int, *, was_passed: bool, owes_checkpoint: bool) -> None:
         """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
-        checkpoint that waits for the one before it is wanted still."""
-        waiting = self._pending.scheduled & {"checkpoint"} if self._state.durable.writing is not None else set()
+        scheduled checkpoint stays wanted if the one before it is being written or was lost (`owes_checkpoint`)."""
+        waiting = self._pending.scheduled & {"checkpoint"} if owes_checkpoint else set()
         self._pending.scheduled.clear()
         self._pending.scheduled |= waiting
         self._ending_scheduled = False

@@ -321,7 +321,8 @@ class Pipeline:
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
-        self.periodic.start_over(progress.step, was_passed=self._commits.plan(progress.step + 1) is not None)
+        was_passed = self._commits.plan(progress.step + 1) is not None
+        self.periodic.start_over(progress.step, was_passed=was_passed, owes_checkpoint=self.writes.owes_checkpoint)
         if retracts:
             self.writes.retract()
         self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None

@@ -17,7 +17,7 @@ PART_BYTES = 60 * 1024
 """Size of the parts in which a file is copied."""
 AT_ONCE = 4
 """Parts of a file that are requested at a time."""
-_NOT_NEEDED = ("optimizer.safetensors", "random.safetensors")
+_NOT_NEEDED = ("optimizer.safetensors", "optimizer.safetensors.zst", "random.safetensors")
 
 ReadPart = Callable[[str, int], Awaitable[bytes]]
 """Reads a part of a file of the checkpoint on the lead, by name and offset."""

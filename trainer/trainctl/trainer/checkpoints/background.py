@@ -26,8 +26,8 @@ class WriteMeter:
 
 
 class BackgroundWriter:
-    """`start` is for the main thread. A job raises nothing; its outcome goes to `done`, on the thread, when the next
-    one may start."""
+    """`start` is for the main thread. A job raises nothing. `done` receives its outcome on the writer's thread, once
+    the next job may start."""
 
     def __init__(self, done: Callable[[Checkpointed], None]) -> None:
         self._done = done
@@ -36,14 +36,14 @@ class BackgroundWriter:
         self._idle.set()
         self._thread: threading.Thread | None = None
         self.meter: WriteMeter | None = None
-        """Of the write under way; None: there is none."""
+        """Of the write in progress; None: there is none."""
 
     @property
     def is_busy(self) -> bool:
         return not self._idle.is_set()
 
     def start(self, job: Job, meter: WriteMeter) -> None:
-        """Have it done by the thread. The one before must be done."""
+        """Queue a job. The one before must have ended."""
         assert not self.is_busy, "a checkpoint is still being written"
         self._idle.clear()
         self.meter = meter
@@ -53,7 +53,7 @@ class BackgroundWriter:
         self._jobs.put((job, meter))
 
     def wait(self) -> None:
-        """Until nothing is being written; what was may be about to be reported."""
+        """Wait until nothing is being written. The outcome may not have been reported yet."""
         self._idle.wait()
 
     def close(self) -> None:

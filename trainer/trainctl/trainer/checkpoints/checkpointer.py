@@ -1,4 +1,4 @@
-"""A rank's checkpoint plans: a copy between two steps, written in the background, and what the agent hears of it."""
+"""A rank's checkpoint plans: a copy between two steps, written in the background, and the messages to the agent."""
 
 from collections.abc import Callable
 
@@ -82,9 +82,10 @@ class Checkpointer:
         step, info, problem = copied.loop.step, None, ""
         try:
             info = self._saver.write_copy(copied, meter)
-        except CHECKPOINT_FAILURES as error:
+        except Exception as error:  # noqa: BLE001  an error that ended the thread would block the next copy
             problem = f"checkpoint failed: {first_line(error)}"
-            log.error("step %s: %s", f"{step:,}", problem)
+            unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
+            log.error("step %s: %s", f"{step:,}", problem, exc_info=unexpected)
         else:
             self._written_step = step
             size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
