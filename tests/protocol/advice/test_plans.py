@@ -203,3 +203,17 @@ def test_links_are_assumed_where_none_was_measured() -> None:
 def test_many_nodes_are_looked_at_in_time() -> None:
     facts = facts_of({f"n{number}": 1.0 + number for number in range(16)}, ethernet(10))
     assert len(advise(facts).plans) == 16 + 2 * 15
+
+
+def test_nodes_that_share_a_machines_memory_must_fit_together() -> None:
+    """Each node alone fits in it, but not both."""
+    one = {"machine": "one", "shared_bytes": 30_000}
+    found = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one}, gradient_bytes=0))
+    by_mode = {(found_plan.mode, found_plan.nodes): found_plan for found_plan in found.plans}
+    assert by_mode["alone", ("studio",)].can_run
+    assert by_mode["separate", ("studio", "mbp")].fits is False
+    assert by_mode["separate", ("studio", "mbp")].shared_memory[0].needed_bytes == 2 * 18_000
+    assert found.answer is not None
+    assert found.answer.mode == "alone"
+    apart = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one | {"machine": "two"}}, gradient_bytes=0))
+    assert all(found_plan.can_run for found_plan in apart.plans)

@@ -8,7 +8,7 @@ from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.tui.setup.calibration_request import Wanted, may_begin, measured, measured_together
+from trainctl.tui.setup.calibration_request import WantedCalibration, may_begin, measured, measured_together
 
 
 class Node:
@@ -47,7 +47,9 @@ async def test_nodes_of_a_machine_go_through_the_stages_together():
     a, b, c = Node(1), Node(3), Node(2, problem="no space")
     a.others = lambda: {one.reached for one in (b,)}
     said = []
-    ended = await measured_together(Wanted({}, "b"), lambda *line: said.append(line), {"a": a, "b": b, "c": c})
+    ended = await measured_together(
+        WantedCalibration({}, "b"), lambda *line: said.append(line), {"a": a, "b": b, "c": c}
+    )
     assert ended["a"].profile.beside == ("b", "c")
     assert ended["b"].profile.beside == ("a", "c")
     assert isinstance(ended["c"], RefusedError)
@@ -59,9 +61,9 @@ async def test_nodes_of_a_machine_go_through_the_stages_together():
 async def test_one_that_is_cancelled_cancels_its_nodes(count):
     nodes = {name: Node(10**9) for name in ("a", "b")[:count]}
     if count == 1:
-        task = asyncio.create_task(measured(Wanted({}, None), lambda _: None, nodes["a"]))
+        task = asyncio.create_task(measured(WantedCalibration({}, None), lambda _: None, nodes["a"]))
     else:
-        task = asyncio.create_task(measured_together(Wanted({}, None), lambda *_: None, nodes))
+        task = asyncio.create_task(measured_together(WantedCalibration({}, None), lambda *_: None, nodes))
     while not all(node.asked[0] for node in nodes.values()):
         await asyncio.sleep(0)
     task.cancel()

@@ -15,7 +15,7 @@ from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
 from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
-from trainctl.protocol.advice.what_if import WhatIf, batch_for, what_ifs
+from trainctl.protocol.advice.what_if import PlanChange, batch_for, what_ifs
 
 ALL_SETS: Final = 5
 """Nodes up to which every set of them is looked at; of more, each alone, and the fastest 2, 3 ... together."""
@@ -42,7 +42,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     independent: Plan | None  # the fastest for work that needs no common weights, such as several runs, or scoring
     plans: tuple[Plan, ...]  # the fastest first; those that can't run last
     batch_sizes: tuple[BatchSize, ...] = ()
-    what_ifs: tuple[WhatIf, ...] = ()
+    what_ifs: tuple[PlanChange, ...] = ()
     scoring: ScoringRate | None = None
     model_sizes: tuple[SizeRange, ...] = ()
     reference: ReferenceCluster | None = None

@@ -19,7 +19,7 @@ MOST_BATCH: Final = 2**24
 """Global batch up to which one is sought."""
 
 
-class WhatIf(msgspec.Struct, frozen=True):
+class PlanChange(msgspec.Struct, frozen=True):
     """One change, and what it does to a plan."""
 
     change: str
@@ -31,7 +31,7 @@ class WhatIf(msgspec.Struct, frozen=True):
     needs: str = ""  # what trainctl doesn't have
 
 
-def what_ifs(facts: AdviceFacts, sync: Plan | None, answer: Plan | None) -> tuple[WhatIf, ...]:
+def what_ifs(facts: AdviceFacts, sync: Plan | None, answer: Plan | None) -> tuple[PlanChange, ...]:
     """About the fastest plan in step, and the micro-batches of the answer. Empty if nothing is known."""
     found = [*_micro(facts, answer)] if answer is not None else []
     if sync is not None and sync.samples_per_second is not None:
@@ -58,7 +58,7 @@ def _efficiency(facts: AdviceFacts, sync: Plan, batch: int) -> float:
     return plan_of(facts, sync.nodes, "sync", global_batch=batch).efficiency or 0.0
 
 
-def _links(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[WhatIf]:
+def _links(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[PlanChange]:
     now = link_of(facts, sync.nodes)
     is_apple = all(facts.node(name).system == "Darwin" for name in sync.nodes)
     for kind in LINKS:
@@ -68,13 +68,13 @@ def _links(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[What
             yield _compared(kind.name, plan, sync, answer, f"engine {kind.engine}" if kind.engine else "")
 
 
-def _batches(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[WhatIf]:
+def _batches(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[PlanChange]:
     for factor in GROWTH:
         batch = factor * facts.run.global_batch
         yield _compared(f"G = {batch:,}", plan_of(facts, sync.nodes, "sync", global_batch=batch), sync, answer)
 
 
-def _adapters(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[WhatIf]:
+def _adapters(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[PlanChange]:
     """Only the sum is counted: passes over adapters are faster too, by how much isn't known."""
     summed = facts.run.adapter_gradient_bytes
     if summed is not None:
@@ -83,7 +83,7 @@ def _adapters(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[W
         yield _compared("LoRA: fewer gradients to sum", plan, sync, answer)
 
 
-def _micro(facts: AdviceFacts, answer: Plan) -> Iterator[WhatIf]:
+def _micro(facts: AdviceFacts, answer: Plan) -> Iterator[PlanChange]:
     """Each node's micro-batch at the peak of its curve."""
     for name in answer.nodes:
         node = facts.node(name)
@@ -96,10 +96,10 @@ def _micro(facts: AdviceFacts, answer: Plan) -> Iterator[WhatIf]:
             yield _compared(f"micro-batch {best} on {name}", plan, answer, answer)
 
 
-def _compared(change: str, plan: Plan, before: Plan, answer: Plan | None, needs: str = "") -> WhatIf:
+def _compared(change: str, plan: Plan, before: Plan, answer: Plan | None, needs: str = "") -> PlanChange:
     rate = plan.samples_per_second or 0.0
     gain = rate / before.samples_per_second - 1 if before.samples_per_second else 0.0
     is_sync = plan.mode == "sync"
     reached = answer.samples_per_second if answer is not None and answer.samples_per_second else 0.0
     beats = rate > reached and before != answer
-    return WhatIf(change, plan.nodes, rate, gain, plan.efficiency if is_sync else None, beats, needs)
+    return PlanChange(change, plan.nodes, rate, gain, plan.efficiency if is_sync else None, beats, needs)

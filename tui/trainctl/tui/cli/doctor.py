@@ -1,4 +1,4 @@
-"""`trainctl doctor`, `calibrate` and `advise`: faults of the nodes' machines, what they can do, and how to use them."""
+"""`trainctl doctor` and `trainctl calibrate`: faults of the nodes' machines, and what these can do."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
     from trainctl.tui.commands.targets import Where
     from trainctl.tui.doctor.findings import ClusterFacts, Level
-    from trainctl.tui.setup.calibration_request import Wanted
+    from trainctl.tui.setup.calibration_request import WantedCalibration
 
 app = subcommands()
 
@@ -98,7 +98,7 @@ def calibrate(
     from trainctl.tui.setup import calibration_request
 
     at = where(ctx, connect, cluster)
-    wanted = calibration_request.Wanted(_config(file, set_ or [], at), _lead(at))
+    wanted = calibration_request.WantedCalibration(_config(file, set_ or [], at), _lead(at))
     found, problems = dict[str, m.Calibration](), dict[str, str]()
     for group in _machines(_nodes(at, wanted.config, node), alone):
         for name, result in _calibrated(wanted, group, json).items():
@@ -116,41 +116,6 @@ def calibrate(
     return RefusedError.exit_code if problems else 0
 
 
-@app.command()
-def advise(
-    ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
-    set_: Set = None,
-    connect: Connect = None,
-    cluster: ClusterFile = None,
-    no_data: Annotated[bool, typer.Option("--no-data", help="Don't read the run's data.")] = False,
-    json: Json = False,
-) -> int:
-    """Advise on which nodes to train, alone, in step or separately, how long it takes and what it costs.
-
-    It computes with the nodes' profiles (trainctl calibrate), from their agents or from their folders on this machine.
-    Nodes without a profile are estimated from device tables if their device is known; estimates are marked with ~.
-    It also prints what would change the answer, a checklist of the run's settings, and environment variables. Rows and
-    samples are read for their lengths. Nothing is started or changed.
-    """
-    from trainctl.protocol.advice.advice import advise as advice_for
-    from trainctl.tui.advise import advice_fields, advice_lines
-    from trainctl.tui.advise.gather import gather
-    from trainctl.tui.commands import arguments
-
-    at = where(ctx, connect, cluster)
-    known = at.cluster.cluster if at.cluster is not None else None
-    agent = None if known is not None else at.addresses[0]
-    found = gather(file, arguments.pairs(set_ or [], "--set"), known, agent, read_data=not no_data)
-    advice = advice_for(found.facts, found.checks)
-    if json:
-        output.emit_ok(**advice_fields.advice_fields(advice, found.facts, found.notes))
-        return 0
-    for line in advice_lines.advice_lines(advice, found.facts.run, found.notes):
-        output.say(output.log_text(line, raw=False))
-    return 0
-
-
 def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
     """The run file, checked as for a run; empty without one."""
     from trainctl.tui.commands import arguments, targets
@@ -164,7 +129,7 @@ def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
 
 
 def _calibrated(
-    wanted: "Wanted", addresses: dict[str, str], json: bool
+    wanted: "WantedCalibration", addresses: dict[str, str], json: bool
 ) -> dict[str, m.Calibration | TrainctlError]:  # fmt: skip
     """The nodes of one machine at the same time, or one node; by name, with why one failed."""
     from trainctl.tui.setup import calibration_request

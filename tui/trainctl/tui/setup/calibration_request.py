@@ -26,7 +26,7 @@ QUIET = 2
 Tell = Callable[[str], None]
 
 
-class Wanted(NamedTuple):
+class WantedCalibration(NamedTuple):
     """What all nodes are calibrated for."""
 
     config: dict[str, Any]  # parsed run file; empty: that of each node's newest run
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 class _Calibrating:
     """One node's calibration, as its client follows it."""
 
-    def __init__(self, wanted: Wanted, client: Client, tell: Tell, beside: tuple[str, ...] = ()) -> None:
+    def __init__(self, wanted: WantedCalibration, client: Client, tell: Tell, beside: tuple[str, ...] = ()) -> None:
         self._id = f"calibration-{uuid.uuid4().hex[:12]}"
         self._wanted, self._client, self._tell, self._beside = wanted, client, tell, beside
         self._shown, self._heard = 0, time.monotonic()
@@ -75,7 +75,7 @@ class _Calibrating:
         )
 
 
-async def measured(wanted: Wanted, tell: Tell, client: Client) -> m.Calibration:
+async def measured(wanted: WantedCalibration, tell: Tell, client: Client) -> m.Calibration:
     """The finished calibration of an agent's node; `tell` receives each line of progress. Cancelled, it cancels the
     calibration. Raises RefusedError if it fails, and what the client raises."""
     one = _Calibrating(wanted, client, tell)
@@ -87,7 +87,7 @@ async def measured(wanted: Wanted, tell: Tell, client: Client) -> m.Calibration:
 
 
 async def measured_together(
-    wanted: Wanted, tell: Callable[[str, str], None], clients: Mapping[str, Client]
+    wanted: WantedCalibration, tell: Callable[[str, str], None], clients: Mapping[str, Client]
 ) -> dict[str, m.Calibration | TrainctlError]:
     """The calibrations of a machine's nodes, by node, or why one failed; `tell` receives the node and a line of
     progress. Cancelled, it cancels all of them."""
