@@ -10,6 +10,7 @@ from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.device_table import ethernet
 from trainctl.protocol.advice.plans import Plan, plan_of
+from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.calibration.profile import DiskRate, GridPoint, Pass
@@ -189,7 +190,7 @@ def test_rows_are_scored_at_the_forward_rate_with_a_pause_between_slices() -> No
     )
     assert found.scoring is not None
     assert found.scoring.source == "measured"
-    assert found.scoring.rows_per_second == pytest.approx(50 * 2.0 / 2.1)
+    assert found.scoring.rows_per_second == pytest.approx(2.0 / 2.1 / (1 / 50 + ROW_SECONDS))
 
 
 def test_links_are_assumed_where_none_was_measured() -> None:
