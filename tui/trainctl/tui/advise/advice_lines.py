@@ -58,6 +58,8 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
 
 
 def _speeds(advice: Advice, run: PlannedRun) -> list[str]:
+    if all(plan.source == "unknown" for plan in advice.plans):
+        return []
     header = ("NODES", "MODE", "MEMORY GB", "STEP", f"{run.unit.upper()}/S", "TOK/S", "EFF", "SENT", "SUM")
     rows = [
         (
