@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def _case(name: str, steps: int) -> list[Compared]:
-    case, found = CASES[name], list[Compared]()
+    case, found, begun = CASES[name], list[Compared](), time.monotonic()
     with tempfile.TemporaryDirectory() as text, contextlib.ExitStack() as stack:
         folder = Path(text)
         demo_assets.make_model(folder / "model", demo_assets.llama_config(**case.model))
@@ -111,7 +111,7 @@ def _case(name: str, steps: int) -> list[Compared]:
             quota.hold(agent.pid)  # and what it starts
         config = _config(folder, case)
         (folder / "run.toml").write_bytes(tomli_w.dumps(config).encode())
-        _calibrate(folder, len(case.nodes))
+        _calibrate(folder, alone=len(case.nodes) > 1 and not case.scores)
         advice = _trainctl(folder, "advise", folder / "run.toml", "--json")
         for made in _score(folder, cluster, case, advice) if case.scores else _train(cluster, config, advice, steps):
             found.append(Compared(name, *made))
@@ -120,7 +120,10 @@ def _case(name: str, steps: int) -> list[Compared]:
                 f"{one.case:<9} {one.what:<14} {one.predicted:>9.2f} {one.measured:>9.2f} {one.difference:>+10.1%}",
                 flush=True,
             )
-        print(f"{'':<9} advised: {advice['answer']['mode']} on {'+'.join(advice['answer']['nodes'])}")
+        answer, took = advice["answer"], time.monotonic() - begun
+        print(
+            f"{'':<9} advised: {answer['mode']} on {'+'.join(answer['nodes'])}; the case took {took:.0f} s", flush=True
+        )
     return found
 
 
@@ -131,9 +134,9 @@ def _config(folder: Path, case: Case) -> dict[str, Any]:
     return config | {"policy": {"rebalance": {"mode": "off"}}}
 
 
-def _calibrate(folder: Path, nodes: int) -> None:
-    """Alone for the plans of one node, then at once."""
-    if nodes > 1:
+def _calibrate(folder: Path, *, alone: bool) -> None:
+    """Alone for the plans of one node, if there are others, then at once."""
+    if alone:
         _trainctl(folder, "calibrate", folder / "run.toml", "--alone", "--json")
     _trainctl(folder, "calibrate", folder / "run.toml", "--json")
 

@@ -10,6 +10,7 @@ from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.device_table import ethernet
 from trainctl.protocol.advice.plans import Plan, plan_of
+from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.calibration.profile import DiskRate, GridPoint, Pass
@@ -189,7 +190,7 @@ def test_rows_are_scored_at_the_forward_rate_with_a_pause_between_slices() -> No
     )
     assert found.scoring is not None
     assert found.scoring.source == "measured"
-    assert found.scoring.rows_per_second == pytest.approx(50 * 2.0 / 2.1)
+    assert found.scoring.rows_per_second == pytest.approx(2.0 / 2.1 / (1 / 50 + ROW_SECONDS))
 
 
 def test_links_are_assumed_where_none_was_measured() -> None:
@@ -203,3 +204,17 @@ def test_links_are_assumed_where_none_was_measured() -> None:
 def test_many_nodes_are_looked_at_in_time() -> None:
     facts = facts_of({f"n{number}": 1.0 + number for number in range(16)}, ethernet(10))
     assert len(advise(facts).plans) == 16 + 2 * 15
+
+
+def test_nodes_that_share_a_machines_memory_must_fit_together() -> None:
+    """Each node alone fits in it, but not both."""
+    one = {"machine": "one", "shared_bytes": 30_000}
+    found = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one}, gradient_bytes=0))
+    by_mode = {(found_plan.mode, found_plan.nodes): found_plan for found_plan in found.plans}
+    assert by_mode["alone", ("studio",)].can_run
+    assert by_mode["separate", ("studio", "mbp")].fits is False
+    assert by_mode["separate", ("studio", "mbp")].shared_memory[0].needed_bytes == 2 * 18_000
+    assert found.answer is not None
+    assert found.answer.mode == "alone"
+    apart = advise(facts_of(RATES, 1e9, {"studio": one, "mbp": one | {"machine": "two"}}, gradient_bytes=0))
+    assert all(found_plan.can_run for found_plan in apart.plans)

@@ -119,3 +119,21 @@ def test_variables_are_those_of_the_platform() -> None:
     assert "MLX_METAL_PREALLOCATE" in apple
     assert not {"PYTORCH_ALLOC_CONF", "NCCL_SOCKET_IFNAME"} & apple
     assert variables_for(["NVIDIA GPU"])[0].use == "set"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "wanted"),
+    [("cuda:0 NVIDIA T4", "bfloat16", "float16"), ("NVIDIA GeForce GTX 1080", "bfloat16", "float32"),
+     ("NVIDIA H200", "float32", "bfloat16"), ("NVIDIA GeForce RTX 3090", "bfloat16", None)],
+)  # fmt: skip
+def test_the_precision_is_that_of_the_devices_preset(device: str, dtype: str, wanted: str | None) -> None:
+    found = point("precision", with_node(node_of("studio", 2.0, device=device)), model={"dtype": dtype})
+    assert found.state == ("ok" if wanted is None else "change")
+    assert wanted is None or found.command.endswith(f"model.dtype={wanted}")
+
+
+def test_the_oldest_device_decides_the_precision_and_auto_is_fine() -> None:
+    old, new = node_of("old", 1.0, device="NVIDIA T4"), node_of("new", 2.0, device="NVIDIA H100 80GB HBM3")
+    both = msgspec.structs.replace(FACTS, nodes=(new, old))
+    assert point("precision", both, model={"dtype": "bfloat16"}).command.endswith("float16")
+    assert point("precision", both, model={"dtype": "auto"}).state == "ok"

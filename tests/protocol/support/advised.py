@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, RunFacts
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.calibration.profile import LinkRate, Pass
 
 BILLION = 10**9
@@ -21,13 +21,13 @@ def node_of(name: str, rate: float, **fields: Any) -> NodeFacts:
     return NodeFacts(**{"name": name, "profiles": (profile,), "micro": 8, "machine": name, **fields})
 
 
-def run_of(**fields: Any) -> RunFacts:
+def run_of(**fields: Any) -> PlannedRun:
     """A full fine-tune of a billion parameters."""
     defaults = {
         "file": "run.toml", "steps": 1000, "global_batch": 48, "tokens_per_sample": 512.0, "gradient_bytes": GRADIENTS,
         "parameters": BILLION, "trained": BILLION, "lead": "studio",
     }  # fmt: skip
-    return RunFacts(**{**defaults, **fields})
+    return PlannedRun(**{**defaults, **fields})
 
 
 def link_to(bytes_per_second: float, latency: float | None = None) -> LinkRate:

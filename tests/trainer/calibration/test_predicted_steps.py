@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, RunFacts
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.calibration.profile import Pass
 from trainctl.protocol.config import run_file
@@ -61,7 +61,7 @@ def predicted(passes: dict[int, float], update: float, samples: int, micro: int)
     """By the same functions as `trainctl advise`."""
     timed = tuple(Pass(size, seconds) for size, seconds in passes.items())
     node = NodeFacts(name="a", profiles=(profile_of(passes=timed, optimizer_seconds=update),), micro=micro)
-    run = RunFacts(file="run.toml", steps=10, global_batch=samples, tokens_per_sample=128.0)
+    run = PlannedRun(file="run.toml", steps=10, global_batch=samples, tokens_per_sample=128.0)
     seconds = plan_of(AdviceFacts(run=run, nodes=(node,)), ["a"], "alone").step_seconds
     assert seconds is not None
     return seconds

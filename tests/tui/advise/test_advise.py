@@ -137,3 +137,35 @@ def test_many_nodes_fit_too() -> None:
     lines = advice_lines(advise(facts), facts.run, ())
     assert max(map(len, lines)) <= WIDTH
     assert any("--json has all" in line for line in lines)
+
+
+def test_a_cluster_that_is_only_described_needs_neither_agents_nor_the_model(folder: Path) -> None:
+    """A billion parameters over 1 Gbit/s: alone. Over 10: in step."""
+    what_if = folder / "what-if.toml"
+    for gigabits, mode in ((1.0, "alone"), (10.0, "sync")):
+        rates = {"studio": 1.95, "second": 1.03}
+        nodes = {
+            name: {"price_per_hour": 1.0, "simulated": {"samples_per_second": rate, "link_gbit": gigabits}}
+            for name, rate in rates.items()
+        }
+        what_if.write_bytes(tomli_w.dumps({"nodes": nodes}).encode())
+        run = tomli_w.dumps({
+            "run": {"name": "x", "steps": 100}, "model": {"path": "elsewhere"}, "data": {"path": "data"},
+            "batch": {"global": 48, "micro": 4}, "optimizer": {"learning_rate": 1e-3},
+        })  # fmt: skip
+        (folder / "described.toml").write_text(run)
+        line = ["advise", folder / "described.toml", "--cluster", what_if, "--parameters", "1000000000"]
+        found = call_json(*line)
+        assert found["answer"]["mode"] == mode
+        assert found["answer"]["source"] == "estimated"
+        assert found["answer"]["cost"] is not None
+        assert not found["unknown"]
+
+
+def test_a_described_profile_that_is_missing_is_refused(folder: Path) -> None:
+    nodes = {"studio": {"simulated": {"profile": "none.json"}}}
+    (folder / "what-if.toml").write_bytes(tomli_w.dumps({"nodes": nodes}).encode())
+    run = (folder / "run.toml").read_text().split("[nodes.")[0]
+    (folder / "described.toml").write_text(run)
+    line = ["advise", folder / "described.toml", "--cluster", folder / "what-if.toml"]
+    assert_one_line(call(*line), 2, "simulated.profile", "no such file")

@@ -12,7 +12,7 @@ from trainctl.tui.cli.main import app
 FROZEN = {
     "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
     "-h",
-    "advise": "--cluster --connect --help --json --no-data --server-key --set -h RUN.toml",
+    "advise": "--cluster --connect --help --json --no-data --parameters --server-key --set -h RUN.toml",
     "alerts": "--cluster --connect --help --json --server-key -h",
     "attach": "--cluster --config --connect --help --read-only --server-key -h",
     "calibrate": "--alone --cluster --connect --help --json --node --server-key --set -h [RUN.toml]",

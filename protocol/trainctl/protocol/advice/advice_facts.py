@@ -26,12 +26,14 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     system: str = ""  # Linux or Darwin
     backend: str = ""  # torch or mlx
     cap_bytes: int | None = None  # memory that its rank may take
+    shared_bytes: int | None = None  # memory that all ranks of its machine share; None: it has its own, or not known
     micro: int | Literal["auto"] = "auto"  # as the run file sets it
     share: int | None = None  # samples that the run file gives it
     memory: MemoryEstimate | None = None  # by the model's sizes; None: the model isn't known
     price_per_hour: float | None = None
     watts: float | None = None  # while it trains
     problem: str = ""  # why nothing is known from its agent
+    described: str = ""  # by what it is only described; empty: it is a real machine
 
     @property
     def profile(self) -> DeviceProfile | None:
@@ -45,7 +47,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.profiles, key=lambda one: len(wanted ^ set(one.beside)), default=None)
 
 
-class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The run."""
 
     file: str
@@ -75,7 +77,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 class AdviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
-    run: RunFacts
+    run: PlannedRun
     nodes: tuple[NodeFacts, ...]
     links: Mapping[str, LinkRate] = {}  # by the node that the lead's is linked with
 

@@ -11,7 +11,8 @@ from trainctl.protocol.advice.node_speed import MOST_OF_CAP, micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.presets import preset_of_device
+from trainctl.protocol.config.run_tables import ComputeDtype, RunFile
 
 FASTER_PRODUCTS: Final = 1.3
 """Ratio of matrix products from which a narrower data type is advised."""
@@ -51,21 +52,43 @@ def _set(facts: AdviceFacts, setting: str) -> str:
 
 
 def _precision(config: RunFile, facts: AdviceFacts) -> Check:
-    dtype, ratios = config.model.dtype, dict[str, float]()
+    dtype, (narrow, why) = config.model.dtype, _narrowest(facts)
+    if dtype == "auto":
+        return Check("precision", "ok", "auto: the best type that the devices of all ranks have")
+    if config.model.computed == narrow:
+        return Check("precision", "ok", dtype)
+    change = _set(facts, f"model.dtype={narrow}")
+    if why:
+        return Check("precision", "change", f"{dtype}; {why}", change)
+    ratios = _products(facts, config.model.computed, narrow)
+    if not ratios:
+        return Check("precision", "unknown", f"{dtype}; no node's products in {narrow} are measured")
+    slowest = min(ratios, key=lambda name: ratios[name])
+    text = f"products in {narrow} are {ratios[slowest]:.2g} x as fast as in {dtype} on {slowest}"
+    if ratios[slowest] < FASTER_PRODUCTS:
+        return Check("precision", "ok", f"{dtype}: {text}")
+    return Check("precision", "change", text, change)
+
+
+def _narrowest(facts: AdviceFacts) -> tuple[ComputeDtype, str]:
+    """The data type in which all nodes compute fast, by their presets; and the node that decides it, if one does."""
+    found = {node.name: preset for node in facts.nodes if (preset := preset_of_device(node.device)) is not None}
+    for dtype in ("float32", "float16", "bfloat16"):
+        name = next((name for name, preset in found.items() if preset.dtype == dtype), None)
+        if name is not None:
+            return found[name].dtype, f"the preset of {found[name].name}, as on {name}, is {dtype}"
+    return "bfloat16", ""
+
+
+def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
+    """By node, how many times faster its matrix products are in the narrow type."""
+    ratios = {}
     for node in facts.nodes:
         profile = node.profile or node.other_profile
         rates = {one.dtype: one.gflops for one in profile.matmul} if profile is not None else {}
-        if dtype in rates and "bfloat16" in rates:
-            ratios[node.name] = rates["bfloat16"] / rates[dtype]
-    if dtype == "bfloat16":
-        return Check("precision", "ok", "bfloat16")
-    if not ratios:
-        return Check("precision", "unknown", f"{dtype}; no node's products in bfloat16 are measured")
-    slowest = min(ratios, key=lambda name: ratios[name])
-    text = f"products in bfloat16 are {ratios[slowest]:.2g} x as fast as in {dtype} on {slowest}"
-    if ratios[slowest] < FASTER_PRODUCTS:
-        return Check("precision", "ok", f"{dtype}: {text}")
-    return Check("precision", "change", text, _set(facts, "model.dtype=bfloat16"))
+        if dtype in rates and narrow in rates:
+            ratios[node.name] = rates[narrow] / rates[dtype]
+    return ratios
 
 
 def _attention(family: str) -> Check:

@@ -39,8 +39,9 @@ def _link(facts: AdviceFacts, name: str) -> GroupLink:
     known = facts.links.get(name)
     if known is None:
         return _ASSUMED
-    rate = bandwidth(known)
-    return GroupLink(rate, known.latency_seconds or 0.0, True, f"{facts.run.lead}-{name}, measured")
+    rate, described = bandwidth(known), facts.node(name).described
+    pair = f"{facts.run.lead}-{name}"
+    return GroupLink(rate, known.latency_seconds or 0.0, not described, f"{pair}, {described or 'measured'}")
 
 
 def _on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:

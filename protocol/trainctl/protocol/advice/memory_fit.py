@@ -1,8 +1,10 @@
 """Whether a node's memory holds the run, and by how much: by measured peaks, else by the model's sizes. Pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
-from trainctl.protocol.advice.advice_facts import NodeFacts, RunFacts, Source
+from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
 from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.batch import memory_model
 
@@ -29,12 +31,28 @@ class MemoryFit(msgspec.Struct, frozen=True):
         return None if spare is None else spare >= 0
 
 
-def fit_of(node: NodeFacts, run: RunFacts, micro: int, *, in_group: bool) -> MemoryFit:
+def fit_of(node: NodeFacts, run: PlannedRun, micro: int, *, in_group: bool) -> MemoryFit:
     """With passes of `micro` samples. A rank of a group also holds the buffer of the sum."""
     needed, source = _needed(node, micro)
     if needed is not None and in_group:
         needed += run.gradient_bytes or 0
     return MemoryFit(node.name, needed, cap_of(node), source)
+
+
+def shared_fits(nodes: Sequence[NodeFacts], fits: Sequence[MemoryFit]) -> tuple[MemoryFit, ...]:
+    """What nodes that share their machine's memory need together, by machine. Each keeps its own cap beside that."""
+    by_machine: dict[str, list[tuple[NodeFacts, MemoryFit]]] = {}
+    for node, fit in zip(nodes, fits, strict=True):
+        if node.machine and node.shared_bytes is not None and fit.needed_bytes is not None:
+            by_machine.setdefault(node.machine, []).append((node, fit))
+    return tuple(
+        MemoryFit(
+            "+".join(node.name for node, _ in found), sum(fit.needed_bytes or 0 for _, fit in found),
+            min(node.shared_bytes or 0 for node, _ in found),
+            "estimated" if any(fit.source == "estimated" for _, fit in found) else "measured",
+        )
+        for found in by_machine.values() if len(found) > 1
+    )  # fmt: skip
 
 
 def cap_of(node: NodeFacts) -> int | None:

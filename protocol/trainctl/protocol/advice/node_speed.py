@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from trainctl.protocol.advice.advice_facts import NodeFacts, RunFacts, Source
+from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
 from trainctl.protocol.advice.device_table import USED_PART, device_of
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
@@ -41,7 +41,7 @@ class NodeSpeed(NamedTuple):
         return ShareCost.at(self.model._replace(floor_seconds=floor), self.micro)
 
 
-def speed_of(node: NodeFacts, run: RunFacts, beside: Collection[str] = ()) -> NodeSpeed | None:
+def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> NodeSpeed | None:
     """None if nothing is known of the node. `beside`: other nodes of its machine that work at the same time."""
     profile = node.profile_beside(beside)
     if profile is not None:
@@ -53,13 +53,18 @@ def speed_of(node: NodeFacts, run: RunFacts, beside: Collection[str] = ()) -> No
     return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
 
 
-def _calibrated(node: NodeFacts, profile: DeviceProfile, run: RunFacts, beside: Collection[str]) -> NodeSpeed:
+def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside: Collection[str]) -> NodeSpeed:
     curve = curve_of(profile.passes)
     model = StepModel(curve, profile.optimizer_seconds or 0.0, step_factor(profile, curve))
     forward, company = curve_of(profile.forward) if profile.forward else None, _company(node, profile.beside, beside)
-    source: Source = "estimated" if company else "measured"
+    source: Source = "estimated" if company or node.described else "measured"
     return NodeSpeed(
-        model, micro_of(node, profile, run.global_batch), source, company or "calibrated", forward, company
+        model,
+        micro_of(node, profile, run.global_batch),
+        source,
+        company or node.described or "calibrated",
+        forward,
+        company,
     )
 
 
@@ -99,7 +104,7 @@ def step_factor(profile: DeviceProfile, curve: PassCurve) -> float:
     return min(max(statistics.median(ratios), 1 / FARTHEST_FACTOR), FARTHEST_FACTOR)
 
 
-def _estimated_rate(node: NodeFacts, run: RunFacts) -> tuple[float | None, str]:
+def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str]:
     """Samples per second at a usual part of the matmul peak; and what that is of."""
     flops, other = run.sample_flops, node.other_profile
     if not flops:

@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
 from trainctl.protocol.advice.group_links import GroupLink, link_of
-from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of
+from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of, shared_fits
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, speed_of
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.cost import HOUR_SECONDS
@@ -44,12 +44,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     worst_seconds: float | None = None
     cost: float | None = None  # of the expected time, of the nodes that have a price
     energy_kwh: float | None = None
+    shared_memory: tuple[MemoryFit, ...] = ()  # of each machine whose nodes share it, all of them together
     notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool | None:
-        """Whether every node's memory suffices; None: not known of some, and none is known to lack any."""
-        found = {one.fits for one in self.memory}
+        """Whether every node's memory suffices, and that of machines whose nodes share it; None: not known of some,
+        and none is known to lack any."""
+        found = {one.fits for one in (*self.memory, *self.shared_memory)}
         return False if False in found else None if None in found else True
 
     @property
@@ -73,13 +75,16 @@ def plan_of(
     memory = tuple(
         fit_of(facts.node(name), facts.run, micro.get(name, 1), in_group=mode == "sync") for name in names
     )  # fmt: skip
+    shared = shared_fits([facts.node(name) for name in names], memory)
     if len(speeds) < len(names):
         return Plan(
-            nodes=tuple(names), mode=mode, source="unknown", memory=memory, notes=_unknown(facts, names, speeds)
-        )
+            nodes=tuple(names), mode=mode, source="unknown", memory=memory, shared_memory=shared,
+            notes=_unknown(facts, names, speeds),
+        )  # fmt: skip
     source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
     base = Plan(
-        nodes=tuple(names), mode=mode, source=source, memory=memory, micro=micro, notes=_notes(speeds)
+        nodes=tuple(names), mode=mode, source=source, memory=memory, shared_memory=shared, micro=micro,
+        notes=_notes(speeds),
     )  # fmt: skip
     if mode == "sync":
         return _in_step(facts, base, speeds, batch, link or link_of(facts, names))

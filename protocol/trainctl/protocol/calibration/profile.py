@@ -91,7 +91,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MOST_PASSES)]  # by micro-batch, ascending
     out_of_memory_micro: Micro | None = None  # smallest micro-batch that ran out of memory; None: none did
     grid: Annotated[tuple[GridPoint, ...], Meta(max_length=MOST_PASSES)] = ()  # steps of one effective batch
-    optimizer_seconds: Seconds | None = None  # time for the update of a step
+    optimizer_seconds: Seconds | None = None  # time of a step beside its passes: the update, norms, the report
     forward: Annotated[tuple[Pass, ...], Meta(max_length=MOST_PASSES)] = ()  # forward passes only, as scoring runs them
     beside: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()  # nodes of the machine that were calibrated with it
     matmul: Annotated[tuple[MatmulRate, ...], Meta(max_length=16)] = ()  # by data type
@@ -108,7 +108,7 @@ class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float  # Unix seconds
     passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MOST_PASSES)]  # by micro-batch, ascending
     out_of_memory_micro: Micro | None = None  # smallest micro-batch that ran out of memory; None: none did
-    optimizer_seconds: Seconds | None = None  # time for the update of a step
+    optimizer_seconds: Seconds | None = None  # time of a step beside its passes
     gflops: Annotated[dict[Word, float], Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )  # best rate of matrix products by data type, 10^9 per second

@@ -102,13 +102,13 @@ def _placed(raw: dict[str, Any], *, simulated: bool) -> dict[str, Any]:
     return raw | {"nodes": found}
 
 
-def read_default(path: Path | None = None) -> Cluster:
+def read_default(path: Path | None = None, *, simulated: bool = False) -> Cluster:
     """The file at `path`; without one the default file, or an empty cluster where there is none."""
     if path is not None:
-        return read(path)
+        return read(path, simulated=simulated)
     found = default_path()
     if found.is_file():
-        return read(found)
+        return read(found, simulated=simulated)
     return _with_added(Cluster(), found)
 
 

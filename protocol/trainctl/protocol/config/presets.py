@@ -3,6 +3,7 @@
 Starting points for cards of 8 to 24 GB. On Apple chips, and for all weights, the memory estimate decides instead.
 """
 
+import re
 from typing import Final, Literal, NamedTuple
 
 from trainctl.protocol.config.run_tables import ComputeDtype
@@ -42,3 +43,20 @@ def preset_of(capability: tuple[int, int], name: str = "") -> Preset:
     if capability >= (7, 0):
         return GTX_16 if "GTX 16" in name else TURING
     return PASCAL
+
+
+_CAPABILITIES: Final = (
+    (re.compile(r"\b(GTX 10\d\d|TITAN Xp?|P100|P40|P4)\b"), (6, 1)), (re.compile(r"\b(V100|TITAN V)\b"), (7, 0)),
+    (re.compile(r"\b(GTX 16\d\d|RTX 20\d\d|TITAN RTX|T4)\b"), (7, 5)),
+    (re.compile(r"\b(RTX [34]0\d\d|A100|A10G?|A30|A40|L4|L40S?)\b"), (8, 0)),
+    (re.compile(r"\b(RTX 50\d\d|H100|H200|GH200|B200|GB200)\b"), (9, 0)),
+)  # fmt: skip
+"""Compute capability of NVIDIA's architectures, at least, by names of their devices."""
+
+
+def preset_of_device(device: str) -> Preset | None:
+    """By the name that a driver reports. None for a device that isn't NVIDIA's, or whose name isn't known here."""
+    if "nvidia" not in device.lower():
+        return None
+    found = (capability for pattern, capability in _CAPABILITIES if pattern.search(device))
+    return next((preset_of(capability, device) for capability in found), None)

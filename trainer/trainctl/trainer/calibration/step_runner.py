@@ -41,8 +41,8 @@ _GENERATION: Final = m.Generation(1, 1)
 class StepTime(NamedTuple):
     """A whole step."""
 
-    seconds: float  # data, passes and update
-    optimizer_seconds: float
+    seconds: float  # all of it
+    optimizer_seconds: float  # the update, and what else isn't part of a pass: norms, cleared sums, the report
 
 
 class StepRunner:
@@ -100,7 +100,7 @@ class StepRunner:
         return Pass(known.micro, statistics.fmean(seconds for _, seconds in found), peak or None)
 
     def time_forward(self, micro: int) -> Pass:
-        """A forward pass alone, as scoring runs it: the fastest of several, after one that warms up."""
+        """A forward pass alone, as scoring runs it: the median of several, after one that warms up."""
         self._backend.discard()
         batch = self._data.batch(self._data.samples_at(self._pieces(micro, 1)[0], self._seed))
         seconds, begun = list[float](), time.perf_counter()
@@ -110,14 +110,15 @@ class StepRunner:
             seconds.append(time.perf_counter() - started)
             if time.perf_counter() - begun > MOST_SECONDS:
                 break
-        return Pass(micro, max(min(seconds[1:] or seconds), 1e-9), self._backend.memory().peak_bytes or None)
+        return Pass(
+            micro, max(statistics.median(seconds[1:] or seconds), 1e-9), self._backend.memory().peak_bytes or None
+        )
 
     def step(self, micro: int, samples: int) -> StepTime:
         """A training step of so many samples."""
         plan = self._plan("train", micro, (m.Range(0, samples),))
         report = self._report(micro, lambda: self._executor.train(plan, time.perf_counter()))
-        phases = report.phases
-        return StepTime(phases.busy + phases.sync + phases.optimizer, phases.optimizer)
+        return StepTime(report.step_seconds, max(report.step_seconds - report.phases.busy, 1e-9))
 
     def _pieces(self, micro: int, count: int) -> list[Indices]:
         """The first micro-batches of the data, with samples of like length together as during training."""

@@ -29,7 +29,8 @@ def _plan(plan: Plan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     plain: dict[str, Any] = msgspec.to_builtins(plan)
-    for fit, memory in zip(plan.memory, plain["memory"], strict=True):
+    fits, found = (*plan.memory, *plan.shared_memory), (*plain["memory"], *plain["shared_memory"])
+    for fit, memory in zip(fits, found, strict=True):
         memory |= {"fits": fit.fits, "spare_bytes": fit.spare_bytes}
     return {**plain, "fits": plan.fits, "can_run": plan.can_run}
 

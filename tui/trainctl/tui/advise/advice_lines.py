@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from trainctl.protocol.advice.advice import Advice, BatchSize
-from trainctl.protocol.advice.advice_facts import RunFacts
+from trainctl.protocol.advice.advice_facts import PlannedRun
 from trainctl.protocol.advice.checklist import Check
 from trainctl.protocol.advice.memory_fit import MemoryFit
 from trainctl.protocol.advice.plans import Plan
@@ -19,7 +19,7 @@ LONGEST_NAMES = 16
 Row = tuple[str, ...]
 
 
-def advice_lines(advice: Advice, run: RunFacts, notes: Sequence[str]) -> list[str]:
+def advice_lines(advice: Advice, run: PlannedRun, notes: Sequence[str]) -> list[str]:
     """All of it. Blank lines separate the parts."""
     parts = (
         _answer(advice, run), _speeds(advice, run), _durations(advice, run), _changes(advice),
@@ -28,7 +28,7 @@ def advice_lines(advice: Advice, run: RunFacts, notes: Sequence[str]) -> list[st
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
-def _answer(advice: Advice, run: RunFacts) -> list[str]:
+def _answer(advice: Advice, run: PlannedRun) -> list[str]:
     found = advice.answer
     if found is None:
         if any(plan.fits is False for plan in advice.plans):
@@ -57,7 +57,9 @@ def _answer(advice: Advice, run: RunFacts) -> list[str]:
 # ---------------------------------------------------------------- tables
 
 
-def _speeds(advice: Advice, run: RunFacts) -> list[str]:
+def _speeds(advice: Advice, run: PlannedRun) -> list[str]:
+    if all(plan.source == "unknown" for plan in advice.plans):
+        return []
     header = ("NODES", "MODE", "MEMORY GB", "STEP", f"{run.unit.upper()}/S", "TOK/S", "EFF", "SENT", "SUM")
     rows = [
         (
@@ -71,7 +73,7 @@ def _speeds(advice: Advice, run: RunFacts) -> list[str]:
     return [*_table(header, rows, 2), *([f"and {left} slower ones: --json has all"] if left else ())]
 
 
-def _durations(advice: Advice, run: RunFacts) -> list[str]:
+def _durations(advice: Advice, run: PlannedRun) -> list[str]:
     rows: list[Row] = [
         (
             _names(plan), plan.mode, duration(plan.expected_seconds), duration(plan.best_seconds),
@@ -116,8 +118,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    """Of the node with the least to spare: what it needs and has, or what is missing."""
-    known = [one for one in plan.memory if one.spare_bytes is not None]
+    """Of the node, or the machine that nodes share, with the least to spare: what it needs and has, or what is
+    missing."""
+    known = [one for one in (*plan.memory, *plan.shared_memory) if one.spare_bytes is not None]
     if not known:
         return NA
     worst = min(known, key=lambda one: one.spare_bytes or 0)
@@ -135,6 +138,10 @@ def _rate(plan: Plan) -> str:
     is_estimate = plan.source == "estimated" or not plan.link_measured
     rate = plan.samples_per_second
     return f"{'~' if is_estimate else ''}{rate:,.2f}" if rate < 99.5 else f"{'~' if is_estimate else ''}{count(rate)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def _size(value: float | None) -> str:
@@ -162,15 +169,18 @@ def _batch(one: BatchSize) -> str:
     if one.global_batch is None:
         return f"no global batch is so large that {cost}"
     factor = round(one.efficiency / (1 - one.efficiency))
-    product = f"{factor} R t = {factor * one.rate_sum * one.sum_seconds:,.3g}"
-    return f"G >= {one.global_batch:,}: {cost} ({product}; R = {one.rate_sum:.3g}/s, t = {seconds(one.sum_seconds)})"
+    product = f"{factor} R t = {_short(factor * one.rate_sum * one.sum_seconds)}"
+    return (
+        f"G >= {one.global_batch:,}: {cost} ({product}; R = {_short(one.rate_sum)}/s, t = {seconds(one.sum_seconds)})"
+    )
 
 
 def _change(one: PlanChange) -> str:
     part = f", {one.part_of_sum:.2f} of the nodes' sum" if one.part_of_sum is not None else ""
     answer = "; then this is the fastest" if one.beats_answer else ""
     needs = f" (needs {one.needs}, which trainctl doesn't have yet)" if one.needs else ""
-    return f"{one.change}: {one.gain:+.0%}, {one.samples_per_second:.3g}/s on {_listed(one.nodes)}{part}{answer}{needs}"
+    rate = f"{_short(one.samples_per_second)}/s on {_listed(one.nodes)}"
+    return f"{one.change}: {one.gain:+.0%}, {rate}{part}{answer}{needs}"
 
 
 def _sizes(advice: Advice) -> list[str]:

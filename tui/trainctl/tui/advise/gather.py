@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, RunFacts
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.advice.checklist import Check, checklist
 from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.batch.against_profile import links_of
@@ -21,7 +21,6 @@ from trainctl.protocol.calibration.profile import DeviceProfile, summary
 from trainctl.protocol.calibration.profile_key import settings_digest
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.adapted_layers import adapted_layers
-from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.micro_batches import AUTO
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.names import node_name
@@ -31,7 +30,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.record.paths import node_directory
+from trainctl.tui.advise.described_nodes import descriptions, with_described
 from trainctl.tui.advise.node_looks import NodeLook, look_at
+from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.setup import data_preview, memory_report
 
 CHECKPOINT_BYTES = 4 + 8
@@ -49,15 +50,17 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    file: Path, overrides: Mapping[str, str], cluster: Cluster | None, agent: str | None, *, read_data: bool
-) -> Gathered:
-    """Of a run file. `agent`: the address of the only agent, without a cluster. Raises InvalidInputError by the field
-    of the run file."""
+    file: Path, overrides: Mapping[str, str], cluster: ClusterFile | None, agent: str | None, *, read_data: bool,
+    parameters: int | None = None,
+) -> Gathered:  # fmt: skip
+    """Of a run file. `agent`: the address of the only agent, without a cluster. `parameters`: trained ones, if the
+    model isn't here. Raises InvalidInputError by the field of the run file."""
     config = run_file.read(file, dict(overrides))
-    names = _names(config, cluster)
-    entries = cluster.nodes if cluster is not None else {}
+    entries = cluster.cluster.nodes if cluster is not None else {}
+    names = _names(config, [*entries] if cluster is not None else None)
     at = {name: entries[name].address if name in entries else agent for name in names}
-    looks = asyncio.run(look_at(at))
+    real = {name: address for name, address in at.items() if name not in descriptions(cluster)}
+    looks = dict.fromkeys(names, NodeLook()) | asyncio.run(look_at(real))
     model = memory_report.facts_here(config, names, str(file))
     digest = _model_digest(config, names[0], looks)
     found, notes = _statistics(file, names[0], overrides, config) if read_data else (None, ["the data were not read"])
@@ -73,19 +76,21 @@ def gather(
     linked = {name: profile for name, look in looks.items() if (profile := _with_links(look)) is not None}
     lead = _lead(names, [*linked.values()])
     links = links_of({name: summary(profile) for name, profile in linked.items()}, lead)
-    run = _run(file, config, model, next(iter(estimates.values()), None), found, lead, cluster)
-    facts = AdviceFacts(run=run, nodes=nodes, links=links)
-    if model is None:
+    run = _run(file, config, model, next(iter(estimates.values()), None), found, lead)
+    run = msgspec.structs.replace(run, currency=cluster.cluster.currency if cluster is not None else run.currency)
+    run = _with_parameters(run, parameters)
+    facts = with_described(AdviceFacts(run=run, nodes=nodes, links=links), cluster)
+    if model is None and parameters is None:
         notes.append(f"{config.model.path} isn't on this machine: sums, memory and estimates need its sizes")
     caches = run_file.cache_folder(config, names[0], node_directory(names[0]) / "data")
     return Gathered(facts, checklist(config, facts, model.family if model else "", found, str(caches)), tuple(notes))
 
 
-def _names(config: RunFile, cluster: Cluster | None) -> list[str]:
-    """The run's nodes, or all of the cluster's, or this machine. Raises InvalidInputError for an unknown one."""
-    known = [*cluster.nodes] if cluster is not None else []
-    unknown = [name for name in config.nodes if cluster is not None and name not in known]
-    if unknown:
+def _names(config: RunFile, known: list[str] | None) -> list[str]:
+    """The run's nodes, or all of the cluster's (`known`), or this machine. Raises InvalidInputError for an unknown
+    one."""
+    unknown = [name for name in config.nodes if known is not None and name not in known]
+    if known is not None and unknown:
         raise InvalidInputError(f"nodes.{unknown[0]}", f"not in the cluster file; its nodes are {', '.join(known)}")
     return [*config.nodes] or known or [node_name()]
 
@@ -112,22 +117,31 @@ def _statistics(
 
 def _run(
     file: Path, config: RunFile, model: ModelFacts | None, memory: MemoryEstimate | None,
-    data: DataStatistics | None, lead: str, cluster: Cluster | None,
-) -> RunFacts:  # fmt: skip
+    data: DataStatistics | None, lead: str,
+) -> PlannedRun:  # fmt: skip
     objective = objective_of(config.objective, config.data.kind)
     tokens = config.data.sequence_length * objective.sequences
     every, kept = config.evaluate.every_steps, config.checkpoint
-    return RunFacts(
+    return PlannedRun(
         file=str(file), steps=config.run.steps, global_batch=config.batch.global_, unit=objective.sample_unit,
         tokens_per_sample=data.tokens / data.samples if data is not None and data.packing == "none" else tokens,
-        sequences=objective.sequences, dtype=config.model.dtype, lead=lead,
+        sequences=objective.sequences, dtype=config.model.computed, lead=lead,
         parameters=memory.parameters if memory else None, trained=memory.trained if memory else None,
         gradient_bytes=memory.gradient_bytes if memory else None, adapter_gradient_bytes=_with_adapter(config, model),
         flops=step_flops(config.adapter, model, str(file)),
         schedules={"checkpoint": Schedule(kept.every_steps, kept.at_end), "evaluate": Schedule(every)},
         checkpoint_bytes=CHECKPOINT_BYTES * memory.trained if memory else 0,
-        held_out=data.held_out if data is not None else 0, currency=cluster.currency if cluster else "USD",
+        held_out=data.held_out if data is not None else 0,
     )  # fmt: skip
+
+
+def _with_parameters(run: PlannedRun, trained: int | None) -> PlannedRun:
+    """Of a model whose number of trained parameters is given, because its files aren't here."""
+    if trained is None:
+        return run
+    return msgspec.structs.replace(
+        run, trained=trained, gradient_bytes=4 * trained, checkpoint_bytes=CHECKPOINT_BYTES * trained
+    )
 
 
 def _with_adapter(config: RunFile, model: ModelFacts | None) -> int | None:
@@ -170,6 +184,7 @@ def _node(
         name=name, profiles=tuple(fitting), other_profile=newest, device=device,
         machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
         system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, newest, look),
+        shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
         micro=config.batch.micro if table.micro is None else table.micro, share=table.share, memory=memory,
         watts=datasheet.watts if datasheet is not None else None,
@@ -214,6 +229,13 @@ def _cap(table: NodeTable, profile: DeviceProfile | None, look: NodeLook) -> int
     part = APPLE_PART if look.facts is not None and look.facts.system == "Darwin" else 1.0
     limits = [look.facts.memory_limit_bytes if look.facts is not None else None, int(part * total) if total else None]
     return min((limit for limit in limits if limit), default=None)
+
+
+def _shared(device: str, look: NodeLook) -> int | None:
+    """Bytes of a machine whose ranks compute in its main memory: on CPUs and Apple's GPUs."""
+    if "nvidia" in device.lower() or device.startswith("cuda"):
+        return None
+    return look.facts.memory_total_bytes if look.facts is not None else _memory_here(look)
 
 
 def _memory_here(look: NodeLook) -> int | None:

@@ -1,4 +1,4 @@
-"""`trainctl doctor`, `calibrate` and `advise`: faults of the nodes' machines, what they can do, and how to use them."""
+"""`trainctl doctor` and `trainctl calibrate`: faults of the nodes' machines, and what these can do."""
 
 import asyncio
 from collections import Counter
@@ -114,41 +114,6 @@ def calibrate(
         nodes = {name: calibration_request.fields(one) for name, one in found.items()}
         output.emit({"ok": not problems, "nodes": nodes, "problems": problems})
     return RefusedError.exit_code if problems else 0
-
-
-@app.command()
-def advise(
-    ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
-    set_: Set = None,
-    connect: Connect = None,
-    cluster: ClusterFile = None,
-    no_data: Annotated[bool, typer.Option("--no-data", help="Don't read the run's data.")] = False,
-    json: Json = False,
-) -> int:
-    """Advise on which nodes to train, alone, in step or separately, how long it takes and what it costs.
-
-    It computes with the nodes' profiles (trainctl calibrate), from their agents or from their folders on this machine.
-    Nodes without a profile are estimated from device tables if their device is known; estimates are marked with ~.
-    It also prints what would change the answer, a checklist of the run's settings, and environment variables. Rows and
-    samples are read for their lengths. Nothing is started or changed.
-    """
-    from trainctl.protocol.advice.advice import advise as advice_for
-    from trainctl.tui.advise import advice_fields, advice_lines
-    from trainctl.tui.advise.gather import gather
-    from trainctl.tui.commands import arguments
-
-    at = where(ctx, connect, cluster)
-    known = at.cluster.cluster if at.cluster is not None else None
-    agent = None if known is not None else at.addresses[0]
-    found = gather(file, arguments.pairs(set_ or [], "--set"), known, agent, read_data=not no_data)
-    advice = advice_for(found.facts, found.checks)
-    if json:
-        output.emit_ok(**advice_fields.advice_fields(advice, found.facts, found.notes))
-        return 0
-    for line in advice_lines.advice_lines(advice, found.facts.run, found.notes):
-        output.say(output.log_text(line, raw=False))
-    return 0
 
 
 def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:

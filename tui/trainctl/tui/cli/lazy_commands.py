@@ -17,7 +17,7 @@ FILES = {
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "simulate": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
-    "calibrate": "doctor", "advise": "doctor",
+    "calibrate": "doctor", "advise": "advise",
     "discover": "cluster", "cluster": "cluster", "help": "help_topics",
 }  # fmt: skip
 """Where each is, in the order of the help."""

@@ -52,15 +52,18 @@ Set = Annotated[
 ]
 
 
-def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targets.Where:
+def where(
+    ctx: typer.Context, connect: str | None, cluster: Path | None, *, simulated: bool = False
+) -> targets.Where:  # fmt: skip
     """The agents to ask. The first of these that is set wins: --connect (before or after the command), --cluster,
-    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine, the default address."""
+    $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine, the default address. `simulated`: also
+    nodes that are only described for `trainctl simulate`."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
     file = Path(file) if file is not None else None  # what was given before the command may still be text
     if not given and file is None:
         given = os.environ.get("TRAINCTL_CONNECT")
-    found = None if given else targets.cluster_file(file)
+    found = None if given else targets.cluster_file(file, simulated=simulated)
     targets.use_keys(found if file is not None else None, root.get("server_key"))
     if found is not None:
         return targets.Where(found.addresses, found)

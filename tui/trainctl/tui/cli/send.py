@@ -9,8 +9,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.cli import agent_call, command_result, output
+from trainctl.tui.cli.help_topics import VerbCommand
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
-from trainctl.tui.cli.verb_help import VerbCommand
 from trainctl.tui.commands import arguments, command, targets
 
 app = subcommands()

@@ -80,7 +80,7 @@ def listens(address: str) -> bool:
     return True
 
 
-def cluster_file(path: Path | None) -> ClusterFile | None:
+def cluster_file(path: Path | None, *, simulated: bool = False) -> ClusterFile | None:
     """The file at `path`; without one the default file, or None where there is none or it names no node.
 
     Raises InvalidInputError naming the file and the field.
@@ -88,7 +88,7 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
     from trainctl.protocol.config import cluster_file as cluster  # ZeroMQ: not for `--help`
 
     found = path or cluster.default_path()
-    read = ClusterFile(found, cluster.read_default(path))
+    read = ClusterFile(found, cluster.read_default(path, simulated=simulated))
     if not read.nodes and path is not None:
         raise InvalidInputError(str(path), "no nodes: add [nodes.NAME] with an address")
     return read if read.nodes else None

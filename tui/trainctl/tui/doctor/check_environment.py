@@ -20,13 +20,14 @@ _NCCL = "is passed to trainers, but has no effect on trainctl's sums, which use 
 _JACCL = "is never used: trainctl sums with gloo or MLX's ring, not with jaccl"
 _THREADS = "sets torch's CPU threads (threads in the run file's [nodes.X] overrides it); MLX ignores it"
 MEANINGS: dict[str, Meaning] = {
-    "OMP_NUM_THREADS": Meaning("ok", _THREADS),
+    "OMP_NUM_THREADS": Meaning("warn", _THREADS, "unset it, and set threads in [nodes.X]"),
     "MKL_NUM_THREADS": Meaning("ok", "sets the threads of torch's matrix library; MLX ignores it"),
     "OPENBLAS_NUM_THREADS": Meaning("ok", "sets the threads of NumPy's matrix library, and of MLX's on a Linux CPU"),
     "VECLIB_MAXIMUM_THREADS": Meaning("ok", "sets the threads of macOS's CPU matrix library; MLX ignores it"),
     "CUDA_VISIBLE_DEVICES": Meaning("ok", "torch sees only these devices, and `device` in the run file counts only "
     "them; MLX on Metal ignores it"),
     "CUDA_LAUNCH_BLOCKING": Meaning("warn", "makes every CUDA call wait for its kernel: for debugging only", _UNSET),
+    "PYTORCH_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX ignores it"),
     "PYTORCH_CUDA_ALLOC_CONF": Meaning("ok", "configures torch's CUDA allocator; MLX ignores it"),
     "PYTORCH_ENABLE_MPS_FALLBACK": Meaning("ok", "torch on mps uses the CPU for operations that Metal lacks; MLX "
     "ignores it"),

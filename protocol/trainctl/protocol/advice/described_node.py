@@ -1,0 +1,64 @@
+"""A node that a cluster file only describes, for `trainctl simulate`: its figures in place of measured ones. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from trainctl.protocol.advice.advice_facts import NodeFacts
+from trainctl.protocol.advice.device_table import device_of
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileKey
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
+
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Micro-batches for which a described rate is written out."""
+LINK_BYTES, LATENCY_SECONDS = 125e6, 2e-4
+"""Of a link that isn't described: 1 Gbit/s and the round trip of a local network, as `trainctl simulate` takes it."""
+DESCRIBED: Final = "as described for trainctl simulate"
+
+
+def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfile | None) -> NodeFacts:
+    """A node of the run file with its description. `given`: the profile that the description names."""
+    profile = given if given is not None else _profile(settings)
+    device = given.key.device if given is not None else f"NVIDIA {settings.device.upper()}" if settings.device else ""
+    known = device_of(device)
+    problem = f"no datasheet of {settings.device} is known here: describe samples_per_second" if device else ""
+    cap = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+    return msgspec.structs.replace(
+        node, profiles=() if profile is None else (profile,), other_profile=given, device=device, cores=None,
+        machine=f"simulated {node.name}", backend=settings.backend, cap_bytes=node.cap_bytes if cap is None else cap,
+        watts=known.watts if known is not None else None, described=DESCRIBED,
+        problem=problem if profile is None and known is None else "",
+    )  # fmt: skip
+
+
+def described_link(settings: SimulatedNode, given: DeviceProfile | None, lead: str) -> LinkRate:
+    """To the lead's node: what the description says, else the slowest link of its profile, else a usual one."""
+    links = given.links if given is not None else ()
+    measured = min((min(one.sent_bytes_per_second, one.received_bytes_per_second) for one in links), default=None)
+    rate = settings.link_gbit * 125e6 if settings.link_gbit is not None else measured or LINK_BYTES
+    latency = LATENCY_SECONDS if settings.latency_ms is None else settings.latency_ms / 1e3
+    return LinkRate(lead, rate, rate, latency or None)
+
+
+def _profile(settings: SimulatedNode) -> DeviceProfile | None:
+    """Of described passes or a described rate; None for a device that is only named."""
+    passes = settings.passes or _at(settings)
+    if not passes:
+        return None
+    key = ProfileKey(
+        device="simulated", model_digest="none", sequence_length=1, dtype="none", backend=settings.backend,
+        backend_version="none", trainctl_version="none",
+    )  # fmt: skip
+    made = tuple(Pass(micro, seconds, _peak(settings, micro)) for micro, seconds in passes)
+    return DeviceProfile(key=key, created_at=0.0, passes=made, optimizer_seconds=settings.step_seconds or None)
+
+
+def _at(settings: SimulatedNode) -> tuple[tuple[int, float], ...]:
+    rate = settings.samples_per_second
+    return () if rate is None else tuple((size, settings.pass_seconds + size / rate) for size in SIZES)
+
+
+def _peak(settings: SimulatedNode, micro: int) -> int | None:
+    if settings.model_gb is None:
+        return None
+    return int(1e9 * (settings.model_gb + micro * (settings.sample_gb or 0.0)))

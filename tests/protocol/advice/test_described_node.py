@@ -1,0 +1,55 @@
+"""Nodes that a cluster file describes for `trainctl simulate`, in advice."""
+
+import pytest
+from tests.protocol.support.advised import BILLION, run_of
+from tests.protocol.support.profiles import profile_of
+
+from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
+from trainctl.protocol.advice.described_node import described_link, described_node
+from trainctl.protocol.advice.plans import plan_of
+from trainctl.protocol.batch.flops import StepFlops
+from trainctl.protocol.calibration.profile import LinkRate, Pass
+from trainctl.protocol.config.simulated_nodes import SimulatedNode
+
+
+def alone(settings: SimulatedNode, *, dtype: str = "bfloat16") -> AdviceFacts:
+    node = described_node(NodeFacts(name="box", micro=4), settings, None)
+    return AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype=dtype), nodes=(node,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [(SimulatedNode(samples_per_second=2.0), 24.0), (SimulatedNode(samples_per_second=2.0, pass_seconds=0.5), 30.0),
+     (SimulatedNode(passes=((1, 0.3), (4, 1.0)), step_seconds=0.2), 12.2)],
+)  # fmt: skip
+def test_a_described_speed_makes_an_estimate(settings: SimulatedNode, seconds: float) -> None:
+    """A global batch of 48 in passes of 4."""
+    found = plan_of(alone(settings), ["box"], "alone")
+    assert found.source == "estimated"
+    assert found.step_seconds == pytest.approx(seconds, rel=0.01)
+    assert "as described" in found.notes[0]
+
+
+def test_a_described_device_is_taken_from_its_datasheet() -> None:
+    found = plan_of(alone(SimulatedNode(device="h200")), ["box"], "alone")
+    assert found.samples_per_second == pytest.approx(0.4 * 989e12 / (512 * 6 * BILLION), rel=0.01)
+    unknown = alone(SimulatedNode(device="rtx4090"))
+    assert plan_of(unknown, ["box"], "alone").source == "unknown"
+    assert "samples_per_second" in unknown.nodes[0].problem
+
+
+def test_described_memory_is_compared() -> None:
+    settings = SimulatedNode(samples_per_second=2.0, memory_gb=24.0, model_gb=20.0, sample_gb=1.5)
+    (fit,) = plan_of(alone(settings), ["box"], "alone").memory
+    assert (fit.needed_bytes, fit.cap_bytes, fit.fits) == (26 * BILLION, 24 * BILLION, False)
+
+
+def test_a_named_profile_gives_passes_and_link() -> None:
+    given = profile_of(passes=(Pass(4, 2.0),), links=(LinkRate("x", 2e9, 1e9, 0.001),))
+    settings = SimulatedNode(profile="x.json")
+    node = described_node(NodeFacts(name="box"), settings, given)
+    assert node.profile is given
+    assert described_link(settings, given, "studio").sent_bytes_per_second == 1e9
+    assert described_link(SimulatedNode(profile="x.json", link_gbit=10), given, "studio") == LinkRate(
+        "studio", 1.25e9, 1.25e9, 2e-4
+    )
