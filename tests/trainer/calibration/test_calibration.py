@@ -100,7 +100,8 @@ def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend)
     assert all(
         point.micro * point.accumulation >= 24 > point.micro * (point.accumulation - 1) for point in profile.grid
     )
-    assert [one.micro for one in profile.forward] == sizes
+    scored = [one.micro for one in profile.forward]  # as many as fit into the time for them
+    assert scored and scored == sizes[: len(scored)]
     assert min(one.seconds for one in profile.forward) < max(one.seconds for one in profile.passes)
     assert profile.beside == ()
     assert {rate.dtype for rate in profile.matmul} == {"float32", "bfloat16", "float16"}
