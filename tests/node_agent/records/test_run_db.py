@@ -106,6 +106,19 @@ def test_a_row_of_the_lead_replaces_this_record_s_own_of_the_same_step(paths: Ru
     check_rollups(paths)
 
 
+def test_a_part_that_comes_late_reaches_copies_without_its_step(paths: RunPaths) -> None:
+    """The step's row may be known there with more values than the caller has at hand."""
+    with RunDb(paths) as recorder:
+        for row in (step(1), step(2)):
+            recorder.commit(row, [part(row.step)], 1000.0)
+        kept: list[m.Kept] = []
+        recorder.on_kept = kept.append
+        recorder.add_part(part(1, 1), 1000.0)
+    assert kept == [m.KeptPart(part=part(1, 1))]
+    with RecordReader(paths) as reader:
+        assert reader.rank_steps(1) == (part(1), part(1, 1))
+
+
 def test_a_step_that_was_retracted_here_stands_if_the_lead_has_it(paths: RunPaths) -> None:
     with RunDb(paths) as recorder:
         recorder.commit(step(1), [part(1)], 1000.0)

@@ -118,7 +118,7 @@ class RunDb:
     def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
         """Keep a committed step and parts of ranks in it, with their place in the rollups; what is kept already stays.
 
-        Parts that come in later are added by a further call with the same step. A standing row of the step in another
+        `add_part` adds parts that come in later. A standing row of the step in another
         generation is retracted by it. `finished_at` is when the ranks' update ended, in Unix seconds.
         """
         self._write(writes.commit(step, ranks, finished_at))
@@ -144,6 +144,11 @@ class RunDb:
         """Keep a rank's part in a step that is in the record already, as the run's lead has it."""
         self._write(writes.known_part(part, finished_at))
 
+    def add_part(self, part: m.RankStep, finished_at: float) -> None:
+        """Keep a rank's part in a step that is committed already, whose row is left as it is, in copies, too."""
+        self._write(writes.parts([part], finished_at))
+        self.on_kept(m.KeptPart(part=part))
+
     def add_parts(self, parts: Sequence[m.RankStep]) -> None:
         """Keep ranks' parts in steps that are committed already; those of other steps or generations are left out."""
         if not parts:
@@ -153,7 +158,8 @@ class RunDb:
             steps, _ = reader.steps(first - 1, last - first + 1)
         for step in steps:
             of_step = [part for part in parts if (part.step, part.generation) == (step.step, step.generation)]
-            self.commit(step, of_step, step.committed_at)
+            for part in of_step:
+                self.add_part(part, step.committed_at)
 
     def retract_after(self, step: int, event: int | None = None) -> None:
         """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above

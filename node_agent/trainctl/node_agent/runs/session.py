@@ -295,7 +295,7 @@ class Session:
 
     def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
         part = self._joined(part)
-        self.recorder.commit(step, [part], step.committed_at)
+        self.recorder.add_part(part, step.committed_at)
         known = self.rank_steps.get(part.rank)
         if known is None or part.step >= known.step:
             self.rank_steps[part.rank] = part
