@@ -296,6 +296,8 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
     assert written is not None
     checkpoints.verify(Path(written.path))
     agent.step(3, 2)
+    agent.plan(4, 3, global_batch=100_000, work=(m.RankWork(0, (m.Range(2 * G, 100_000),), 1),))
+    agent.hear(m.Alive, lambda said: said.phase in ("forward", "backward"))
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     saved = agent.hear(m.Checkpointed, lambda said: said.seq is None)

@@ -249,3 +249,17 @@ def test_a_hung_trainer_writes_its_stacks_before_it_is_killed(paths: RunPaths) -
     assert sum("in wait_for_ever" in line for line in written) == 2
     assert any("the agent ends this trainer" in line for line in written)
     assert not host.kill_hung(paths, 0)
+
+
+def test_a_trainer_of_a_version_that_writes_no_stacks_is_not_signalled(paths: RunPaths) -> None:
+    host = TrainerSupervisor()
+    host.start(paths, 0, ["sleep", "600"], ENVIRONMENT)
+    alive(host, paths)
+    known = json.loads(paths.process(0).read_text())
+    known.pop("stacks_signal")
+    paths.process(0).write_text(json.dumps(known))
+    assert host.dump_stacks(paths, 0)
+    assert "its threads" not in paths.log(0).read_text(), "nothing is announced"
+    assert host.kill(paths, 0)
+    wait_for(lambda: host.find(paths, 0) is None)
+    assert host.exit_status(paths, 0) == -signal.SIGTERM

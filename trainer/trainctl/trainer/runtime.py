@@ -203,14 +203,16 @@ class Trainer:
 
     def _act_on_plan(self, plan: m.StepPlan, started: float) -> None:
         """A plan of another generation, or one seen before, is not acted on."""
-        if not plan.generation == self._progress.formed == self._joined or plan.seq <= self._progress.last_seq:
+        progress = self._progress
+        if progress.leaving or not plan.generation == progress.formed == self._joined or plan.seq <= progress.last_seq:
             return
-        self._progress.last_seq = plan.seq
+        progress.last_seq = plan.seq
         try:
             report = self._run_plan(plan, started)
         except (AbandonedError, GroupError) as error:
             self._backend.discard()
-            self._joined = None  # the next plan of this generation, which may be here already, has nothing to follow
+            if not progress.leaving:  # else a signal may still want a checkpoint of the last step
+                self._joined = None  # the next plan of this generation, which may be here already, follows nothing
             self._status.show("regroup")
             if isinstance(error, GroupError):
                 log.warning("step %s: the sum failed: %s", f"{plan.step:,}", first_line(error))
@@ -264,8 +266,8 @@ class Trainer:
         return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
-        """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or where it is written in
-        the background what follows it."""
+        """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a later message if it
+        is written in the background."""
         written, failure = None, None
         if self._who.rank in plan.writers:
             self._status.show("checkpoint")

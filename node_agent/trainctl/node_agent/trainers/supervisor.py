@@ -138,11 +138,13 @@ class TrainerSupervisor:
         return True
 
     def dump_stacks(self, run_paths: RunPaths, rank: int) -> bool:
-        """Have the rank's trainer write the stacks of its threads to its log; False if none lives. A trainer that is
-        so new that it can't do so yet ends by it."""
+        """Have the rank's trainer write the stacks of its threads to its log; False if none lives. One that an earlier
+        version started can't: the signal would end it."""
         known = _read(run_paths, rank)
         if known is None or not _lives(known):
             return False
+        if known.get("stacks_signal") != shim.STACKS_SIGNAL:
+            return True
         with contextlib.suppress(OSError), run_paths.log(rank).open("a", encoding="utf-8") as log:
             log.write(log_format.write(time.time(), "WARNING", "the agent ends this trainer; its threads:") + "\n")
         return _signal(known, shim.STACKS_SIGNAL)

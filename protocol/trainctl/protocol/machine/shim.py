@@ -2,9 +2,9 @@
 
 `python -m trainctl.protocol.machine.shim --record FILE --log FILE [--nice N] -- CMD...`. Standard library only (but
 for its title), so that it stays small. It also keeps LOG from growing without end. FILE is written before CMD begins,
-so no trainer ever runs unknown: {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}, and at its end
-also {"exit_status" (negative: the signal), "ended_at"}. Times are Unix seconds; `start_time` is the system's own mark
-of a process, for comparing only.
+so no trainer ever runs unknown: {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid",
+"stacks_signal"}, and at its end also {"exit_status" (negative: the signal), "ended_at"}. Times are Unix seconds;
+`start_time` is the system's own mark of a process, for comparing only.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT
     os.close(output)
     known: dict[str, Any] = {
         "pid": pid, "start_time": start_time(pid), "boot_id": boot_id(), "command": command,
-        "started_at": time.time(), "keeper_pid": os.getpid(),
+        "started_at": time.time(), "keeper_pid": os.getpid(), "stacks_signal": int(STACKS_SIGNAL),
     }  # fmt: skip
     threading.Thread(target=_watch_log, args=(log, log_limit), name="log", daemon=True).start()
     try:
@@ -104,6 +104,7 @@ def _become(command: list[str], go: int, output: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)
         if os.read(go, 1):
             nothing = os.open(os.devnull, os.O_RDONLY)
+            signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # until the trainer has set its handler
             for ours, its in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(ours, its)
             os.execvp(command[0], command)  # noqa: S606  no shell is what we want

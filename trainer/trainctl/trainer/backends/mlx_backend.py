@@ -139,15 +139,21 @@ class MlxBackend(Backend):
             self._sample()
 
     def accumulate(self) -> None:
+        """The largest group first: if memory suffices for it, it does for the others. Once one has been added, the
+        micro-batch can't be repeated: too little memory for a later one ends the rank."""
+        first, *others = self._groups
         with self._memory_errors():
-            totals = self._totals or {}
-            for names in self._groups:  # the largest first: if memory suffices for them, it does for all others
-                sums = {name: _sum(totals.get(name), self._scratch[name]) for name in names}
-                mx.eval(sums)
-                totals |= sums
-                self._scratch |= dict.fromkeys(names)
-            self._totals, self._scratch = totals, {}
-            self._added.append(self._sums)
+            self._add(first)
+        for names in others:
+            self._add(names)
+        self._scratch = {}
+        self._added.append(self._sums)
+
+    def _add(self, names: list[str]) -> None:
+        sums = {name: _sum(self._totals.get(name), self._scratch[name]) for name in names}
+        mx.eval(sums)
+        self._totals |= sums
+        self._scratch |= dict.fromkeys(names)
 
     def forget(self) -> None:
         self._scratch, self._sums = {}, []

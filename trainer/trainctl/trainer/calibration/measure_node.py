@@ -92,7 +92,8 @@ class _Measuring:
             fastest = max(self._found.passes, key=lambda one: one.rate)
             while not self._stages.has(QUIET):
                 _tell(Waits(QUIET))
-                self._runner.time_again(fastest)
+                with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
+                    self._runner.time_again(fastest)
         while not self._stages.has(stage):
             _tell(Waits(stage))
             self._stages.has(stage, WAIT_SECONDS)

@@ -34,7 +34,10 @@ def measured(
         if status == 0 and ended.out_of_memory is None:
             break
         micro = ended.out_of_memory
-        if micro is not None:
+        if micro is not None and ended.trying.part == "forward":  # training's passes may still fit
+            say("forward: not measured: out of memory")
+            known = known.with_done("forward")
+        elif micro is not None:
             say(f"micro-batch {micro}: out of memory")
             known = known.without_memory_for(micro)
         elif ended.trying.part in (None, "passes") and not known.passes:

@@ -22,6 +22,7 @@ class Checkpointer:
         self._writer = BackgroundWriter(self._finished)
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
         self._newest: m.Checkpointed | None = None
+        self._is_copying = False  # the last state
         self._written_step: int | None = None  # of the newest complete checkpoint of this process
 
     def write(self) -> m.CheckpointInfo:
@@ -50,11 +51,14 @@ class Checkpointer:
         self._writer.wait()
         if self._written_step == step:
             return
+        self._is_copying = True
         try:
             self._copied = self._saver.copy(), None
         except CHECKPOINT_FAILURES as error:
             log.error("no checkpoint of step %s: %s", f"{step:,}", first_line(error))
             return
+        finally:
+            self._is_copying = False
         self.begin()
         self._writer.wait()
 
@@ -69,9 +73,11 @@ class Checkpointer:
 
     @property
     def done_bytes(self) -> int | None:
-        """How far the write under way has come; None: nothing is being written."""
+        """How far the write under way has come, 0 while the last state is copied; None: nothing is being written."""
         meter = self._writer.meter
-        return meter.done_bytes if meter is not None else None
+        if meter is None:
+            return 0 if self._is_copying else None
+        return meter.done_bytes
 
     def close(self) -> None:
         """Wait for the write under way."""

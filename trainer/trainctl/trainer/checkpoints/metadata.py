@@ -51,7 +51,10 @@ def metadata(
 ) -> CheckpointMetadata:
     """`lineage`: the run, the step of the checkpoint that was loaded, and the generation that committed the step."""
     run, resumed_from, generation = lineage
+    recipe = run_file.to_dict(config)
+    for table in recipe.get("nodes", {}).values():
+        table.pop("env", None)  # may hold secrets, and checkpoints are given away
     return CheckpointMetadata(
-        recipe=run_file.to_dict(config), performance=done, environment=where,
+        recipe=recipe, performance=done, environment=where,
         lineage=Lineage(run=run, resumed_from=resumed_from, generation=generation),
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Messages on their way from the main thread to the control thread, encoded by a thread between the two.
+"""Messages on their way to the control thread, from the main thread or the one that writes checkpoints, encoded by a
+thread of their own.
 
 The hand-over must cost the training loop microseconds. A write to a pipe would release the interpreter's lock and
 let the woken thread encode while the loop waits; SimpleQueue's put only posts a semaphore, so the encoding happens

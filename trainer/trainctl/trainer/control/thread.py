@@ -85,7 +85,7 @@ class Control:
         self._outbox.close()
 
     def send(self, message: m.FromTrainer) -> None:
-        """Pass a message on from the main thread; never a wait."""
+        """Pass a message on, from any thread; never a wait."""
         self._outbox.put(message)
 
     def receive(self, seconds: float) -> m.ReferenceSlice | None:
