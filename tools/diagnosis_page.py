@@ -24,19 +24,28 @@ machine that has a copy.
 ## How to read it
 
 ```
-node-1 is slow in backward
-  backward takes 0.98 s, before 0.49 s
-  node-0 waits 0.50 s in each step
-  the best split of the batch takes 1.05 s, this one 1.27 s
-  without node-1's backward a step takes 0.78 s, not 1.27 s
-  not: a machine swaps: swap 0 MB/s
-  not: others take processor time: CPU pressure 2 %
-  1. give each rank the share that its present speed allows: trainctl send rebalance auto=true
+run, step 150: node-1 is slow in backward
+
+1. warning: node-1 is slow in backward
+  evidence  backward takes 0.81 s, before 0.41 s
+            node-0 waits 0.42 s in each step
+            the best split of the batch takes 0.89 s, this one 1.04 s
+  what if   without node-1's backward a step takes 0.64 s, not 1.04 s
+  remedy 1  give each rank the share that its present speed allows
+            trainctl send rebalance auto=true (key s)
+  remedy 2  look at what else node-1 does
+            trainctl doctor
+  ruled out a machine swaps: swap 0 MB/s
+            a disk is slow: I/O pressure 1 %, the disk is busy 3 % of the time
+            ranks wait for data: data take 0.6 % of a step at most
 ```
+
+More remedies and causes that were ruled out are left out here.
 
 - **Evidence**: measurements of the newest 24 steps with the present shares and micro-batches. The first 2 steps of a
   group don't count, because devices compile and load. A rare long step doesn't count either.
-- **What a step takes without the cause**: other ranks may then be the slowest, so this is less than the delay itself.
+- **What if**: what a step takes without the cause. Other ranks may then be the slowest, so it can gain less than the
+  delay itself.
 - **Ruled out**: causes that would explain it, with the figures that exclude them. "not known" names a reading that the
   machine doesn't have. A missing reading never counts as 0.
 - **Remedies**: try the first one first. The command of a setting starts a new run, because a resumed run keeps its run

@@ -173,7 +173,7 @@ def slow_link(scene: Scene) -> float:
         before = hosts.network.on(DESK, "env", *variables)
         with Screen(scene.folder, hosts.address("alpha"), before) as screen:
             taken = screen.shows(
-                "(the sum of gradients takes long|the link between the nodes is slow|the link's speed varies)",
+                "(the sum of gradients takes long|the link between the nodes is slow)",
                 lambda: hosts.network.slow_down("beta", "4mbit"),
             )  # fmt: skip
         assert hosts.said("send", "stop", "checkpoint=false", "--connect", hosts.address("alpha"))["ok"]
@@ -188,7 +188,10 @@ PLANTED: dict[str, Callable[[Scene], float]] = {
     "small-micro": small_micro, "slow-rank": slow_rank, "slow-link": slow_link,
 }  # fmt: skip
 NEEDS = {"throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux")}
-CHOSEN = PLANTED if os.environ.get("TRAINCTL_PLANTED") == "all" else ("throttled",)
+ALL = os.environ.get("TRAINCTL_PLANTED") == "all"
+CHOSEN = PLANTED if ALL else ("throttled",)
+MOST_SECONDS = 30
+"""Seconds until a cause is on screen, on a machine with nothing else to do."""
 
 
 @pytest.mark.timeout(600)
@@ -200,3 +203,4 @@ def test_a_planted_cause_is_on_screen(
 ) -> None:
     taken = PLANTED[cause](Scene(request, tmp_path, assets, run_config))
     print(f"{cause}: on screen after {taken:.0f} s")
+    assert not ALL or taken <= MOST_SECONDS, "with all causes, the machine has to be idle"

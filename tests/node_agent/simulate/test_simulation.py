@@ -126,6 +126,14 @@ def test_a_faster_link_helps_by_what_the_sum_takes(tmp_path, gbit, efficiency):
     assert (made["efficiency"] > efficiency) == (gbit > 1)
 
 
+def test_a_node_alone_spends_what_a_step_takes_beside_passes_too(tmp_path):
+    nodes = {"a": {"samples_per_second": 1.0, "step_seconds": 2.0, "noise": 0.0}}
+    simulation, played = simulate(tmp_path, nodes, steps=20, batch=12)
+    made = outcome(simulation.scenario, played, simulation.paths)
+    assert made["step_seconds"] == pytest.approx(14.0, rel=0.01)
+    assert made["alone_samples_per_second"]["a"] == pytest.approx(12 / 14)
+
+
 def test_a_long_step_is_looked_at_seldom_and_a_late_part_is_reported_all_the_same(tmp_path, monkeypatch):
     nodes = {"a": {"samples_per_second": 0.25, "speeds": [{"step": 8, "speed": 0.05}, {"step": 9, "speed": 1.0}]}}
     fed: list[d.Input] = []

@@ -54,7 +54,9 @@ def test_a_narrow_type_is_advised_where_its_products_are_faster(bfloat16: float,
 def test_layers_are_computed_again_only_where_memory_is_short() -> None:
     short = with_node(node_of("studio", 2.0, cap_bytes=15_000))
     assert point("checkpointing").state == "ok"
-    assert "gradient_checkpointing=all" in point("checkpointing", short).command
+    for mode in ("none", "alternate"):
+        now = {"gradient_checkpointing": mode}
+        assert "gradient_checkpointing=all" in point("checkpointing", short, model=now).command
     assert "gradient_checkpointing=none" in point("checkpointing", model={"gradient_checkpointing": "all"}).command
 
 

@@ -36,6 +36,13 @@ def test_no_link_slower_than_the_measured_one_is_named() -> None:
     assert not {"1 GbE", "2.5 GbE", "10 GbE"} & set(changes(facts_of(RATES, ethernet(10))))
 
 
+def test_nodes_of_one_machine_need_no_faster_network() -> None:
+    shared = {name: {"machine": "box"} for name in RATES}
+    links = {"2.5 GbE", "10 GbE", "25 GbE"}
+    assert links <= set(changes(facts_of(RATES, ethernet(1))))
+    assert not links & set(changes(facts_of(RATES, ethernet(1), shared)))
+
+
 def test_rdma_is_named_between_macs_alone_and_as_missing() -> None:
     assert not [one for one in advise(facts_of(RATES, ethernet(1))).what_ifs if one.needs]
     macs = facts_of(RATES, ethernet(1), {name: {"system": "Darwin"} for name in RATES})

@@ -13,6 +13,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.device_table import ethernet
+from trainctl.protocol.advice.reference_cluster import ReferenceCluster
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass
 from trainctl.protocol.calibration.profile_key import settings_digest
@@ -123,6 +124,10 @@ def test_rows_are_read_for_their_lengths(folder: Path) -> None:
     assert "not read" in unread["notes"][0]
 
 
+def _reference(fits: bool) -> ReferenceCluster:
+    return ReferenceCluster("8 x A100", fits, 100.0, 5e4, 0.5, 3600.0, 1.0, "bfloat16 at 40% of 312 TFLOPS each")
+
+
 def test_the_answer_is_the_first_line_and_all_lines_fit() -> None:
     facts = facts_of({"studio": 1.95, "mbp": 1.03}, ethernet(1))
     first, *lines = advice_lines(advise(facts), facts.run, ())
@@ -130,6 +135,17 @@ def test_the_answer_is_the_first_line_and_all_lines_fit() -> None:
     assert any("2.98 samples/s, against 0.9" in line for line in [first, *lines])
     assert max(map(len, [first, *lines])) <= WIDTH
     assert any("10 GbE: +1" in line for line in lines)
+    assert "in step reach 95% of their separate rates" in " ".join(map(str.strip, lines))
+    small = msgspec.structs.replace(advise(facts), reference=_reference(fits=False))
+    assert any("too little memory for this model" in line for line in advice_lines(small, facts.run, ()))
+
+
+def test_estimates_are_marked_once() -> None:
+    facts = facts_of({"studio": 1.95, "mbp": 1.03}, ethernet(10), {name: {"machine": "box"} for name in NODES})
+    lines = advice_lines(advise(facts), facts.run, ())
+    assert lines.count("~ marks estimates:") == 1
+    assert lines[-1].startswith("  ")
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_many_nodes_fit_too() -> None:

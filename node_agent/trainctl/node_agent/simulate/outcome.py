@@ -49,7 +49,8 @@ def scenario_node(scenario: Scenario, rank: int) -> str:
 def rate_alone(scenario: Scenario, rank: int) -> float:
     """Samples per second of one rank without a group, with the micro-batch of the run file."""
     table, device = scenario.config.nodes[scenario_node(scenario, rank)], scenario.devices[rank]
+    batch = scenario.config.batch.global_
     micro = micro_of(scenario.config, table)
     while micro > 1 and device.out_of_memory(micro):
         micro = (micro + 1) // 2
-    return device.curve.samples_per_second(micro)
+    return batch / (device.curve.share_seconds(batch, min(micro, batch)) + device.step_seconds)

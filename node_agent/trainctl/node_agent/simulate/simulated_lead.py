@@ -85,7 +85,7 @@ class SimulatedLead:
             case d.Start(rank):
                 self.ranks[rank].start()
             case d.Kill(rank):
-                self.ranks[rank].die("kill: it hung")
+                self.ranks[rank].die("killed because it hung")
             case d.Ended():
                 self.ended = decision
             case _:

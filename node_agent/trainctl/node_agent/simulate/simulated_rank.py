@@ -67,7 +67,7 @@ class SimulatedRank:
         seconds = self._device.seconds_to_failure()
         if seconds < inf:
             life = self._life
-            self._queue.after(seconds, lambda: self.die("simulated failure") if self._life == life else None)
+            self._queue.after(seconds, lambda: self.die("ended by a simulated failure") if self._life == life else None)
 
     def _load(self) -> None:
         self.loaded = True
@@ -78,7 +78,7 @@ class SimulatedRank:
         if not self.alive:
             return
         self.deaths += 1
-        self._end(False, f"was ended by a {why}", NOTICE_SECONDS)
+        self._end(False, f"was {why}", NOTICE_SECONDS)
 
     def _end(self, clean: bool, why: str, seconds: float) -> None:
         self.alive = False
@@ -217,7 +217,7 @@ class SimulatedRank:
         self._in_step = InStep(plan, mine, left, part, now, max(now - self._free_at, 0.0))
         if self._device.fails_at(plan.step) and plan.step not in self._failed_at:
             self._failed_at.add(plan.step)
-            self._later(part.busy / 2, partial(self.die, f"simulated failure in step {plan.step:,}"))
+            self._later(part.busy / 2, partial(self.die, f"ended by a simulated failure in step {plan.step:,}"))
         self._later(part.busy, self._accumulated)
 
     def _accumulated(self) -> None:

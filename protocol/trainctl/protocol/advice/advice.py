@@ -38,7 +38,7 @@ class BatchSize(msgspec.Struct, frozen=True):
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
-    answer: Plan | None  # the fastest way to make this run; None: nothing that is known can run it
+    answer: Plan | None  # the fastest way to do this run; None: nothing that is known can run it
     independent: Plan | None  # the fastest for work that needs no common weights, such as several runs, or scoring
     plans: tuple[Plan, ...]  # the fastest first; those that can't run last
     batch_sizes: tuple[BatchSize, ...] = ()

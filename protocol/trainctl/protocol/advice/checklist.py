@@ -106,7 +106,7 @@ def _checkpointing(config: RunFile, facts: AdviceFacts) -> Check:
         return Check("checkpointing", "unknown", f"{mode}; the nodes' memory isn't known")
     worst = max(known, key=lambda name: known[name])
     text = f"{mode}; {worst} needs {known[worst]:.0%} of its memory"
-    if mode == "none" and known[worst] > 1:
+    if mode != "all" and known[worst] > 1:
         return Check("checkpointing", "change", text, _set(facts, "model.gradient_checkpointing=all"))
     if mode != "none" and known[worst] < FREE_PART:
         return Check("checkpointing", "change", text, _set(facts, "model.gradient_checkpointing=none"))

@@ -26,12 +26,12 @@ def link_of(facts: AdviceFacts, names: Sequence[str]) -> GroupLink:
     """The slowest of the links between the nodes of a group. Links are measured to the lead's node only; between two
     other nodes the slower of both their links counts."""
     found = [_link(facts, name) for name in names if name != facts.run.lead]
-    if _on_one_machine(facts, names):
+    if on_one_machine(facts, names):
         found = [link for link in found if link.measured] or [_WITHIN]
     return min(found or [_ASSUMED], key=lambda link: link.bytes_per_second)
 
 
-_WITHIN = GroupLink(SAME_MACHINE_BYTES, 0.0, False, "within one machine, not measured")
+_WITHIN = GroupLink(SAME_MACHINE_BYTES, 0.0, False, "loopback, not measured")
 _ASSUMED = GroupLink(ASSUMED_LINK.bytes_per_second, 0.0, False, f"{ASSUMED_LINK.name}, assumed")
 
 
@@ -44,7 +44,8 @@ def _link(facts: AdviceFacts, name: str) -> GroupLink:
     return GroupLink(rate, known.latency_seconds or 0.0, not described, f"{pair}, {described or 'measured'}")
 
 
-def _on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:
+def on_one_machine(facts: AdviceFacts, names: Sequence[str]) -> bool:
+    """Whether no gradient crosses a network. False if the machines aren't known."""
     machines = {facts.node(name).machine for name in names}
     return len(machines) == 1 and machines != {""}
 

@@ -72,10 +72,12 @@ def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]
     """What to say where the node was measured beside others than those that work with it."""
     missing, more = sorted(set(beside) - set(measured)), sorted(set(measured) - set(beside))
     if missing:
-        return f"measured without {', '.join(missing)} of its machine, which will slow it: run trainctl calibrate"
+        without = f"measured without {', '.join(missing)} on the same machine"
+        return f"{without}, which will slow it down: run trainctl calibrate"
     if more:
         return (
-            f"measured beside {', '.join(more)} of its machine; without them it is faster: trainctl calibrate --alone"
+            f"measured while {', '.join(more)} on the same machine trained too; alone it is faster: "
+            "run trainctl calibrate --alone"
         )
     return ""
 

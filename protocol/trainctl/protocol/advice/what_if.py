@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
 from trainctl.protocol.advice.device_table import LINKS
-from trainctl.protocol.advice.group_links import GroupLink, link_of
+from trainctl.protocol.advice.group_links import GroupLink, link_of, on_one_machine
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.calibration.peak import peak
 
@@ -59,6 +59,8 @@ def _efficiency(facts: AdviceFacts, sync: Plan, batch: int) -> float:
 
 
 def _links(facts: AdviceFacts, sync: Plan, answer: Plan | None) -> Iterator[PlanChange]:
+    if on_one_machine(facts, sync.nodes):
+        return
     now = link_of(facts, sync.nodes)
     is_apple = all(facts.node(name).system == "Darwin" for name in sync.nodes)
     for kind in LINKS:

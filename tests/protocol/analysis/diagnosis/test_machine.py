@@ -42,6 +42,14 @@ def test_a_clock_limit_says_what_holds_the_device_back(limit: m.ClockLimit, word
     assert ("follows", "node-1 is slow in backward and forward") in said_of(facts, "slow-rank")
 
 
+def test_a_power_cap_needs_slower_passes() -> None:
+    limits = {"clock_limits": ("power",), "clock_mhz": 1700.0}
+    assert causes(with_gpu(healthy_facts(), "node-1", **limits)) == []
+    assert first(with_gpu(slower(), "node-1", **limits)).title == "node-1 is held back by its power cap"
+    both = with_gpu(healthy_facts(), "node-1", **{**limits, "clock_limits": ("power", "thermal")})
+    assert first(both).title == "node-1 is held back by heat"
+
+
 def test_a_lower_clock_is_named_without_a_reason() -> None:
     facts = with_gpu(healthy_facts(), "node-1", clock_mhz=1200.0)
     found = first(facts)
@@ -89,6 +97,7 @@ def test_a_busy_disk_is_a_cause_only_if_data_are_late() -> None:
     assert found.evidence[:3] == ("I/O pressure 45 %", "the disk is busy 97 % of the time", "12 MB/s read")
     assert "a machine swaps: swap 0 MB/s" in found.ruled_out
     assert "trainctl data bench RUN.toml" in commands(found)
+    assert "trainctl run RUN.toml --set data.prefetch=4" in commands(found)
 
 
 def test_stolen_time_needs_slower_passes_or_much_of_it() -> None:
@@ -127,5 +136,5 @@ def test_missing_readings_are_unknown_and_not_zero() -> None:
     assert {result for cause in ("throttled", "swap", "slow-disk", "stolen-cpu", "gpu-shared", "memory-pressure")
             for result, _ in said_of(unread, cause)} == {"unknown"}  # fmt: skip
     assert causes(slower(unread)) == ["slow-rank"]
-    assert any(line.startswith("a machine swaps: not known: no reading of swap rates") for line in
+    assert any(line.startswith("a machine swaps: not known, for lack of swap rates") for line in
                first(slower(unread)).ruled_out)  # fmt: skip

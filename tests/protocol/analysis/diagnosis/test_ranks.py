@@ -58,6 +58,14 @@ def test_late_data_says_what_is_set_and_what_it_costs() -> None:
     assert any(line.startswith("a disk is slow: I/O pressure ") for line in found.ruled_out)
 
 
+def test_no_more_is_assembled_ahead_than_a_run_file_may_say() -> None:
+    facts = longer(healthy_facts(), 1, {"data": 40})
+    many = commands(first(simulated.with_config(facts, data={"prefetch": 40, "workers": 64})))
+    assert "trainctl run RUN.toml --set data.prefetch=64" in many
+    most = commands(first(simulated.with_config(facts, data={"prefetch": 64, "workers": 64})))
+    assert not any("data.prefetch" in command or "data.workers" in command for command in (*most, *many[1:]))
+
+
 def test_data_that_another_rank_hides_cost_nothing() -> None:
     facts = longer(longer(healthy_facts(), 1, {"data": 8}), 0, {"forward": 2.0, "backward": 2.0})
     assert "late-data" not in causes(facts)
@@ -126,6 +134,11 @@ def test_segments_sent_again_make_a_link_lossy() -> None:
     found = first(facts)
     assert (found.cause, found.title, found.node) == ("lossy-link", "node-1's link loses segments", "node-1")
     assert "node-1: 40 segments per second sent again" in found.evidence
+    assert facts.view is not None
+    ring = dataclasses.replace(facts, view=msgspec.structs.replace(facts.view, engine="ring"))
+    several = "trainctl run RUN.toml --set group.links_per_peer=4"
+    assert several in commands(first(ring))
+    assert several not in commands(found), "gloo has one link"
     busy = with_readings(facts, "node-1", {"retransmits_per_second": 40, "network_out_bytes_per_second": 1e9})
     assert first(busy).cause == "slow-link"
 

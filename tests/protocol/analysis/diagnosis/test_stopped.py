@@ -109,6 +109,7 @@ def test_nan_goes_back_to_a_checkpoint_before_it() -> None:
     facts = with_steps(healthy_facts(), change)
     found = first(facts)
     assert (found.cause, found.severity) == ("not-finite", "error")
+    assert found.what_if is None, "a skipped step takes as long"
     assert found.evidence == ("40 of the last 100 steps, the newest 150", "learning rate 0.0001 there")
     assert commands(found) == [
         "trainctl send rollback step=100 skip_batches=200", "trainctl send set-lr value=5e-05",

@@ -39,6 +39,9 @@ def test_a_small_micro_batch_is_named_by_the_nodes_curve() -> None:
         "by its curve 20 samples/s with a micro-batch of 1, 45.7 samples/s with a micro-batch of 16"
     )
     assert commands(found)[0] == "trainctl send resize-batch micro=16 --node node-0"
+    assert commands(found)[1] == "trainctl run RUN.toml --set batch.micro=auto"
+    auto = simulated.with_config(facts, batch={"global": 64, "micro": "auto"})
+    assert commands(first(auto)) == commands(found)[:1]
     assert found.what_if is not None
     assert found.what_if.saying.startswith("without the small micro-batches a step takes ")
 
@@ -126,6 +129,10 @@ def test_checkpoints_that_take_long_say_how_often_they_may_come() -> None:
 def test_an_idle_gpu_is_named_last() -> None:
     found = first(with_gpu(healthy_facts(), "node-1", utilization_percent=30.0))
     assert (found.cause, found.evidence[0]) == ("low-use", "used 30 % of the time")
+    ahead = "trainctl run RUN.toml --set data.prefetch=4"
+    assert ahead in commands(found)
+    facts = simulated.with_config(healthy_facts(), data={"prefetch": 4})
+    assert ahead not in commands(first(with_gpu(facts, "node-1", utilization_percent=30.0)))
     late = with_gpu(longer(healthy_facts(), 1, {"data": 40}), "node-1", utilization_percent=30.0)
     assert causes(late) == ["late-data"]
 

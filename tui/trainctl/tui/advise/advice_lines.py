@@ -32,7 +32,7 @@ def _answer(advice: Advice, run: PlannedRun) -> list[str]:
     found = advice.answer
     if found is None:
         if any(plan.fits is False for plan in advice.plans):
-            return ["No node can make this run: no node's memory holds it."]
+            return ["No node can do this run: none has enough memory."]
         return ["No node is known. Run trainctl calibrate first."]
     how = "alone" if found.mode == "alone" else "in step"
     time = f"{duration(found.expected_seconds)} ({span(found.best_seconds, found.worst_seconds)})"
@@ -89,7 +89,8 @@ def _durations(advice: Advice, run: PlannedRun) -> list[str]:
     lines = _table(("NODES", "MODE", "TIME", "BEST", "WORST", "COST", "ENERGY"), rows, 2) if rows else []
     if reference is not None:
         rate = f"~{reference.samples_per_second:.3g} {run.unit}/s"
-        lines += _wrapped(f"{reference.name}, for comparison: {rate}; {reference.assumed}.")
+        short = "; too little memory for this model" if reference.fits is False else ""
+        lines += _wrapped(f"{reference.name}, for comparison: {rate}; {reference.assumed}{short}.")
     return lines
 
 
@@ -165,13 +166,14 @@ def _changes(advice: Advice) -> list[str]:
 
 
 def _batch(one: BatchSize) -> str:
-    cost = f"sums cost under {1 - one.efficiency:.0%} of a step of {_listed(one.nodes)}"
+    reached = f"{_listed(one.nodes)} in step reach {one.efficiency:.0%} of their separate rates"
     if one.global_batch is None:
-        return f"no global batch is so large that {cost}"
+        return f"no global batch is large enough that {reached}"
     factor = round(one.efficiency / (1 - one.efficiency))
     product = f"{factor} R t = {_short(factor * one.rate_sum * one.sum_seconds)}"
     return (
-        f"G >= {one.global_batch:,}: {cost} ({product}; R = {_short(one.rate_sum)}/s, t = {seconds(one.sum_seconds)})"
+        f"G >= {one.global_batch:,}: {reached} "
+        f"({product}; R = {_short(one.rate_sum)}/s, t = {seconds(one.sum_seconds)})"
     )
 
 
@@ -210,9 +212,10 @@ def _variables(advice: Advice) -> list[str]:
 def _notes(advice: Advice, notes: Sequence[str]) -> list[str]:
     found = [note for plan in advice.plans if plan.source != "unknown" for note in plan.notes]
     links = [f"the link: {plan.link}" for plan in advice.plans if plan.link and not plan.link_measured]
-    estimates = [f"~ marks estimates. {note}" for note in found + links]
+    estimates = [line for note in dict.fromkeys(found + links) for line in _wrapped(note, "  ")]
     unknown = [f"{node} is unknown: {problem}" for node, problem in advice.unknown.items()]
-    return [line for note in dict.fromkeys((*notes, *unknown, *estimates)) for line in _wrapped(note)]
+    lines = [line for note in dict.fromkeys((*notes, *unknown)) for line in _wrapped(note)]
+    return [*lines, *(["~ marks estimates:", *estimates] if estimates else [])]
 
 
 def _wrapped(text: str, indent: str = "", following: str | None = None) -> list[str]:

@@ -52,13 +52,13 @@ def _finding(s: Situation, one: _Verdict, said: Sequence[_Verdict]) -> m.Finding
 
 
 def _ruled_out(one: _Verdict, said: Iterable[_Verdict]) -> Iterator[str]:
-    """Causes that would explain it, and aren't there; and those that follow from it."""
+    """Causes that would explain it, and aren't there or aren't known."""
     node = one.of.node if isinstance(one.of, Found) else ""
     for other in said:
         if isinstance(other.of, Found) or one.rule.cause not in other.rule.explains:
             continue
         if not other.of.node or not node or other.of.node == node:
-            unknown = "not known: no reading of " if isinstance(other.of, Unknown) else ""
+            unknown = "not known, for lack of " if isinstance(other.of, Unknown) else ""
             yield f"{_lowered(other.rule.title)}: {unknown}{other.of.text}"
 
 

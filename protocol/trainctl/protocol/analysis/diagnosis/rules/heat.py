@@ -44,8 +44,9 @@ def _limits(s: Situation, node: str) -> Iterator[tuple[str, str]]:
     for rank in s.ranks_of(node):
         gpus = s.gpus(rank)
         limits = Counter(limit for gpu in gpus for limit in gpu.clock_limits)
-        for limit, count in limits.most_common(1):
-            if count > len(gpus) / 2:
+        for limit, count in limits.most_common():
+            # Healthy devices often reach their power cap.
+            if count > len(gpus) / 2 and (limit != "power" or is_slower(s, node)):
                 said = f"{gpus[-1].name}: its clock was lowered in {count} of {len(gpus)} readings{_state(gpus[-1])}"
                 yield m.CLOCK_LIMITED_BY[limit], said
                 return

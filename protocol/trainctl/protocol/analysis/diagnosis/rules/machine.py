@@ -31,6 +31,8 @@ FROM_THE_START = 0.15
 """Part by which passes are slower than calibrated, for pressure that may have been there from the start."""
 DATA_PART = 0.05
 """Part of a step that a rank may wait for data."""
+MOST_PREFETCH = 64
+"""Micro-batches that a run file may let be assembled ahead."""
 OTHERS_BYTES = 300e6
 """Device memory of another program that is no trouble: a desktop has some."""
 
@@ -157,7 +159,13 @@ def _disk(s: Situation, node: str) -> Iterator[Verdict]:
     said.append(f"{s.label(rank)} waits {seconds(late[rank])} for data in a step, {percent(_data_part(s, rank))} of it")
     usual = {one: max(late[one] - _usual_data(s, one), 0.0) for one in late}
     yield Found(f"{node}'s disk is slow", tuple(said), node, what_if=s.without(usual, f"{node}'s waits for its disk"),
-                values={"node": node})  # fmt: skip
+                values={"node": node, "prefetch": more_prefetch(s)})  # fmt: skip
+
+
+def more_prefetch(s: Situation) -> int | None:
+    """A larger `data.prefetch`; None if it is the largest already, or not known."""
+    prefetch = s.facts.config.data.prefetch if s.facts.config is not None else MOST_PREFETCH
+    return min(max(2 * prefetch, 4), MOST_PREFETCH) if prefetch < MOST_PREFETCH else None
 
 
 def _data_part(s: Situation, rank: int) -> float:

@@ -6,7 +6,7 @@ from statistics import median, quantiles
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART
+from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
@@ -16,6 +16,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 LEAST_DATA_SECONDS = 0.02
 """Seconds of a step below which waiting for data is no trouble: a tiny step is mostly fixed costs."""
+MOST_WORKERS = 64
+"""Threads that a run file may let assemble micro-batches."""
 LEAST_GAIN = 0.02
 """Part of a step that a cause must cost."""
 SPLIT_GAIN = 0.05
@@ -70,10 +72,8 @@ def late_data(s: Situation) -> Iterator[Verdict]:
              for rank in sorted(late)]  # fmt: skip
     data = s.facts.config.data if s.facts.config is not None else None
     settings = (f"prefetch {data.prefetch}, {data.workers} worker{'s'[: data.workers - 1]}",) if data else ()
-    values = {
-        "node": s.node(worst), "prefetch": max(2 * data.prefetch, 4) if data else None,
-        "workers": 2 * data.workers if data else None,
-    }  # fmt: skip
+    workers = min(2 * data.workers, MOST_WORKERS) if data and data.workers < MOST_WORKERS else None
+    values = {"node": s.node(worst), "prefetch": more_prefetch(s), "workers": workers}
     yield Found(f"{s.label(worst)} waits for data", (*lines, *settings), s.node(worst) if len(late) == 1 else "",
                 worst if len(late) == 1 else None, what_if, values=values)  # fmt: skip
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation
-from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.words import megabytes, seconds
 from trainctl.protocol.analysis.rolling import is_usable
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages.events import AnyEvent
@@ -140,12 +140,10 @@ def _skipped(s: Situation, reason: str, title: str) -> Iterator[Verdict]:
     elif len(bad) < min(s.alerts.skipped_steps, len(newest)) and not (reason == "nan" and _is_bad(newest[-1])):
         yield Clear(f"{len(bad)} of the last {len(newest)} steps skipped for {reason}")
     else:
-        lost = len(bad) / len(newest)
         evidence = (f"{len(bad)} of the last {len(newest)} steps, the newest {bad[-1].step:,}", *_rates(bad[-1]))
-        what_if = s.what_if((s.step_seconds or 0.0) * (1 - lost), f"the skipped updates ({percent(lost)} of the steps)")
         half = (bad[-1].learning_rate or 0.0) / 2 or None
         values = {"half_rate": f"{half:.3g}" if half else None, "back": s.checkpoint_before(bad[0].step)}
-        yield Found(title, evidence, what_if=what_if, severity="error", values=values)
+        yield Found(title, evidence, severity="error", values=values)
 
 
 def _is_bad(step: m.StepCommitted) -> bool:

@@ -9,6 +9,8 @@ from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
 """What follows on a node whose device or processors are slow."""
+PREFETCH: Final = 4
+"""Micro-batches assembled ahead that are enough for an idle GPU."""
 
 
 def _several(s: Situation, _: Found) -> bool:
@@ -46,8 +48,18 @@ def _not_recomputed(s: Situation, _: Found) -> bool:
     return s.facts.config is None or s.facts.config.model.gradient_checkpointing != "all"
 
 
-def _without_links(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.group.links_per_peer == 1
+def _has_one_link(s: Situation, _: Found) -> bool:
+    """Only a ring can have several."""
+    config, view = s.facts.config, s.facts.view
+    return view is not None and view.engine == "ring" and (config is None or config.group.links_per_peer == 1)
+
+
+def _has_fixed_micro(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or s.facts.config.batch.micro != "auto"
+
+
+def _has_small_prefetch(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or s.facts.config.data.prefetch < PREFETCH
 
 
 def _run(setting: str) -> str:
@@ -109,8 +121,9 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "throttled", "A device is held back", "NVIDIA's clock limits in most readings, a clock 10 % lower under load, "
-        "thermal pressure 2 of 4, or a CPU quota", heat.throttled, (*_SPEED, "stolen-cpu"),
+        "throttled", "A device is held back", "NVIDIA's clock limits in most readings (a power cap: with slower "
+        "passes), a clock 10 % lower under load, thermal pressure 2 of 4, or a CPU quota",
+        heat.throttled, (*_SPEED, "stolen-cpu"),
         (Rung("cool the machine, or raise its power limit or quota"), _REBALANCE, _DRAIN),
     ),
     Rule(
@@ -166,7 +179,7 @@ RULES: Final = (
         "again: 1 per second and 0.2 %", ranks.lossy_link, ("slow-link", "low-use"),
         (
             Rung("check the cable, the switch and the duplex mode; a cable instead of Wi-Fi"),
-            Rung("several connections recover sooner", _run("group.links_per_peer=4"), _without_links),
+            Rung("several connections recover sooner", _run("group.links_per_peer=4"), _has_one_link),
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
         ),
     ),
@@ -178,7 +191,7 @@ RULES: Final = (
             Rung("one rank alone takes {alone} a step: train without {other}", "trainctl send drain --node {other}"),
             Rung("measure the link, and use a faster one", "trainctl calibrate"),
             Rung("check the cable, the switch and the duplex mode; a cable instead of Wi-Fi"),
-            Rung("several connections use a fast link better", _run("group.links_per_peer=4"), _without_links),
+            Rung("several connections use a fast link better", _run("group.links_per_peer=4"), _has_one_link),
             Rung("with this batch the sum takes a tenth of a step; the loss curve changes",
                  "trainctl send set-global-batch value={batch} schedule=scale"),
         ),
@@ -189,7 +202,7 @@ RULES: Final = (
         (
             Rung("a larger micro-batch; the loss doesn't change",
                  "trainctl send resize-batch micro={micro} --node {node}"),
-            Rung("let the program choose it by the profile", _run("batch.micro=auto")),
+            Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro),
         ),
     ),
     Rule(
@@ -219,7 +232,7 @@ RULES: Final = (
             Rung("a larger micro-batch; the loss doesn't change",
                  "trainctl send resize-batch micro={double} --node {node}"),
             Rung("find the fastest micro-batch", "trainctl calibrate --node {node}"),
-            Rung("assemble more micro-batches ahead", _run("data.prefetch=4")),
+            Rung("assemble more micro-batches ahead", _run(f"data.prefetch={PREFETCH}"), _has_small_prefetch),
         ),
     ),
     Rule(
