@@ -29,7 +29,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
-	TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
+	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_CHECKPOINT_KILLS=100 $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)

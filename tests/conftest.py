@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-ELSEWHERE = {"TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family"}
+ELSEWHERE = {"TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family", "TRAINCTL_TIMING": "timing"}
 """Marks of tests that `make test` leaves out, by the variable that asks for them."""
 LONG = (
     ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_cluster"),

