@@ -7,11 +7,12 @@ from tests.tui.support.recorded import CLOCK, NOW, RUNS, run_view, snapshot, und
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.tui.cli import tables
-from trainctl.tui.screens import cost_line, energy, header, runs_view
+from trainctl.tui.screens import header, runs_view
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
+from trainctl.tui.text import cost_line, energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE

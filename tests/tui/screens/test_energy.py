@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import energy, node_facts
+from trainctl.tui.screens import node_facts
+from trainctl.tui.text import energy
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 

@@ -7,8 +7,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
-from trainctl.tui.screens import cost_line, energy, rates_line, work_lines
 from trainctl.tui.state import event_text, rank_speed
+from trainctl.tui.text import cost_line, energy, rates_line, work_lines
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import clean, groups, line, plain
 

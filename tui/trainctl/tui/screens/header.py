@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
-from trainctl.tui.screens import cost_line, energy, rates_line
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text import cost_line, energy, rates_line
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.screens import energy
 from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text import energy
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, plain, shorten

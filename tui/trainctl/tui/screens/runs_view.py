@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
-from trainctl.tui.screens import cost_line, energy, rates_line, work_lines
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text import cost_line, energy, rates_line, work_lines
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
