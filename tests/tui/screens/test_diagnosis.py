@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import remedies
 from trainctl.tui.screens import diagnosis_view
-from trainctl.tui.screens.diagnosis import ASK_SECONDS
+from trainctl.tui.screens.diagnosis import DiagnosisScreen
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import ASCII
 
@@ -119,7 +119,7 @@ async def test_the_chosen_finding_stays_chosen_when_another_comes_before_it() ->
         app.paint()
         await pilot.pause(0.1)
         assert "1 more finding" in body(app), "not before a few seconds have passed"
-        clock.at = ASK_SECONDS
+        clock.at = DiagnosisScreen.POLL_SECONDS
         app.paint()
         await until(pilot, lambda: "2 more findings" in body(app))
         assert "62 %" in body(app)
@@ -134,7 +134,7 @@ async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
         await pilot.press("D")
         await until(pilot, lambda: "no answer from studio" in body(app))
         source.known_diagnosis = reply()
-        clock.at = ASK_SECONDS
+        clock.at = DiagnosisScreen.POLL_SECONDS
         app.paint()
         await until(pilot, lambda: "nothing found: 3 causes were checked; of 1 too little is known" in body(app))
 

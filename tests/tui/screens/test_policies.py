@@ -12,7 +12,7 @@ from trainctl.protocol.config.policies import POLICIES
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens import policies_view
-from trainctl.tui.screens.policies import ASK_SECONDS
+from trainctl.tui.screens.policies import PoliciesScreen
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.effects import Effect
 from trainctl.tui.state.policy_report import PolicyReport
@@ -122,7 +122,7 @@ async def test_a_request_that_failed_is_repeated_after_a_second_though_the_run_m
         app.paint()
         await pilot.pause(0.1)
         assert "isn't active" in body(app), "not before a second has passed"
-        clock.at = ASK_SECONDS
+        clock.at = PoliciesScreen.POLL_SECONDS
         app.paint()
         await until(pilot, lambda: "resize-batch micro=10" in body(app))
 

@@ -1,105 +1,51 @@
 """Diagnosis: what makes the run slow or stuck, the evidence, what a step would take without it, and the remedy."""
 
-import math
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.commands import remedies
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import diagnosis_view
-from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.polled_screen import PolledScreen
+from trainctl.tui.state.source import Source
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.styled_line import Line, Piece, rule
-
-ASK_SECONDS = 3.0
-"""Least time between two requests to the agent while the screen is open."""
+from trainctl.tui.text.styled_line import Line
 
 
-class DiagnosisScreen(BaseScreen):
-    """One row for each finding, and the chosen one in full. The agent is asked only while the screen is open."""
+class DiagnosisScreen(PolledScreen[m.DiagnosisReply, m.Finding]):
+    """One row for each finding, and the chosen one in full."""
 
+    POLL_SECONDS = 3.0
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next finding", show=False),
         Binding("up,k", "move(-1)", "previous finding", show=False),
         Binding("enter,f", "remedy", "remedy", show=False, tooltip="open the dialog of the finding's first remedy"),
     ]
 
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name)
-        self._told: m.DiagnosisReply | None = None
-        self._problem, self._chosen = "", ("", "")  # why there is none; cause and node of a finding
-        self._asked: tuple[str, int, str] | None = None  # run, step and state of the newest request that was answered
-        self._asked_at, self._is_asking = -math.inf, False
-
     @property
-    def told(self) -> m.DiagnosisReply | None:
-        """Of the run shown; None before the agent has answered."""
-        run = self.owner.shown.run
-        return self._told if self._told is not None and run is not None and self._told.run == run.run else None
+    def rows(self) -> tuple[m.Finding, ...]:
+        return self.answer.diagnosis.findings if self.answer is not None else ()
 
-    @property
-    def findings(self) -> tuple[m.Finding, ...]:
-        return self.told.diagnosis.findings if self.told is not None else ()
+    def is_of(self, answer: m.DiagnosisReply, run: m.RunView) -> bool:
+        return answer.run == run.run
 
-    @property
-    def cursor(self) -> int:
-        """The place of the chosen finding, which may have moved; the first if it is gone."""
-        known = [(finding.cause, finding.node) for finding in self.findings]
-        return known.index(self._chosen) if self._chosen in known else 0
+    def key(self, row: m.Finding) -> tuple[str, str]:
+        return row.cause, row.node
 
-    @property
-    def chosen(self) -> m.Finding | None:
-        return self.findings[self.cursor] if self.findings else None
+    def depends_on(self, run: m.RunView) -> tuple[int, str, float]:
+        """An active run also depends on the time: one that hangs makes no step that would ask for it."""
+        return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    # ------------------------------------------------------------ asking the agent
+    async def ask(self, client: Source, run: str) -> m.DiagnosisReply:
+        return await client.diagnosis(run)
 
-    def on_screen_resume(self) -> None:
-        self._ask_at_once()
-        super().on_screen_resume()
+    def heading(self, answer: m.DiagnosisReply | None) -> str:
+        return diagnosis_view.title(answer, self.owner.glyphs)
 
-    def arrived(self) -> None:
-        self._ask_at_once()
-        self.paint()
-
-    def _ask_at_once(self) -> None:
-        self._asked, self._asked_at = None, -math.inf
-
-    def paint(self) -> None:
-        """An active run is judged again and again: one that hangs makes no step that would ask for it."""
-        super().paint()
-        run, now = self.owner.shown.run, self.owner.clock.monotonic()
-        if run is None or self._is_asking or not self.is_current or now < self._asked_at + ASK_SECONDS:
-            return
-        wanted = (run.run, run.step, run.state)
-        if wanted != self._asked or self.owner.shown.active:
-            self._asked_at, self._is_asking = now, True
-            self.run_worker(self._ask(wanted), group="diagnosis")
-
-    async def _ask(self, wanted: tuple[str, int, str]) -> None:
-        try:
-            client = self.owner.client
-            if client is not None:
-                self._told, self._problem, self._asked = await client.diagnosis(wanted[0]), "", wanted
-        except TrainctlError as error:
-            self._told, self._problem = None, str(error)
-        finally:
-            self._is_asking = False
-        self.paint()
-
-    # ------------------------------------------------------------ drawing
-
-    def lines(self, columns: int, rows: int) -> list[Line]:
-        owner, told = self.owner, self.told
-        head = rule(columns, owner.glyphs.horizontal, (0, diagnosis_view.title(told, owner.glyphs), "title"))
-        made = [self.head(columns), head]
-        if told is None:
-            words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"
-            body = [ln.line(Piece(text, "dim")) for text in ln.wrap(ln.clean(words), columns)]
-            return [ln.fit(line, columns) for line in [*made, *body, *([()] * rows)][:rows]]
-        return [*made, *diagnosis_view.lines(told, self.cursor, columns, rows - 2, owner.glyphs, self._keys())]
+    def table(self, answer: m.DiagnosisReply, columns: int, rows: int) -> list[Line]:
+        return diagnosis_view.lines(answer, self.cursor, columns, rows, self.owner.glyphs, self._keys())
 
     def _keys(self) -> list[Line]:
         if self.chosen is None or not self.chosen.remedies:
@@ -117,23 +63,13 @@ class DiagnosisScreen(BaseScreen):
 
     # ------------------------------------------------------------ actions
 
-    def action_move(self, by: int) -> None:
-        self.action_choose_at(self.cursor + by)
-
-    def action_choose_at(self, index: int) -> None:
-        """The cursor to a place."""
-        if self.findings:
-            finding = self.findings[min(max(index, 0), len(self.findings) - 1)]
-            self._chosen = finding.cause, finding.node
-            self.paint()
-
     def action_remedy(self) -> None:
         """The dialog of the first remedy that is a command to the run; what to do if none is, or if the run has ended
         or is played from its record."""
-        if self.told is None or self.chosen is None or not self.chosen.remedies:
+        if self.answer is None or self.chosen is None or not self.chosen.remedies:
             return
         remedy = remedies.first_command(self.chosen.remedies)
-        if remedy is not None and self.told.live:
+        if remedy is not None and self.answer.live:
             self.owner.open_dialog(remedy.verb, remedies.values_of(remedy))
         else:
             first = self.chosen.remedies[0]
