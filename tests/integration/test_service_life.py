@@ -58,7 +58,7 @@ class Unit(AgentProcess):
         return self
 
     def heard(self) -> list[str]:
-        """What the supervisor has been told since the last time."""
+        """What the supervisor has received since the last time."""
         found: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:

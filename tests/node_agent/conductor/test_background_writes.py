@@ -1,4 +1,4 @@
-"""Checkpoints in the background: steps go on, one is written at a time, and its outcome counts only while it stands."""
+"""Checkpoints in the background: training continues, one is written at a time, and its outcome counts only while it stands."""
 
 import pytest
 from tests.node_agent.conductor.test_groups import texts
@@ -30,6 +30,14 @@ def writing(simulation: Simulation) -> Simulation:
 def hold(simulation: Simulation) -> None:
     for rank in simulation.ranks.values():
         rank.write_left = FOREVER
+
+
+def pass_time(simulation: Simulation, seconds: int) -> None:
+    """The writers stand still meanwhile."""
+    for _ in range(seconds):
+        simulation.tick(1.0)
+        simulation.talk()
+        hold(simulation)
 
 
 def let_go(simulation: Simulation) -> None:
@@ -102,15 +110,9 @@ def test_a_write_without_progress_fails_its_command_and_not_the_run() -> None:
     simulation = group("a").until_step(3)
     id = simulation.command("checkpoint")
     writing(simulation)
-    for _ in range(int(LEAST_STALL_SECONDS) - 5):
-        simulation.tick(1.0)
-        simulation.talk()
-        hold(simulation)
+    pass_time(simulation, int(LEAST_STALL_SECONDS) - 5)
     assert id not in simulation.ends
-    for _ in range(20):
-        simulation.tick(1.0)
-        simulation.talk()
-        hold(simulation)
+    pass_time(simulation, 20)
     assert simulation.ends[id].state == "failed"
     assert "made no progress for 6" in simulation.ends[id].reason
     assert simulation.conductor.state == "running"
@@ -120,10 +122,7 @@ def test_a_stop_ends_though_the_write_makes_no_progress() -> None:
     simulation = group("a", at_end=True).until_step(3)
     stop = simulation.command("stop")
     writing(simulation)
-    for _ in range(40):
-        simulation.tick(1.0)
-        simulation.talk()
-        hold(simulation)
+    pass_time(simulation, 40)
     assert simulation.ends[stop].state == "failed"
     assert "a did not answer for 3" in simulation.ends[stop].reason
     assert simulation.conductor.final == "stopped"

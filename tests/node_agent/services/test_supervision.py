@@ -46,7 +46,7 @@ def words(supervisor: socket.socket) -> list[str]:
 
 
 async def words_with(supervisor: socket.socket, word: str, count: int) -> list[str]:
-    """What the supervisor has been told once one word has come so often, and no more than that."""
+    """What the supervisor has received once one word has come so often, and no more than that."""
     found: list[str] = []
     async with asyncio.timeout(HANG_SECONDS):
         while found.count(word) < count:

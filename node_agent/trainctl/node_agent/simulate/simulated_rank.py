@@ -74,7 +74,7 @@ class SimulatedRank:
         self._say(made.ready(self.facts, self.last_step, self.cursor))
 
     def die(self, why: str) -> None:
-        """As by SIGKILL: whoever waits for it in a sum notices it, and so does its agent."""
+        """As by SIGKILL: ranks that wait for it in a sum notice it, and so does its agent."""
         if not self.alive:
             return
         self.deaths += 1

@@ -32,7 +32,7 @@ _NUMPY: Final = {name: np.dtype(dtype) for dtype, name in _DTYPES.items()}
 
 Arrays = Mapping[str, NDArray[Any]]
 Meter = Callable[[int], None]
-"""Is told how many bytes more have passed."""
+"""Receives the number of bytes that have passed since its last call."""
 
 
 def write_tensors(path: Path, arrays: Arrays, meter: Meter, *, zstd: bool = False) -> FileEntry:

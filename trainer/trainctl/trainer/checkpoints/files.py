@@ -83,7 +83,7 @@ class About:
     adapter: dict[str, Any] | None = None  # peft's adapter_config.json; None: all weights were trained
     metadata: CheckpointMetadata | None = None
     compression: Compression = "none"
-    meter: Meter = field(default=lambda _: None)  # is told the bytes that were written and those that were read back
+    meter: Meter = field(default=lambda _: None)  # receives the bytes written, then those read back
 
 
 def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, about: About = About()) -> Manifest:
