@@ -1,4 +1,4 @@
-"""Checkpoints in the background: training continues, one is written at a time, and its outcome counts only while it stands."""
+"""Checkpoints in the background: training continues, one is written at a time, its outcome counts while it stands."""
 
 import pytest
 from tests.node_agent.conductor.test_groups import texts
