@@ -136,7 +136,7 @@ async def test_an_agent_that_does_not_answer_is_said_and_asked_again() -> None:
         source.known_diagnosis = reply()
         clock.at = DiagnosisScreen.POLL_SECONDS
         app.paint()
-        await until(pilot, lambda: "nothing found: 3 causes were checked; of 1 too little is known" in body(app))
+        await until(pilot, lambda: "nothing found: 3 causes were checked; too little is known about 1" in body(app))
 
     await driven(source, play, (120, 40), clock=clock)
 

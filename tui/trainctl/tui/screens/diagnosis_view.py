@@ -38,7 +38,7 @@ def verdict(found: m.Diagnosis) -> str:
         return found.findings[0].title + (f"; {more} more finding{'s' if more > 1 else ''}" if more else "")
     unknown = len(_unknown(found))
     looked = len({one.cause for one in found.checked}) - unknown
-    missing = f"; of {unknown} too little is known" if unknown else ""
+    missing = f"; too little is known about {unknown}" if unknown else ""
     return f"nothing found: {looked} causes were checked{missing}"
 
 
@@ -120,13 +120,13 @@ def remedy_command(remedy: m.Remedy) -> str:
 
 
 def _checked(found: m.Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
-    """What was looked for, of a run without findings."""
+    """What was looked for, of a run without findings: what isn't known last, and what is the same on all nodes once."""
+    said = dict.fromkeys((one.result == "unknown", one.cause, _result(one)) for one in found.checked)
     return [
         row
-        for one in found.checked
+        for is_unknown, cause, text in sorted(said, key=lambda one: one[0])
         for row in ln.labelled(
-            f"  {one.cause}".ljust(2 * _LABEL_CELLS), glyphs.text(_result(one)), columns,
-            "dim" if one.result == "unknown" else "text",
+            f"  {cause}".ljust(2 * _LABEL_CELLS), glyphs.text(text), columns, "dim" if is_unknown else "text",
         )
     ]  # fmt: skip
 
