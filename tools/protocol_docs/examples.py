@@ -138,6 +138,9 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.GlobalBatchChanged(before=24, after=48, schedule="set"),
     events.LeadChanged(before="studio", after="mbp", term=2),
     events.RunStateChanged(before="running", after="paused"),
+    events.RunBranched(
+        parent="sft-1b-20261119-110000-3f1c", step=120, branch="sft-1b-20261120-093000-a07e", node="studio"
+    ),
     events.NodeStateChanged(node="mbp", before="lost", after="drained"),
     events.PolicyModeChanged(name="first-shares", before="on", after="advise", cause="anna sent rebalance"),
     events.PolicyAdvised(

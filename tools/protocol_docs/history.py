@@ -123,5 +123,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
         " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "A new run can start from another run's checkpoint: start-run accepts branch and overrides. Added the event"
+        " run-branched, RunView.branch and RunSummary.branch.",
+    ),
 )
 """(version, date, what it added), oldest first."""

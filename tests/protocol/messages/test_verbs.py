@@ -106,6 +106,12 @@ def test_an_argument_that_a_verb_does_not_have_is_named(verb: str) -> None:
         ("note", {"text": "x" * 501}, "text"),
         ("start-run", {}, "config"),
         ("start-run", {"config": {}, "resume": "a"}, "config"),
+        ("start-run", {"branch": "a@3", "resume": "a"}, "config"),
+        ("start-run", {"branch": "a@"}, "branch"),
+        ("start-run", {"branch": "@3"}, "branch"),
+        ("start-run", {"branch": "a@0"}, "branch"),
+        ("start-run", {"resume": "a", "overrides": {"run.steps": "9"}}, "overrides"),
+        ("start-run", {"config": {}, "branch": "a", "overrides": {"run.steps": "9"}}, "overrides"),
         ("start-run", {"config": {}, "old_lead_is_off": True}, "old_lead_is_off"),
         ("start-run", {"config": "run.toml"}, "config"),
         ("start-run", {"resume": 7}, "resume"),
@@ -180,3 +186,11 @@ def test_what_is_written_of_a_command_is_read_as_that_command(verb: str) -> None
     assert words[0] == verb
     assert verbs.check(verb, verbs.parse_args(verb, pairs), node) == args
     assert (words[-2:] == ["--node", "studio"]) == (node is not None)
+
+
+def test_a_branch_is_typed_with_its_settings_by_name() -> None:
+    args = {"branch": "sft-1b-1@50", "overrides": {"optimizer.learning_rate": "1e-4"}}
+    typed = verbs.written("start-run", args)
+    assert typed == "start-run branch=sft-1b-1@50 optimizer.learning_rate=1e-4"
+    pairs = dict(word.split("=") for word in typed.split()[1:])
+    assert verbs.parse_args("start-run", pairs) == args

@@ -90,7 +90,7 @@ BAD = [
     (["send", "pause", "--ttl", "0"], "--ttl"),
     (["send", "pause", "--timeout", "0"], "--timeout"),
     (["send", "pause", "--wait", "forever"], "--wait"),
-    (["send", "start-run"], "config: give exactly one of config and resume"),
+    (["send", "start-run"], "config: give one of config, resume and branch"),
     (["send", "start-run", "config=run.toml"], "must be written as config=@run.toml"),
     (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
     (["run"], "give either RUN.toml to start a run or --resume RUN to resume one"),

@@ -52,8 +52,8 @@ FROZEN = {
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "quantize": "--group-size --help --json --output --to -h MODEL",
     "replay": "--help --speed -h RUN",
-    "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
-    "-f -h RUN.toml",
+    "run": "--branch --cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set "
+    "--timeout -f -h RUN.toml",
     "score": "--answers --best --cluster --connect --help --max-tokens --nodes --output --resume --seed --server-key "
     "--step --temperature --top-p -h FILE RUN",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "

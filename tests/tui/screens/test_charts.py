@@ -273,3 +273,22 @@ async def test_a_pressed_mouse_that_moves_drags() -> None:
         assert app.mouse_captured is None
 
     await charted(source_of(4), play)
+
+
+async def test_a_branch_lies_over_its_parent_where_that_is_known() -> None:
+    async def parent_of(run: str) -> tuple[str, ...]:
+        found: list[tuple[str, ...]] = []
+
+        async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
+            await until(pilot, lambda: not run_is_asked(screen))
+            found.append(screen.view.runs)
+            assert not screen._problem
+
+        await charted(source_of(branch=m.BranchPoint(run, 100)), play)
+        return found[0]
+
+    def run_is_asked(screen: ChartsScreen) -> bool:
+        return bool(screen._missing()) or bool(screen._under_way)
+
+    assert await parent_of(RUNS[1].run) == (RUNS[1].run,)
+    assert await parent_of("gone-20261001-120000") == ()

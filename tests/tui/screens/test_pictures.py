@@ -10,6 +10,7 @@ from tests.tui.screens.test_tables import SEVERAL
 from tests.tui.support.driving import burst
 from tests.tui.support.logs import logging_source
 from tests.tui.support.recorded import (
+    BRANCHES,
     CLOCK,
     CONNECTED,
     NOW,
@@ -192,6 +193,12 @@ def test_dialog_applied(snap_compare: Compare) -> None:
 @pytest.mark.parametrize("keys", [("4", "j", "j", "j"), ("0", "space", "j")], ids=["events", "runs"])
 def test_tables(snap_compare: Compare, keys: tuple[str, ...], size: tuple[int, int]) -> None:
     assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_runs_with_branches(snap_compare: Compare, size: tuple[int, int]) -> None:
+    source = Recorded([CONNECTED, snapshot(None)], runs=BRANCHES)
+    assert snap_compare(app_of(source), terminal_size=size, run_before=still(("0", "j")))
 
 
 @pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")

@@ -3,11 +3,13 @@
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.support.driving import body, driven, hint, until
 from tests.tui.support.recorded import (
+    BRANCHES,
     CLOCK,
     CONNECTED,
     RUNS,
@@ -21,7 +23,9 @@ from tests.tui.support.recorded import (
 from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
+from textual.widgets import Input
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
@@ -29,9 +33,11 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.command_palette import PaletteProvider
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.help import HelpScreen
+from trainctl.tui.dialogs.start_run import BranchDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
+from trainctl.tui.screens.runs_view import as_tree, row_of
 from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.text.styled_line import Piece, crop, line
 from trainctl.tui.widgets.line_view import Lines, changed_spans
@@ -373,3 +379,32 @@ async def test_a_screen_that_is_being_taken_down_is_not_painted(gone: str) -> No
         assert app.screen.paints == before
 
     await driven(source_of(1), play)
+
+
+async def test_a_branch_is_started_from_a_checkpoint_with_settings() -> None:
+    source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await until(pilot, lambda: "sft-1b" in body(app))
+        await pilot.press("B")
+        screen = app.screen
+        assert isinstance(screen, BranchDialog)
+        screen.query_one("#field-step", Input).value = "0"
+        await pilot.press("enter")
+        assert not source.commands, "no step of a checkpoint"
+        screen.query_one("#field-step", Input).value = "9000"
+        screen.query_one("#field-settings", Input).value = "optimizer.learning_rate=1e-5 run.name='a b'"
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(source.commands))
+
+    await driven(source, play)
+    overrides = {"optimizer.learning_rate": "1e-5", "run.name": "a b"}
+    assert source.commands[0][:2] == ("start-run", {"branch": f"{RUNS[1].run}@9000", "overrides": overrides})
+
+
+def test_branches_stand_below_their_parents_in_the_order_of_the_newest() -> None:
+    shown = [(row.run.name, row.depth) for row in as_tree([row_of(run, CLOCK) for run in BRANCHES])]
+    assert shown == [("sft-1b", 0), ("sft-1b-low", 1), ("sft-1b-warm", 2), ("sft-2", 0), ("tiny", 0)]
+    around = [msgspec.structs.replace(one, branch=m.BranchPoint(other.run, 1))
+              for one, other in ((BRANCHES[0], BRANCHES[1]), (BRANCHES[1], BRANCHES[0]))]  # fmt: skip
+    assert len(as_tree([row_of(run, CLOCK) for run in around])) == 2, "a damaged record ends no screen"

@@ -454,6 +454,23 @@ FAILED_SCORING = msgspec.structs.replace(
 )  # fmt: skip
 
 
+def _branch(name: str, parent: str, at: int, age: float, **changes: Any) -> m.RunSummary:
+    return msgspec.structs.replace(
+        RUNS[1], run=f"{name}-20261120-100000", name=name, started_at=NOW - age, rates=None,
+        branch=m.BranchPoint(parent, at), **changes,
+    )  # fmt: skip
+
+
+BRANCHES = (
+    _branch("sft-1b-warm", "sft-1b-low-20261120-100000", 9_500, 3_600, step=12_400, last_loss=1.790),
+    _branch("sft-1b-low", RUNS[1].run, 9_000, 7_200, step=15_000, last_loss=1.802),
+    RUNS[1],
+    _branch("sft-2", "gone-20261001-120000", 500, 90_500, step=800, last_loss=2.011),
+    RUNS[2],
+)
+"""A branch of a branch, and one whose parent isn't there any more, newest first."""
+
+
 class Recorded:
     """A source that plays messages, answers from memory, and keeps every command it was given.
 

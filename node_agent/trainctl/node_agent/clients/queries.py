@@ -267,7 +267,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
         last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
         rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
         cost=_cost_of_record(view, state, last) if view else None, cursor=last.cursor if last else None,
-        simulated=view.simulated if view else False,
+        simulated=view.simulated if view else False, branch=view.branch if view else None,
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
         run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
         started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
         last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
-        cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated,
+        cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated, branch=view.branch,
     )  # fmt: skip
 
 

@@ -37,8 +37,8 @@ class Redirects:
         if (followed := self._follower.followed) is not None:
             return followed.known
         if _starts_run(command):
-            resumed = command.args.get("resume")
-            return self._context.db.followed(resumed) if isinstance(resumed, str) else None
+            known = command.args.get("resume") or command.args.get("branch")
+            return self._context.db.followed(known.partition("@")[0]) if isinstance(known, str) else None
         return self._query_context.handed_over() if self._lead.run is None else None
 
     def _to_node(self, command: m.Command) -> m.Refusal | None:

@@ -294,7 +294,7 @@ class Conductor:
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
             self._pipeline.peaks.calibrated(rank, ready.profile, ready.memory_cap_bytes)
-        if known is None and self.stage == "loading" and not self.progress.step:
+        if known is None and self.stage == "loading" and self.progress.step == self.durable.first_step:
             self._take_profile(ready)
         if self._rendezvous.meet(rank, ready, generation):
             self._regroup.begin(now)

@@ -28,6 +28,7 @@ def run_view(
         skipped=tuple((skip.start, skip.count) for skip in durable.skipped),
         policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
         weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, cost=cost,
+        branch=m.BranchPoint(durable.branch.run, durable.branch.step) if durable.branch is not None else None,
     )  # fmt: skip
 
 

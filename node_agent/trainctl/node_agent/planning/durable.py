@@ -115,6 +115,14 @@ class Writing(msgspec.Struct, frozen=True):
     failed: str = ""  # why a rank's copy is missing
 
 
+class Branch(msgspec.Struct, frozen=True):
+    """The checkpoint of another run that this one started from."""
+
+    run: str
+    step: int
+    cursor: int  # first position after that step
+
+
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
@@ -141,6 +149,12 @@ class Durable(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()  # by step
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
+    branch: Branch | None = None  # None: the run started at step 0
+
+    @property
+    def first_step(self) -> int:
+        """The step that the run started from."""
+        return self.branch.step if self.branch is not None else 0
 
     def kept_for_sure(self, keep_last: int, keep_every: int, *, planned: bool = False) -> tuple[int, ...]:
         """Steps of the checkpoints that a run can go back to, ascending: not of those that the one which is being

@@ -116,7 +116,7 @@ class Lead:
         self._role.turn(transitions.start(self._role.now, args.resume))
         waited = self._role.waiting
         try:
-            run = await self._begin(self._new(command, args) if args.config is not None else self._old(command, args))
+            run = await self._begin(self._old(command, args) if args.resume is not None else self._new(command, args))
         except (InvalidInputError, RefusedError, OSError):
             if self.is_starting:
                 self._role.turn(transitions.finish(self._role.now))
@@ -127,6 +127,8 @@ class Lead:
         return run
 
     async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+        if args.branch is not None:
+            return await self.launch.branch(args, command)
         return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
 
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:

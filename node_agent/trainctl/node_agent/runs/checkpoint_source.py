@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages.events import RunStateChanged, StepRetracted
+from trainctl.protocol.messages.events import RunBranched, RunStateChanged, StepRetracted
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -78,6 +78,8 @@ def _written(paths: RunPaths, out: Collection[str], at_most: int | None) -> tupl
             for event in events:
                 is_written = (event.kind, event.severity) == ("checkpoint", "good")
                 goes_back = isinstance(event.data, RunStateChanged) and event.data.after == "resumed"
+                if isinstance(event.data, RunBranched) and event.data.branch == paths.directory.name:
+                    by_node.setdefault(event.data.node, []).append(event.data.step)
                 if isinstance(event.data, StepRetracted):
                     undone = event.data.step
                     by_node = {node: [at for at in steps if at < undone] for node, steps in by_node.items()}

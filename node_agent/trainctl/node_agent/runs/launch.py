@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.runs import checkpoint_source, preflight, restore
+from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
@@ -23,6 +23,7 @@ from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.machine.devices import read_devices, resolve
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 COMMANDS_HANDED_ON = 50
@@ -50,14 +51,38 @@ class Launch:
         """It hosts its rank from here on; the trainers whose end it reported before were of an earlier life."""
         self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
 
-    async def new(self, config: run_tables.RunFile, command: m.Command) -> restore.Opening:
+    async def branch(self, args: verbs.StartRun, command: m.Command) -> restore.Opening:
+        """A new run from a checkpoint of another one on this node. Raises InvalidInputError or RefusedError; leaves
+        nothing then, on any node."""
+        run, step = verbs.branch_point(args.branch or "")
+        known = self._db.known_run(run)
+        if known is None:
+            raise InvalidInputError("branch", f"no run {run!r} on {self._context.node}: choose a node that has a copy")
+        if known.kind != "hosted":
+            raise InvalidInputError("branch", f"{run} was trained by another program and has no checkpoint here")
+        paths = RunPaths(known.directory)
+        if args.config is not None:
+            config = run_file.parse(args.config, "config")
+        else:
+            config = await asyncio.to_thread(run_file.read, paths.run_file, args.overrides)
+        fork = await asyncio.to_thread(branching.find, paths, step, self._context.node)
+        opening = await self.new(config, command, fork)
+        if self._db.followed(run) is None:  # else its lead numbers the events
+            said = await asyncio.to_thread(fork.note, opening.paths, self._context.node, command.by)
+            if said is not None:
+                self._context.publisher.publish(said)
+        return opening
+
+    async def new(
+        self, config: run_tables.RunFile, command: m.Command, fork: branching.Fork | None = None
+    ) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
         config, precision = await self._in_one_precision(config)
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
-            max(1, self._db.term), self._context.placement,
+            max(1, self._db.term), self._context.placement, fork,
         )  # fmt: skip
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}

@@ -18,10 +18,20 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
-from trainctl.node_agent.planning.durable import Carried, Durable, PolicyState, RankSetting, Rollback, Settings, Skipped
+from trainctl.node_agent.planning.durable import (
+    Branch,
+    Carried,
+    Durable,
+    PolicyState,
+    RankSetting,
+    Rollback,
+    Settings,
+    Skipped,
+)
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import close_times
 from trainctl.node_agent.trainers.rank_reports import reports_after
@@ -54,8 +64,10 @@ class Opening(NamedTuple):
 def new_run(
     config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1,
     placement: preflight.Placement = preflight.Placement(),  # noqa: B008
+    fork: Fork | None = None,
 ) -> Opening:  # fmt: skip
-    """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
+    """Make a run directory and the conductor of its first generation. Raises InvalidInputError or RefusedError; leaves
+    nothing then. `fork`: the checkpoint of another run that it starts from.
 
     Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
     known. `starter` is the id of the command that asked for it,
@@ -65,12 +77,22 @@ def new_run(
         preflight.check_on(config, node, placement=placement)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
-    durable = first_durable(config, term)
-    carried = {starter: Carried("start-run", by, 1, durable.settings.plan_version)}
+    durable = first_durable(config, term) if fork is None else fork.start(config, first_durable, term)
+    carried = {starter: Carried("start-run", by, durable.first_step + 1, durable.settings.plan_version)}
     durable = msgspec.structs.replace(durable, carried=carried)
     recorder = make_directory(paths, config)
+    conductor = Conductor(run, config, durable, _progress(None, durable))
+    opening = Opening(conductor, paths, recorder, None)
+    if fork is not None:
+        try:
+            folder, said = fork.take(paths, recorder, node, by)
+        except RefusedError:
+            recorder.close()
+            shutil.rmtree(paths.directory, ignore_errors=True)
+            raise
+        opening = opening._replace(resume_from=folder, kept=(said,))
     _keep(recorder, durable)
-    return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
+    return opening
 
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:
@@ -107,6 +129,11 @@ def _read(paths: RunPaths) -> Durable | None:
     with RecordReader(paths) as reader:
         text = reader.meta(DURABLE_KEY)
     return _decoded(text, Durable, paths.record) if text is not None else None
+
+
+def _first_step(paths: RunPaths) -> int:
+    durable = _read(paths)
+    return durable.first_step if durable is not None else 0
 
 
 def rollback_step(paths: RunPaths) -> int | None:
@@ -153,6 +180,9 @@ def old_run(
     if node in config.nodes:
         preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
+    if step < (begun := _first_step(paths)):
+        problem = f"started from a checkpoint of step {begun}, which is gone or unreachable, and has no newer one"
+        raise InvalidInputError("resume", f"{paths.directory.name} {problem}")
     if step >= config.run.steps:
         raise InvalidInputError(
             "resume", f"{paths.directory.name} has already completed all its {config.run.steps} steps"
@@ -161,16 +191,16 @@ def old_run(
         durable = _kept(recorder)
         if durable is None:
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
-        _complete(recorder, paths)
+        _complete(recorder, paths, durable)
         before = recorder.last_state()
         last = before.step
         close_times(recorder, last.committed_at if last is not None else 0.0)
         done = _step(paths, step)
-        if step and done is None:
+        if step > begun and done is None:
             problem = f"has no step {step}, but {source.node} has a checkpoint of it"
             raise InvalidInputError(str(paths.record), problem)
         kept = durable.settings
-        settings = _with_source(_settings_after(recorder, done, kept), source.node)
+        settings = _with_source(_settings_after(recorder, step, done, kept), source.node)
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = share_edits.lose(settings, rank).settings
@@ -192,7 +222,7 @@ def old_run(
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
         )  # fmt: skip
         _keep(recorder, durable)
-        conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable))
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
         notices += _gone_further_back(asked, step)
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
@@ -221,7 +251,7 @@ def surviving_run(
         durable = _kept(recorder)
         if durable is None:
             raise InvalidInputError(str(paths.record), "the agent ended before the run had begun")
-        _complete(recorder, paths)
+        _complete(recorder, paths, durable)
         state = recorder.last_state()
         close_times(recorder, state.step.committed_at if state.step is not None else 0.0, gone)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
@@ -232,7 +262,7 @@ def surviving_run(
         if term:
             durable = taken_over(durable, term, recent)
             _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
-        conductor = Conductor(paths.directory.name, config, durable, _progress(state, durable), recent)
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable), recent)
         return Opening(conductor, paths, recorder, None)
 
 
@@ -261,13 +291,13 @@ def _step(paths: RunPaths, step: int) -> m.StepCommitted | None:
     return rows[0] if rows and rows[0].step == step else None
 
 
-def _settings_after(recorder: RunDb, done: m.StepCommitted | None, latest: Settings) -> Settings:
-    """What the step after the last that stands (None: the first) was planned with, if it was planned since, under a
-    plan version of its own; else the latest.
+def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, latest: Settings) -> Settings:
+    """What the step after `step` was planned with, if it was planned since, under a plan version of its own; else the
+    latest. `done`: the row of `step`, None if the run started there.
 
     A plan of an older generation than that step's was made before the run went back behind it, and went another way.
     """
-    plan = recorder.train_plan(done.step + 1 if done is not None else 1)
+    plan = recorder.train_plan(step + 1)
     if plan is not None and done is not None and plan.generation < done.generation:
         plan = None
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
@@ -283,7 +313,8 @@ def _skips(durable: Durable, settings: Settings, done: m.StepCommitted | None, s
     found, asked = [skip for skip in durable.skipped if skip.step <= step], durable.rollback
     if asked is None or asked.step != step or not asked.skip_batches:
         return tuple(found)
-    start = (done.cursor or 0) if done is not None else 0
+    begun = durable.branch.cursor if durable.branch is not None else 0
+    start = (done.cursor or 0) if done is not None else begun
     before = [skip.start + skip.count for skip in found if skip.step == step]
     count = asked.skip_batches * settings.global_batch
     return (*found, Skipped(step, max([start, *before]), count))
@@ -348,7 +379,7 @@ def _recorder(paths: RunPaths) -> Iterator[RunDb]:
         raise
 
 
-def _complete(recorder: RunDb, paths: RunPaths) -> None:
+def _complete(recorder: RunDb, paths: RunPaths, durable: Durable) -> None:
     """Commit what the trainers did after the agent's last word, from their own records.
 
     An agent and its trainer that die together leave steps that only the trainer's record has; their plans were
@@ -356,7 +387,7 @@ def _complete(recorder: RunDb, paths: RunPaths) -> None:
     """
     state = recorder.last_state()
     plans = {(plan.step, plan.generation): plan for plan in state.plans if plan.kind == "train"}
-    progress = _progress(state)
+    progress = _progress(state.step, msgspec.structs.replace(durable, skipped=()))
     least = state.step.generation if state.step is not None else FIRST_GENERATION
     for report in _kept_reports(paths, progress.step, least):
         plan = plans.get((report.step, report.generation))
@@ -398,12 +429,13 @@ def _first_settings(config: RunFile) -> Settings:
     return Settings(1, config.batch.global_, ranks)
 
 
-def _progress(state: LastState, durable: Durable | None = None) -> Progress:
-    """How far the run has come by its record; positions that `durable` skips after that step count as passed."""
-    last = state.step
-    skips = durable.skipped if durable is not None else ()
+def _progress(last: m.StepCommitted | None, durable: Durable) -> Progress:
+    """How far the run has come by the last step in its record; positions that `durable` skips after that step count as
+    passed."""
+    skips = durable.skipped
     if last is None:
-        return Progress(cursor=_passed(skips, 0, 0))
+        begun = durable.branch or Branch("", 0, 0)
+        return Progress(begun.step, _passed(skips, begun.step, begun.cursor))
     assert last.cursor is not None  # a hosted run's always is
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
     totals = RunSums(last.weight_total or 0.0, last.tokens_total, last.seconds_total or 0.0)

@@ -57,6 +57,8 @@ def brief(data: e.AnyEvent) -> str:
             return f"{data.after} now leads the run{term}"
         case e.RunStateChanged():
             return _run_state(data)
+        case e.RunBranched(parent=parent, step=step, branch=branch):
+            return f"{branch} branches off {parent} at step {step:,}"
         case e.NodeStateChanged():
             return f"{data.before}{ARROW}{data.after}"
         case e.PolicyModeChanged(before=before, after=after, cause=cause):

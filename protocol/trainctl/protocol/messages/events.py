@@ -89,6 +89,15 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
     step: Count | None = None  # last committed step, if the run has ended
 
 
+class RunBranched(EventData, tag="run-branched", frozen=True):
+    """A new run starts from a checkpoint of another one. Both records have this event."""
+
+    parent: str  # ID of the run that has the checkpoint
+    step: Count  # step of the checkpoint
+    branch: str  # ID of the new run
+    node: str  # node whose copy of the checkpoint it starts from
+
+
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
     """The state of a node outside the group changed, for example from lost to drained."""
 
@@ -331,7 +340,8 @@ class Notice(EventData, tag="notice", frozen=True):
 
 AnyEvent = (
     SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed | NoteWritten
+    | RunBranched | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed
+    | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
     | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice

@@ -11,6 +11,7 @@ from trainctl.protocol.messages.base import CommandState, Count, Message, Name, 
 from trainctl.protocol.messages.diagnosis import Diagnosis
 from trainctl.protocol.messages.telemetry import (
     Alerts,
+    BranchPoint,
     Event,
     HeldOutPairs,
     HostReading,
@@ -101,6 +102,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     rates: RunRates | None = None  # speed and remaining time as of the run's last step
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
+    branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):

@@ -42,6 +42,13 @@ TOKENS = "tokens"
 """The unit of the weight where each counted target weighs 1; the run's rate is then of all tokens processed."""
 
 
+class BranchPoint(msgspec.Struct, frozen=True):
+    """The checkpoint that a run started from."""
+
+    run: Name  # run that wrote it
+    step: Count  # its step
+
+
 WRITING: Final = "writing the checkpoint"
 """What `RankView.why` begins with while a rank writes one."""
 
@@ -119,6 +126,7 @@ class RunView(Message, tag="run-view", frozen=True):
     cost: RunCost | None = None  # cost so far; None: none of its nodes has a price
     skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
+    branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
     boot: str = ""
     seq: Count = 0
 

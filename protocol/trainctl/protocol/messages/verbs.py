@@ -72,18 +72,57 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StartRun(Args, frozen=True):
-    """Give exactly one of `config` and `resume`. The `node`, if given, becomes the lead."""
+    """Give one of `config`, `resume` and `branch`; `branch` may have a `config` too. The `node`, if given, becomes the
+    lead. On the command line, each override is a separate argument: `branch=RUN@50 optimizer.learning_rate=1e-4`."""
+
+    usage: ClassVar[str] = "config=@RUN.toml | resume=RUN | branch=RUN@STEP [TABLE.KEY=VALUE ...]"
 
     config: Annotated[dict[str, Any] | None, _about("parsed run file", typed="config=@")] = None
     resume: Annotated[str | None, _about("ID of the run to resume")] = None
     old_lead_is_off: Annotated[bool, _about(f"resume: {_LEAD_IS_OFF}")] = False
+    branch: Annotated[
+        str | None,
+        _about(
+            "RUN@STEP: the checkpoint of a run that a new run starts from; without @STEP, the newest. Without config,"
+            " the new run has that run's file"
+        ),
+    ] = None
+    overrides: Annotated[
+        dict[str, str],
+        _about("branch without config: settings to change, by table.key, as TOML values", typed="TABLE.KEY="),
+    ] = {}
 
     def check(self) -> None:
         """Raises InvalidInputError unless it is one run, new or old."""
-        if (self.config is None) == (self.resume is None):
-            raise InvalidInputError("config", "give exactly one of config and resume")
+        given = (self.config is not None or self.branch is not None, self.resume is not None)
+        if sum(given) != 1:
+            raise InvalidInputError("config", "give one of config, resume and branch")
         if self.old_lead_is_off and self.resume is None:
             raise InvalidInputError("old_lead_is_off", "a new run has no old lead: remove this argument")
+        if self.branch is not None:
+            branch_point(self.branch)
+        if self.overrides and (self.branch is None or self.config is not None):
+            raise InvalidInputError("overrides", "they change the run file of a branch: give branch, and no config")
+
+    @classmethod
+    def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
+        """A name with a dot is a setting of the run file."""
+        overrides = {name: text for name, text in pairs.items() if "." in name}
+        values = super().parse({name: text for name, text in pairs.items() if name not in overrides})
+        return {**values, "overrides": overrides} if overrides else values
+
+    @classmethod
+    def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Each override by its name."""
+        return {**{name: value for name, value in args.items() if name != "overrides"}, **args.get("overrides", {})}
+
+
+def branch_point(text: str) -> tuple[str, int | None]:
+    """The run and the step of RUN@STEP; None: of its newest checkpoint. Raises InvalidInputError."""
+    run, at, step = text.partition("@")
+    if not run or (at and not (step.isdecimal() and int(step) >= 1)):
+        raise InvalidInputError("branch", f"{text!r} must be RUN@STEP, with the step of a checkpoint, or RUN")
+    return run, int(step) if at else None
 
 
 class ResizeBatch(Args, frozen=True):
@@ -278,7 +317,7 @@ _SHARES: Final[frozenset[Knob]] = frozenset({"shares"})
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("start-run", StartRun, "start or resume a run", "nothing", None,
+        Verb("start-run", StartRun, "start a run, resume one, or branch off one", "nothing", None,
              "config=@run.toml", takes_node=True, to_node=True, for_any_run=True),
         Verb("resize-batch", ResizeBatch, "set a node's micro-batch (this changes speed and memory, never the loss)",
         "speed",

@@ -12,6 +12,7 @@ from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError, RefusedError
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, subgroup, where
@@ -40,6 +41,14 @@ def run(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Resume this run instead of starting a new one.")
     ] = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(
+            "--branch",
+            metavar="RUN@STEP",
+            help="Start a new run from this checkpoint of RUN, with RUN's own run file unless RUN.toml is given.",
+        ),
+    ] = None,
     node: Annotated[
         str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that will lead the run.")
     ] = None,
@@ -58,18 +67,19 @@ def run(
     timeout: Timeout = 600.0,
     json: JsonLines = False,
 ) -> int:
-    """Start or resume a run, and print its id.
+    """Start or resume a run, or branch off one, and print its id.
 
     With data.path = "-", its data are the rows on standard input. It reads them to their end; the run goes on after it.
     """
-    if (file is None) == (resume is None):
-        raise InvalidInputError("run", "give either RUN.toml to start a run or --resume RUN to resume one")
+    if (file is None and branch is None) == (resume is None):
+        wanted = "RUN.toml to start a run, --branch RUN@STEP to branch off one, or --resume RUN to resume one"
+        raise InvalidInputError("run", f"give {wanted}")
     if resume is not None and set_:
         raise InvalidInputError("--set", "a resumed run keeps its own run file: leave out --set")
     at = where(ctx, connect, cluster)
     overrides = arguments.pairs(set_ or [], "--set")
     with standard_input.copied(file, overrides, at.addresses[0], output.tell) as copy:
-        chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, node, timeout)
+        chosen = _Chosen(file, {**overrides, **(copy.overrides if copy else {})}, resume, branch, node, timeout)
         code = _start(at, chosen, copy, old_lead_is_off=old_lead_is_off, follow=follow, json=json)
         if copy is not None and copy.begun and not follow:
             copy.wait()
@@ -77,11 +87,12 @@ def run(
 
 
 class _Chosen(NamedTuple):
-    """The run to start or to resume."""
+    """The run to start, to resume or to branch off."""
 
     file: Path | None
     overrides: dict[str, str]
     resume: str | None
+    branch: str | None
     node: str | None
     timeout: float
 
@@ -89,19 +100,21 @@ class _Chosen(NamedTuple):
 def _start(
     at: targets.Where, chosen: _Chosen, copy: InputCopy | None, *, old_lead_is_off: bool, follow: bool, json: bool
 ) -> int:
-    file, overrides, resume, node, timeout = chosen
+    file, overrides, resume, branch, node, timeout = chosen
+    args: dict[str, Any] = {} if resume is None else {"resume": arguments.check_text(resume, "--resume")}
+    if branch is not None:
+        args["branch"] = arguments.check_text(branch, "--branch")
     if file is not None:
         local = targets.is_local(at.addresses[0])
-        read = _run_file(file, overrides, local=local, cluster=at.cluster, json=json)
-        args: dict[str, Any] = {"config": read.config}
-    else:
-        args = {"resume": arguments.check_text(resume or "", "--resume")}
+        args["config"] = _run_file(file, overrides, local=local, cluster=at.cluster, json=json).config
+    elif overrides:
+        args["overrides"] = overrides
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
-        address = agent_call.find_lead(at.addresses, resume)
+        address = agent_call.find_lead(at.addresses, resume or (branch and verbs.branch_point(branch)[0]))
         begins = follow or copy is not None  # its first step may be far off
         wait: command.Wait = "accepted" if begins else "applied"
         reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if begins else timeout)

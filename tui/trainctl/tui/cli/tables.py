@@ -78,6 +78,7 @@ def status_text(
         f"learning rate {fmt.scientific(run.learning_rate)}",
         *_policy_lines(run.policies),
         *_skip_lines(run.skipped),
+        *([f"branch     of {run.branch.run} at step {run.branch.step:,}"] if run.branch is not None else []),
         f"directory  {run.directory}",
         *machines,
         *_alert_lines(snapshot.alerts),

@@ -85,6 +85,17 @@ def start_form() -> Form:
     return Form("start-run", "start a run", fields, described.changes, described.keeps, run=None, if_plan=None)
 
 
+def branch_form(run: str) -> Form:
+    """The dialog that branches off a run."""
+    described = verb_registry.of("start-run")
+    fields = (
+        FormField("step", "checkpoint", if_empty="step; empty: the newest"),
+        FormField("settings", "settings", if_empty="such as optimizer.learning_rate=1e-4"),
+    )
+    title = f"branch off {clean(run)}"
+    return Form("start-run", title, fields, described.changes, described.keeps, run=None, if_plan=None)
+
+
 _OUT_WORDS = {
     "drained": "is drained; :admit --node {node} puts it back", "failed": "failed; :admit --node {node} puts it back",
     "lost": "is lost and takes no samples until it is back", "rejoining": "is coming back and rejoins automatically",

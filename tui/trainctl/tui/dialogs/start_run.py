@@ -1,10 +1,13 @@
-"""The dialog that starts a run from a run file of this machine."""
+"""The dialogs that start a run: from a run file of this machine, or from a checkpoint of another run."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
+from trainctl.tui.commands import arguments, forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.command_dialog import CommandDialog
@@ -42,3 +45,28 @@ class StartDialog(CommandDialog):
         unit = sample_unit(config.get("objective", {}).get("kind", ""))
         told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} {unit} on {nodes}"
         return Piece(clean(told), "strong")
+
+
+class BranchDialog(CommandDialog):
+    """Starts a run from a checkpoint of another one, with settings changed."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(forms.branch_form(run))
+        self._run = run
+
+    def made_order(self) -> Order:
+        """Raises InvalidInputError naming the field that is wrong."""
+        values = self.values()
+        step, settings = values["step"].strip(), values["settings"]
+        try:
+            words = shlex.split(settings)
+        except ValueError as error:
+            raise InvalidInputError("settings", str(error).lower()) from None
+        given = {"branch": f"{self._run}@{step}" if step else self._run, **arguments.pairs(words, "settings")}
+        args = verbs.parse_args("start-run", given)
+        verbs.check("start-run", args)
+        return Order("start-run", args)
+
+    @property
+    def _is_untouched(self) -> bool:
+        return False  # empty fields mean something: what is worth saying

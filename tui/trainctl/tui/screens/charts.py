@@ -8,7 +8,7 @@ from textual.timer import Timer
 from textual.widgets import Input
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui.charts import history, layout, readout
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts import plots as build
@@ -74,7 +74,7 @@ class ChartsScreen(BaseScreen):
         self.view = ChartView(DEFAULT_CHARTS)
         self.data: dict[str, RunData] = {}
         self._tails: dict[Key, Window] = {}
-        self._run = ""
+        self._run = self._branched_off = ""
         self._drawn = Drawn([], ())
         self._shown: tuple[object, ...] = ()
         self._asked: dict[str, tuple[object, ...]] = {}  # by run what was answered last
@@ -114,7 +114,10 @@ class ChartsScreen(BaseScreen):
         """Another run begins with nothing known and all of it in view."""
         name = run.run if run is not None else ""
         if name != self._run:
-            runs = tuple(other for other in self.view.runs if other != name)
+            self._branched_off = run.branch.run if run is not None and run.branch is not None else ""
+            runs = tuple(other for other in self.view.runs if other != name) or tuple(
+                filter(None, (self._branched_off,))
+            )
             self.view = ChartView(charts_of(self.view.charts, run), self.view.x, focus=self.view.focus, runs=runs)
             self._run, self.data, self._tails, self._asked = name, {}, {}, {}
             self._under_way, self._drawn = {}, Drawn([], ())
@@ -203,6 +206,9 @@ class ChartsScreen(BaseScreen):
                 parts = history.parts(ask, len(view.ranks))
                 replies = [await client.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
             except TrainctlError as error:
+                if run == self._branched_off and isinstance(error, RefusedError | InvalidInputError):  # unknown here
+                    self.view = replace(self.view, runs=tuple(other for other in self.view.runs if other != run))
+                    continue
                 self._failed(str(error))
                 return
             self._take(run, view, history.answer_of(ask, replies))

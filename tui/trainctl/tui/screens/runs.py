@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.commands import forms
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.dialogs.start_run import StartDialog
+from trainctl.tui.dialogs.start_run import BranchDialog, StartDialog
 from trainctl.tui.screens import runs_view
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
@@ -32,8 +32,9 @@ class RunsScreen(RowsScreen[RunRow]):
         Binding("enter", "open", "open"),
         Binding("s", "resume_run", "resume run"),
         Binding("space", "mark", "mark", tooltip="mark a run to compare"),
-        Binding("c", "compare", "compare", tooltip="compare marked runs in Charts"),
+        Binding("c", "compare", "compare", tooltip="compare marked runs, or a branch with its parent, in Charts"),
         Binding("N", "start", "new run", tooltip="start a run from a run file"),
+        Binding("B", "branch", "branch", show=False, tooltip="start a run from a checkpoint of this one"),
         Binding("r", "reload", "refresh", show=False),
     ]
 
@@ -62,6 +63,8 @@ class RunsScreen(RowsScreen[RunRow]):
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
         self.arrange_rows([runs_view.row_of(run, owner.clock) for run in self.runs or ()])
+        if not self.order.field:
+            self.rows = runs_view.as_tree(self.rows)
         title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
         made = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
         made.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
@@ -156,6 +159,10 @@ class RunsScreen(RowsScreen[RunRow]):
     def action_start(self) -> None:
         self.app.push_screen(StartDialog(forms.start_form()))
 
+    def action_branch(self) -> None:
+        if self.chosen is not None:
+            self.app.push_screen(BranchDialog(self.chosen.run))
+
     def action_mark(self) -> None:
         """Marks the chosen run, or no longer."""
         if self.chosen is not None:
@@ -163,9 +170,11 @@ class RunsScreen(RowsScreen[RunRow]):
             self.action_move(1)
 
     def action_compare(self) -> None:
-        """Opens Charts with the marked runs and the chosen one."""
+        """Opens Charts with the marked runs and the chosen one; without a mark, a branch with its parent."""
         chosen = self.chosen
         wanted = self.marked | ({chosen.run} if chosen is not None else set())
+        if not self.marked and chosen is not None and chosen.branch is not None:
+            wanted = frozenset({chosen.run, chosen.branch.run})
         if len(wanted) < 2:
             self.app.notify("first press space to mark another run", severity="warning")
             return

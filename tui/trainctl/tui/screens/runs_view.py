@@ -1,8 +1,8 @@
 """The Runs screen as lines: every run that the cluster knows, the chosen one's place and keys, and the nodes with what
 they are doing."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
@@ -52,6 +52,35 @@ def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
     return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
+def as_tree(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Each branch below the run that it branched off, where that is among the rows. A tree stands where the first of
+    its runs would."""
+    known = {row.run.run: row for row in rows}
+    below: dict[str, list[RunRow]] = {}
+    for row in rows:
+        if (parent := _parent(row)) in known:
+            below.setdefault(parent, []).append(row)
+    made: dict[str, RunRow] = {}
+    for row in rows:
+        root, seen = row, {row.run.run}
+        while (parent := _parent(root)) in known and parent not in seen:
+            root = known[parent]
+            seen.add(parent)
+        _grow(root, 0, below, made)
+    return list(made.values())
+
+
+def _grow(row: RunRow, depth: int, below: Mapping[str, Sequence[RunRow]], made: dict[str, RunRow]) -> None:
+    if row.run.run not in made:
+        made[row.run.run] = replace(row, depth=depth)
+        for branch in below.get(row.run.run, ()):
+            _grow(branch, depth + 1, below, made)
+
+
+def _parent(row: RunRow) -> str:
+    return row.run.branch.run if row.run.branch is not None else ""
+
+
 def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, int]]:
     """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
     shown = [column for column in (_PRICED_COLUMNS if priced else _COLUMNS) if columns >= column.least]
@@ -75,7 +104,7 @@ def row(
     """One run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
-        "RUN": ln.clean(run.name),
+        "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + ln.clean(run.name),
         "STATE": _state(run),
         "STEPS": f"{run.step:,}/{f.count(run.steps)}", "LOSS": f.loss(run.last_loss),
         "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
@@ -135,12 +164,15 @@ def detail(
             ("space", "marks it", "mark")]  # fmt: skip
     if marked > 1:
         keys.append(("c", f"compares {marked} runs", "compare"))
-    keys.append(("N", "starts a run", "start"))
+    elif run.branch is not None:
+        keys.append(("c", "compares it with its parent", "compare"))
+    keys += [("N", "starts a run", "start"), ("B", "branches off it", "branch")]
     hints = [ln.key_words(key, words, f"screen.{action}") for key, words, action in keys]
     name = f"{glyphs.horizontal} {ln.clean(run.run)} "
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
         _place(run, columns, glyphs),
+        *_lineage(run, columns, glyphs),
         *_rates(run, columns),
         *costs,
         *_policies(policies, columns),
@@ -154,6 +186,14 @@ def _place(run: m.RunSummary, columns: int, glyphs: Glyphs) -> ln.Line:
     room = columns - ln.width(left) - 1 if left else columns
     directory = ln.line(ln.Piece(ln.shorten(ln.clean(run.directory), room, glyphs.ellipsis), "dim"))
     return ln.spread(directory, left, columns)
+
+
+def _lineage(run: m.RunSummary, columns: int, glyphs: Glyphs) -> list[ln.Line]:
+    """The checkpoint that a branch started from."""
+    if run.branch is None:
+        return []
+    words = f"branched off {ln.clean(run.branch.run)} at step {run.branch.step:,}"
+    return [ln.line(ln.Piece(ln.shorten(words, columns, glyphs.ellipsis), "text"))]
 
 
 def _rates(run: m.RunSummary, columns: int) -> list[ln.Line]:

@@ -29,11 +29,13 @@ class EventRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run with how long ago it began and how long it lasted, in seconds (None: not known)."""
+    """A run with how long ago it began and how long it lasted, in seconds (None: not known). `depth`: below how many
+    runs it stands in the tree of branches."""
 
     run: m.RunSummary
     age_seconds: float
     duration_seconds: float | None
+    depth: int = 0
 
 
 def _percent_of(part: float | None, whole: float | None) -> float | None:
@@ -195,6 +197,7 @@ RUNS: Table[RunRow] = Table(
         FilterField("duration", "time from start to end", lambda row: row.duration_seconds, Kinds.SECONDS),
         FilterField("lead", "node that leads the run", lambda row: row.run.lead or None),
         FilterField("node", "nodes of the run", lambda row: " ".join(row.run.nodes) or None),
+        FilterField("parent", "run that it branched off", lambda row: row.run.branch.run if row.run.branch else None),
     ),
     lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
 )

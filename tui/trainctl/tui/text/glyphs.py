@@ -32,6 +32,7 @@ class Glyphs:
     nonfinite: str
     cursor: str
     opened: str
+    child: str
     letters: bool = False
 
     def text(self, text: str) -> str:
@@ -40,10 +41,30 @@ class Glyphs:
 
 
 UNICODE = Glyphs(
-    False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "▾"
+    False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "▾", "└"
 )  # fmt: skip
 ASCII = Glyphs(
-    True, "-", "|", "+", ":", "!", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", "v", letters=True
+    True,
+    "-",
+    "|",
+    "+",
+    ":",
+    "!",
+    "x",
+    "->",
+    "+",
+    "-",
+    "=",
+    ".",
+    "~",
+    "#",
+    "_.-=+*#@",
+    "o",
+    "X",
+    ">",
+    "v",
+    "`",
+    letters=True,
 )
 
 _ALIKE = {

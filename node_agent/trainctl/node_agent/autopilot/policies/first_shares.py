@@ -15,7 +15,7 @@ class FirstShares(Policy):
 
     def is_over(self, facts: RunFacts) -> bool:
         is_timed = facts.config.group.first_shares == "timed"
-        return facts.step > 0 or facts.durable.timed or not is_timed or len(_open(facts)) < 2
+        return facts.step > facts.durable.first_step or facts.durable.timed or not is_timed or len(_open(facts)) < 2
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
         if not isinstance(facts.occasion, Measured):

@@ -1,6 +1,7 @@
-"""`start-run`: a run begins, or is taken up again."""
+"""`start-run`: a run begins, is resumed, or branches off another one."""
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, VerbDescription
 from trainctl.tui.state.view_state import ViewState
@@ -17,7 +18,11 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
 
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
-    resumed = order.args.get("resume")
+    resumed, branch = order.args.get("resume"), order.args.get("branch")
+    if branch is not None:
+        parent, step = verbs.branch_point(branch)
+        which = f"checkpoint of step {step:,}" if step is not None else "newest checkpoint"
+        return f"a new run from the {which} of {clean(parent)}"
     if resumed is None:
         return "a run from a run file"
     return f"resumes {clean(resumed)} from its newest checkpoint or its ranks' state"

@@ -1,0 +1,55 @@
+"""Branches of real runs: the same losses with the same recipe, and lineage in both records."""
+
+from typing import Any
+
+from tests.integration.conftest import AgentProcess, all_steps, wait_for_end
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages.events import RunBranched
+
+STEPS, FORK = 12, 6
+
+
+def losses(client: BlockingClient, run: str) -> dict[int, float | None]:
+    return {step.step: step.loss for step in all_steps(client, run)}
+
+
+def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
+    """A branch that has run to its end."""
+    begun = client.send("start-run", {"branch": branch, **args})
+    assert begun.state == "applied", begun.reason
+    assert begun.step == FORK + 1
+    view = wait_for_end(client)
+    assert view.state == "finished", view.reason
+    return view
+
+
+def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: AgentProcess, run_config: Any) -> None:
+    table = {"every_steps": FORK // 2, "keep_last": 1000}
+    with agent.client() as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=STEPS, checkpoint=table)})
+        assert begun.state == "applied", begun.reason
+        parent = wait_for_end(client)
+        assert parent.state == "finished", parent.reason
+        curve = losses(client, parent.run)
+        view = branched(client, f"{parent.run}@{FORK}")
+        assert losses(client, view.run) == {step: loss for step, loss in curve.items() if step > FORK}
+        assert view.branch == m.BranchPoint(parent.run, FORK)
+        assert {run.run: run.branch for run in client.runs().runs} == {parent.run: None, view.run: view.branch}
+        for run in (parent.run, view.run):
+            kept = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, RunBranched)]
+            assert kept == [RunBranched(parent.run, FORK, view.run, view.lead)]
+
+        other = branched(client, f"{parent.run}@{FORK}", overrides={"optimizer.learning_rate": "1e-2"})
+        changed = losses(client, other.run)
+        assert changed[FORK + 1] == curve[FORK + 1], "the weights are the checkpoint's"
+        assert changed[STEPS] != curve[STEPS]
+
+        missing = client.send("start-run", {"branch": f"{parent.run}@{FORK + 1}"})
+        assert (missing.state, missing.field) == ("rejected", "branch")
+        assert missing.reason == (
+            f"{parent.run} has no checkpoint of step 7 on {view.lead}; it has those of steps 3, 6, 9, 12"
+        )
+        over = client.send("start-run", {"branch": f"{parent.run}"})
+        assert (over.state, over.field) == ("rejected", "config: run.steps")

@@ -1,0 +1,156 @@
+"""A branch: what it takes from its parent, and where it starts again before it has a checkpoint of its own."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.node_agent.support.records import part, plan, step
+from tests.node_agent.support.simulation import config
+
+from trainctl.node_agent.planning.durable import Branch, Durable, RankSetting, Rollback, Settings, Skipped
+from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.records.keys import settings_key
+from trainctl.node_agent.runs import branching, checkpoint_source, restore
+from trainctl.node_agent.runs.branching import Fork
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoints import FileEntry, Manifest, digest_of
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+NODES = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
+GENERATION = m.Generation(1, 1)
+CHANGED = Settings(2, 24, {0: RankSetting("a", 20, 4), 1: RankSetting("b", 4, 2)}, LrRule("schedule", 0.5))
+SKIPPED = Skipped(2, 48, 24), Skipped(4, 144, 48)
+
+
+def made_config(**tables: Any) -> RunFile:
+    return config(100, 24, nodes=NODES, **tables)
+
+
+def keep_checkpoint(paths: RunPaths, at: int) -> None:
+    folder = paths.checkpoint(at)
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    files = {"state.json": FileEntry(2, digest_of(folder / "state.json"))}
+    manifest = Manifest(run=paths.directory.name, step=at, written_at=0.0, files=files)
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> RunPaths:
+    """Four steps, the last two with other shares and half the learning rate; checkpoints of steps 2 and 3."""
+    paths = RunPaths(tmp_path / "parent")
+    with restore.make_directory(paths, made_config()) as recorder:
+        recorder.set_meta(settings_key(2), msgspec.json.encode(CHANGED).decode())
+        for number in range(1, 5):
+            version = 1 if number < 3 else 2
+            made = msgspec.structs.replace(plan(number, GENERATION), step=number, plan_version=version)
+            recorder.plan(made, 0.0)
+            row = msgspec.structs.replace(step(number, GENERATION), plan_version=version)
+            recorder.commit(row, [part(number, generation=GENERATION)], 0.0)
+        restore._keep(recorder, Durable(CHANGED, GENERATION, 4, skipped=SKIPPED))
+    keep_checkpoint(paths, 2)
+    keep_checkpoint(paths, 3)
+    return paths
+
+
+def cursor_after(paths: RunPaths, at: int) -> int:
+    with RecordReader(paths) as reader:
+        (row,), _ = reader.steps(at - 1, 1)
+    assert row.cursor is not None
+    return row.cursor
+
+
+def branched(parent: RunPaths, fork: Fork, wanted: RunFile) -> restore.Opening:
+    return restore.new_run(wanted, "c", parent.directory.parent / "agent", "id-1", "anna", fork=fork)
+
+
+def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> None:
+    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
+    opening.recorder.close()
+    durable, progress = opening.conductor.durable, opening.conductor.progress
+    assert (durable.settings.ranks, durable.settings.lr) == (CHANGED.ranks, CHANGED.lr)
+    assert durable.branch == Branch("parent", 3, cursor_after(parent, 3))
+    assert (progress.step, progress.cursor) == (3, cursor_after(parent, 3))
+    assert durable.skipped == SKIPPED[:1]
+    assert durable.carried["id-1"].step == 4
+    assert opening.resume_from == opening.paths.checkpoint(3)
+
+
+@pytest.mark.parametrize(
+    ("tables", "keeps_shares", "keeps_rate"),
+    [({"optimizer": {"learning_rate": 1e-2}}, True, False), ({"batch": {"global": 48}}, False, True)],
+)
+def test_what_its_run_file_changes_isn_t_its_parent_s(
+    parent: RunPaths, tables: dict[str, Any], keeps_shares: bool, keeps_rate: bool
+) -> None:
+    wanted = made_config()
+    for name, values in tables.items():
+        given = {key if key != "global" else "global_": value for key, value in values.items()}
+        wanted = msgspec.structs.replace(wanted, **{name: msgspec.structs.replace(getattr(wanted, name), **given)})
+    opening = branched(parent, branching.find(parent, 3, "c"), wanted)
+    opening.recorder.close()
+    settings = opening.conductor.durable.settings
+    assert (settings.ranks == CHANGED.ranks) is keeps_shares
+    assert (settings.lr == CHANGED.lr) is keeps_rate
+    assert settings.global_batch == wanted.batch.global_
+
+
+def test_without_a_step_it_is_the_newest_checkpoint(parent: RunPaths) -> None:
+    assert branching.find(parent, None, "c").step == 3
+
+
+def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(parent: RunPaths) -> None:
+    with pytest.raises(InvalidInputError, match="no checkpoint of step 4 on c; it has those of steps 2, 3"):
+        branching.find(parent, 4, "c")
+    (parent.checkpoint(3) / "state.json").write_text("[]")
+    with pytest.raises(InvalidInputError, match=r"branch: .*state.json does not match its SHA-256"):
+        branching.find(parent, 3, "c")
+
+
+def test_a_branch_of_a_run_s_last_step_is_refused(parent: RunPaths) -> None:
+    wanted = msgspec.structs.replace(made_config(), run=msgspec.structs.replace(made_config().run, steps=3))
+    with pytest.raises(InvalidInputError, match=r"config: run.steps: 3, but the branch starts at step 3"):
+        branched(parent, branching.find(parent, 3, "c"), wanted)
+
+
+def test_before_its_first_step_it_starts_again_from_the_checkpoint_that_it_branched_off(parent: RunPaths) -> None:
+    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
+    opening.recorder.close()
+    paths, cursor = opening.paths, cursor_after(parent, 3)
+    again = restore.surviving_run(paths, frozenset())
+    again.recorder.close()
+    assert (again.conductor.progress.step, again.conductor.progress.cursor) == (3, cursor)
+    assert checkpoint_source.find(paths, "c") == Source(3, "c", paths.checkpoint(3))
+    assert checkpoint_source.find(paths, "a") == Source(3, "a", paths.checkpoint(3)), (
+        "a copy of the record knows it too"
+    )
+    back = restore.old_run(paths, "c", ("a", "b", "c"), Source(3, "c"), None)
+    back.recorder.close()
+    assert (back.conductor.progress.step, back.conductor.progress.cursor) == (3, cursor)
+    with pytest.raises(InvalidInputError, match="started from a checkpoint of step 3, which is gone or unreachable"):
+        restore.old_run(paths, "c", ("a", "b", "c"), Source(), None)
+
+
+def test_a_rollback_to_its_first_step_skips_from_there(parent: RunPaths) -> None:
+    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
+    restore._keep(opening.recorder, msgspec.structs.replace(opening.conductor.durable, rollback=Rollback(3, 2)))
+    opening.recorder.close()
+    back = restore.old_run(opening.paths, "c", ("a", "b", "c"), Source(3, "c"), None)
+    back.recorder.close()
+    assert back.conductor.progress.cursor == cursor_after(parent, 3) + 2 * 24
+
+
+def test_the_checkpoint_outlives_its_parent_s(parent: RunPaths) -> None:
+    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
+    opening.recorder.close()
+    for file in parent.checkpoint(3).iterdir():
+        file.unlink()
+    assert checkpoint_source.whole(opening.paths, 3) == opening.paths.checkpoint(3)
+    shutil.rmtree(opening.paths.checkpoint(3))
+    assert checkpoint_source.find(opening.paths, "a") == Source(3, "c"), "a copy of the record names the node"
