@@ -123,5 +123,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
         " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
     ),
+    (
+        2,
+        "2026-11-26",
+        "Added RankView.micro_set and micro_most, by which clients choose micro-batches with shares as the lead does.",
+    ),
 )
 """(version, date, what it added), oldest first."""

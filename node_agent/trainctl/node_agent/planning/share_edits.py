@@ -106,9 +106,10 @@ def free_ranks(settings: Settings, models: Mapping[int, StepModel], most_micro: 
 def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> dict[int, ShareCost]:
     """What shares cost the live ranks, of which there must be a model each: with the micro-batches that are set, or
     with any up to `most_micro` where that is chosen with the share."""
-    free = free_ranks(settings, models, most_micro)
-    fixed = {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
-    return fixed | {rank: ShareCost.up_to(models[rank], most_micro[rank]) for rank in free}
+    return {
+        rank: ShareCost.of(models[rank], setting.micro_batch, most_micro.get(rank) if setting.auto_micro else None)
+        for rank, setting in settings.live.items()
+    }
 
 
 def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> float:

@@ -32,6 +32,11 @@ class ShareCost(NamedTuple):
         sizes = {size for power in powers for size in (power, power + power // 2) if size < most} | {max(most, 1)}
         return cls(model, tuple(sorted(sizes)))
 
+    @classmethod
+    def of(cls, model: StepModel, micro: int, most: int | None) -> "ShareCost":
+        """With any micro-batch up to `most`, if that isn't None and the model knows several; else with `micro`."""
+        return cls.at(model, micro) if most is None or model.is_linear else cls.up_to(model, most)
+
     def seconds(self, share: int) -> float:
         """The length of the rank's step; never less with more samples."""
         (curve, floor, slowdown), sizes = self
