@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trainctl.protocol.batch import share_changes
-from trainctl.protocol.batch.split import ShareCost, split
+from trainctl.protocol.batch.split import group_costs, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
@@ -93,14 +93,13 @@ class Fastest(NamedTuple):
 def fastest(seats: Sequence[Seat]) -> Fastest | None:
     """What `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
     more nodes than samples."""
-    costs = {
-        index: ShareCost.of(seat.model, seat.micro_batch, seat.most_micro)
-        for index, seat in enumerate(seats)
-        if seat.model is not None
-    }
-    if len(costs) < len(seats):
+    models = {index: seat.model for index, seat in enumerate(seats) if seat.model is not None}
+    if len(models) < len(seats):
         return None
-    counts = _in_words(lambda: split(sum(seat.share for seat in seats), costs, "auto"))
+    total, micros = sum(seat.share for seat in seats), {index: seat.micro_batch for index, seat in enumerate(seats)}
+    most = {index: seat.most_micro for index, seat in enumerate(seats) if seat.most_micro is not None}
+    costs = group_costs(total, models, micros, most)
+    counts = _in_words(lambda: split(total, costs, "auto"))
     return Fastest(counts, tuple(cost.micro(share) for cost, share in zip(costs.values(), counts, strict=True)))
 
 
