@@ -89,7 +89,7 @@ class Drain(Policy):
 
 
 def _may_look(step: int, stepped: Stepped, memory: Memory) -> bool:
-    since = step - memory.evidence.get(_LOOKED, 0)
+    since: int = step - memory.evidence.get(_LOOKED, 0)
     return since < 0 or since >= LOOK_STEPS + (0 if stepped.has_models else PATIENCE_STEPS)
 
 
