@@ -37,16 +37,18 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
-from trainctl.trainer.backends.base import Backend, Memory
+from trainctl.trainer.backends.base import Backend, Memory, Parts, Totals
 from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.objectives.pretrain import OBJECTIVE
 from trainctl.trainer.step import executor
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.memory_trend import STEPS
-from trainctl.trainer.step.progress import HalfBatch, Progress
+from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.stopwatch import Stopwatch
 
 Micros = NDArray[np.float64]
@@ -131,13 +133,14 @@ class TimedProgress(Progress):
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
+    parts = Parts(OBJECTIVE, None)
+
     def __init__(self, side: int, spent: Spent) -> None:
         self._matrix = np.ones((side, side), np.float32)
         self._memory, self._spent = HostMemory(None), spent
 
-    def forward(self, batch: Batch, scale: float) -> float:
+    def forward(self, batch: Batch, *scales: float) -> None:
         self._matrix @ self._matrix
-        return 100.0
 
     def backward(self) -> None: ...
 
@@ -145,8 +148,16 @@ class Work:
 
     def clear(self) -> None: ...
 
-    def gradient_norm(self) -> float:
-        return 1.0
+    def mark(self) -> None: ...
+
+    def seconds_between(self, begun: None, ended: None) -> float:
+        return 0.0
+
+    def totals(self, *, with_norm: bool = False) -> Totals:
+        return Totals(self.parts.objective.named([100.0]), 1.0)
+
+    def gradient_norm(self, found: float | None) -> float:
+        return found or 1.0
 
     def update(self, learning_rate: float, factor: float) -> None: ...
 
@@ -158,6 +169,9 @@ class Work:
     def memory(self) -> Memory:
         return self._memory.read()
 
+    def memory_parts(self, memory: Memory) -> dict[str, float]:
+        return {}
+
 
 class Samples:
     """Data that cost nothing to read."""
@@ -167,6 +181,18 @@ class Samples:
 
     def batch(self, indices: Indices) -> Batch:
         return self._batch
+
+    def targets(self, indices: Indices) -> Indices:
+        return np.full(len(indices), 8, np.int64)
+
+    def samples_at(self, positions: Indices, seed: int) -> Indices:
+        return positions % self.samples
+
+    def covers(self, stop: int) -> bool:
+        return True
+
+    def wait_for(self, stop: int, look: Callable[[], None]) -> float:
+        return 0.0
 
 
 def plan_of(step: int) -> m.StepPlan:
@@ -311,9 +337,9 @@ class Brought:
     values: Mapping[str, float] = MappingProxyType({})
 
 
-def own_loss(batch: HalfBatch) -> dict[str, float]:
+def own_loss(own: Tail) -> dict[str, float]:
     """In the place of the executor's own."""
-    return {"own_loss": batch.loss_sum / batch.weight, **Brought.values}
+    return {"own_loss": own.loss_sum / own.weight, **Brought.values}
 
 
 def new_executor(

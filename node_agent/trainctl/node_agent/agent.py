@@ -149,7 +149,10 @@ class Agent:
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
-        self._guests = GuestRuns(self.node, self.directory, self._db, self.publisher.publish)
+        self._guests = GuestRuns(
+            self.node, self.directory, self._db, self.publisher.publish,
+            is_calibrating=lambda: self._role.is_calibrating,
+        )  # fmt: skip
         references = ReferenceLead(self.node)
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
         self._follower = Follower(

@@ -3,12 +3,15 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
+from trainctl.node_agent.guests.guest_runs import GuestRuns
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
 
@@ -121,6 +124,25 @@ async def test_an_attached_run_that_trains_refuses_a_calibration(context, config
     reply = await host.reply(request(config("")))
     assert isinstance(reply, m.Refusal)
     assert "ppo-7 trains on a" in reply.text
+
+
+async def test_during_a_calibration_no_run_is_attached_and_one_that_was_goes_on(context, config):
+    role, db = AgentRole(), AgentDb(context.directory / "agent.db")
+    guests = GuestRuns("a", context.directory, db, lambda _: None, is_calibrating=lambda: role.is_calibrating)
+    links = LinkMeter(context, role, lambda _: None)
+    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links)
+    attach = m.AttachRun(rid="r", run="ppo-7", name="ppo", started_at=1.0, ranks=(m.GuestRank(0),))
+    assert isinstance(guests.reply(attach), m.RunKept)
+    assert isinstance(await host.reply(request(config(HANGS))), m.Calibration)
+    await asyncio.sleep(0)  # it has begun
+    refused = guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
+    assert isinstance(refused, m.Refusal)
+    assert refused.text == "a is being calibrated; attach the run again in about a minute"
+    assert isinstance(guests.reply(attach), m.RunKept), "its program has only lost its connection"
+    await host.close()
+    assert isinstance(guests.reply(msgspec.structs.replace(attach, run="ppo-8")), m.RunKept)
+    guests.close()
+    db.close()
 
 
 def test_what_a_killed_agent_left_is_removed(context):

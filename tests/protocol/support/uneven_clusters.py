@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.batch.pass_curve import PassCurve, Point
-from trainctl.protocol.batch.split import ShareCost
+from trainctl.protocol.batch.split import ShareCost, group_costs
 from trainctl.protocol.batch.step_model import Timing, models
+from trainctl.protocol.calibration.peak import between
+from trainctl.protocol.calibration.profile import Pass
 from trainctl.protocol.messages import Phases
 
+HALVINGS = 2
+"""Times that a calibration measures sizes half-way between the fastest micro-batch and its neighbours."""
 STEPS = 8
 """Steps that each rank has reported."""
 
@@ -47,9 +51,16 @@ class Rank:
         return min(self.seconds(share, size) for size in sizes)
 
     def calibrated(self, noise: float, chance: random.Random) -> list[Point]:
-        """Micro-batches 1, 2, 4 and so on up to the most, each measured once."""
-        sizes = [*(2**power for power in range(11) if 2**power < self.micro), self.micro]
-        return [(size, self.pass_seconds(size) * chance.lognormvariate(0, noise)) for size in sizes]
+        """Micro-batches 1, 2, 4 and so on up to the most, and half-way to the fastest one's neighbours, as a
+        calibration tries them; each measured once."""
+        made = [*(2**power for power in range(11) if 2**power < self.micro), self.micro]
+        passes = [self._timed(size, noise, chance) for size in made]
+        for _ in range(HALVINGS):
+            passes += [self._timed(size, noise, chance) for size in between(passes)]
+        return sorted((one.micro, one.seconds) for one in passes)
+
+    def _timed(self, size: int, noise: float, chance: random.Random) -> Pass:
+        return Pass(size, self.pass_seconds(size) * chance.lognormvariate(0, noise))
 
     def timings(self, share: int, noise: float, chance: random.Random) -> list[Timing]:
         """Reported steps, with the micro-batch that is set."""
@@ -89,14 +100,12 @@ def known(ranks: Sequence[Rank], total: int, noise: float, chance: random.Random
     return Known(points, [rank.timings(shares[at], noise, chance) for at, rank in enumerate(ranks)])
 
 
-def costs(ranks: Sequence[Rank], seen: Known, noise: float) -> dict[int, ShareCost]:
+def costs(ranks: Sequence[Rank], total: int, seen: Known, noise: float) -> dict[int, ShareCost]:
     """By models of what is known."""
     curves = {at: PassCurve.smoothed(points, noise) for at, points in enumerate(seen.points)}
     made = models(dict(enumerate(seen.timings)), curves)
-    return {
-        at: ShareCost.up_to(made[at], rank.micro) if rank.is_free else ShareCost.at(made[at], rank.micro)
-        for at, rank in enumerate(ranks)
-    }
+    micros = {at: rank.micro for at, rank in enumerate(ranks)}
+    return group_costs(total, made, micros, {at: rank.micro for at, rank in enumerate(ranks) if rank.is_free})
 
 
 def step_seconds(ranks: Sequence[Rank], shares: Mapping[int, int], micros: Mapping[int, int]) -> float:

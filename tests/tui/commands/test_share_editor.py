@@ -11,7 +11,7 @@ from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, un
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
-from trainctl.tui.commands import command_line, shares
+from trainctl.tui.commands import command_line, predictions, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.preview import preview
@@ -143,7 +143,8 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
 def test_memory_is_what_was_measured_and_can_only_fall() -> None:
     torch_a = OPENED.seats[0]
     assert (torch_a.memory_bytes, torch_a.peak_bytes) == (369_000_000, 410_000_000)
-    assert [torch_a.frees_memory(share) for share in (24, 8, 7)] == [False, False, True]
+    found = [predictions.memory_at(torch_a, share, torch_a.micro_batch) for share in (24, 8, 7)]
+    assert [memory is not None and memory.at_most for memory in found] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ class Stepped(msgspec.Struct, frozen=True, dict=True):
         """By rank, of those that have been measured; worked out when a policy asks for them first."""
         return self.modelled()
 
+    @property
+    def has_models(self) -> bool:
+        """Whether a policy has asked for the models of this step: another one may then look at them at no cost."""
+        return "models" in self.__dict__
+
     @cached_property
     def memory_models(self) -> Mapping[int, MemoryModel]:
         """By rank, of those whose peak is known at several micro-batches."""

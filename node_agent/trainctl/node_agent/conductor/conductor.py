@@ -149,6 +149,10 @@ class Conductor:
         """Seconds of a rank's passes, if it is known at several micro-batches."""
         return self._pipeline.rates.curve(rank)
 
+    def most_micro(self, rank: int) -> int | None:
+        """The largest micro-batch that a rebalance may choose for a rank; None if it chooses none."""
+        return self._pipeline.most_micro((rank,)).get(rank)
+
     @property
     def is_mixed(self) -> bool:
         """Whether live ranks are of unlike backends."""

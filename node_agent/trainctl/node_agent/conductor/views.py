@@ -43,14 +43,15 @@ def rank_view(
         rank=rank, node=setting.node, state=state, since_at=since_at, share=setting.share,
         micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
-        compute=ready.compute if ready else None, passes=_passes(conductor, rank),
+        compute=ready.compute if ready else None, passes=_passes(conductor, rank), micro_set=setting.micro_batch,
+        micro_most=conductor.most_micro(rank) if setting.auto_micro else None,
     )  # fmt: skip
 
 
 def _passes(conductor: Conductor, rank: int) -> tuple[tuple[int, float], ...]:
-    """The points of a rank's curve, to a nanosecond."""
+    """The points of a rank's curve, not rounded: of two equal splits, clients choose the same one as the lead."""
     curve = conductor.curve(rank)
-    return tuple((micro, round(seconds, 9)) for micro, seconds in curve.points) if curve is not None else ()
+    return curve.points if curve is not None else ()
 
 
 def same_but_progress(one: m.RunView, other: m.RunView) -> bool:

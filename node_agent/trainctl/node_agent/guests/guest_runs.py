@@ -154,9 +154,11 @@ class GuestRuns:
 
     def __init__(
         self, node: str, directory: Path, db: AgentDb, publish: Callable[[m.Live], object],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, is_calibrating: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        """`is_calibrating`: whether this node is being calibrated, which a run that trains meanwhile would distort."""
         self._node, self._db, self._publish, self._clock = node, db, publish, clock
+        self._is_calibrating = is_calibrating
         self._runs_directory = runs_directory(directory)
         self._live: dict[str, GuestRun] = {}
 
@@ -269,6 +271,8 @@ class GuestRuns:
             raise InvalidInputError(
                 "run", f"{request.run} is a run that {self._node} trains itself: choose a different id"
             )
+        if self._is_calibrating():
+            raise RefusedError(f"{self._node} is being calibrated; attach the run again in about a minute")
         if len(self._live) >= MOST_GUESTS:
             raise RefusedError(f"{MOST_GUESTS} attached runs are already live on {self._node}: end one first")
         paths = RunPaths(known.directory if known is not None else self._runs_directory / request.run)

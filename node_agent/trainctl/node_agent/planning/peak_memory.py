@@ -14,6 +14,8 @@ MOST_SIZES = 8
 """Micro-batches of a rank whose peaks are kept, the newest ones."""
 PREDICTED = 0.85
 """Part of the cap that a micro-batch may be predicted to take, if it is chosen and not set."""
+LEAST_RISE = 0.1
+"""Part by which the largest micro-batch must rise to count: peaks differ a little from step to step."""
 
 
 class MemoryPeaks:
@@ -27,6 +29,7 @@ class MemoryPeaks:
         self._calibrated: dict[int, MemoryModel | None] = {}
         self._tried: dict[int, int] = {}  # the largest micro-batch that a calibration ran
         self._caps: dict[int, float] = {}
+        self._most: dict[int, int] = {}  # the largest micro-batch, as last answered
 
     def calibrated(self, rank: int, profile: ProfileSummary, cap_bytes: int | None = None) -> None:
         """Peaks of single passes, of a process that trained alone; the rank itself may take `cap_bytes`."""
@@ -72,12 +75,15 @@ class MemoryPeaks:
 
     def most_micro(self, rank: int) -> int | None:
         """The largest micro-batch that has been run, and is predicted to fit into the rank's memory; None if it wasn't
-        calibrated."""
+        calibrated. It rises only by `LEAST_RISE` or more, because the run's view is published when it changes."""
         self._take_steps()
         tried, model, cap = self._tried.get(rank), self._model(rank), self._caps.get(rank)
         if tried is None or model is None or not cap:
             return tried
-        return max(1, model.most(PREDICTED * cap, tried))
+        most, before = max(1, model.most(PREDICTED * cap, tried)), self._most.get(rank, 0)
+        if most < before or most >= (1 + LEAST_RISE) * before:
+            self._most[rank] = most
+        return self._most[rank]
 
     def _model(self, rank: int) -> MemoryModel | None:
         peaks = [(micro, statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]

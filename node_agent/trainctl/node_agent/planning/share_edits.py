@@ -13,7 +13,7 @@ from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.protocol.batch.split import ShareCost, lower_bound, split
+from trainctl.protocol.batch.split import ShareCost, group_costs, lower_bound, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -106,9 +106,9 @@ def free_ranks(settings: Settings, models: Mapping[int, StepModel], most_micro: 
 def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> dict[int, ShareCost]:
     """What shares cost the live ranks, of which there must be a model each: with the micro-batches that are set, or
     with any up to `most_micro` where that is chosen with the share."""
-    free = free_ranks(settings, models, most_micro)
-    fixed = {rank: ShareCost.at(models[rank], setting.micro_batch) for rank, setting in settings.live.items()}
-    return fixed | {rank: ShareCost.up_to(models[rank], most_micro[rank]) for rank in free}
+    micros = {rank: setting.micro_batch for rank, setting in settings.live.items()}
+    most = {rank: size for rank, size in most_micro.items() if settings.ranks[rank].auto_micro}
+    return group_costs(settings.global_batch, models, micros, most)
 
 
 def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> float:

@@ -9,6 +9,8 @@ from trainctl.protocol.batch.apportion import check_enough
 from trainctl.protocol.batch.pass_curve import ROUNDING
 from trainctl.protocol.batch.step_model import StepModel
 
+MOST_SIZES = 2048
+"""Micro-batches of all ranks together up to which all of them are tried: each takes part of a microsecond, often."""
 MOST_ROUNDS = 12
 """Levels that are tried before the rest is dealt sample by sample; each halves what is uncertain, or does better."""
 
@@ -25,9 +27,11 @@ class ShareCost(NamedTuple):
         return cls(model, (max(micro, 1),))
 
     @classmethod
-    def up_to(cls, model: StepModel, most: int) -> "ShareCost":
-        """With any micro-batch that memory allows. Powers of two and what is midway between them are tried: more
-        would find nothing better."""
+    def up_to(cls, model: StepModel, most: int, *, tries_all: bool = False) -> "ShareCost":
+        """With any micro-batch that memory allows. Powers of two and what is midway between them are tried, or all:
+        by those a step can be up to 2 % longer than by all."""
+        if tries_all:
+            return cls(model, tuple(range(1, max(most, 1) + 1)))
         powers = [2**power for power in range(most.bit_length())]
         sizes = {size for power in powers for size in (power, power + power // 2) if size < most} | {max(most, 1)}
         return cls(model, tuple(sorted(sizes)))
@@ -66,6 +70,21 @@ class ShareCost(NamedTuple):
     def rated(self) -> tuple[float, float]:
         """Samples per second that no share goes above, and the seconds that none changes."""
         return self.model.rated(self.sizes[-1])
+
+
+def group_costs(
+    total: int, models: Mapping[int, StepModel], micros: Mapping[int, int], most: Mapping[int, int]
+) -> dict[int, ShareCost]:
+    """What shares of a batch of `total` cost the ranks of `micros`, of which there must be a model each: with any
+    micro-batch up to that in `most`, if it has one and the rank's model knows several, else with that in `micros`."""
+    free = {rank: min(most[rank], total) for rank in micros if rank in most and not models[rank].is_linear}
+    tries_all = sum(free.values()) <= MOST_SIZES
+    return {
+        rank: ShareCost.up_to(models[rank], free[rank], tries_all=tries_all)
+        if rank in free
+        else ShareCost.at(models[rank], micro)
+        for rank, micro in micros.items()
+    }
 
 
 def split(total: int, costs: Mapping[int, ShareCost], field: str = "value") -> dict[int, int]:

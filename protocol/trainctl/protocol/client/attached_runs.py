@@ -31,7 +31,8 @@ class AttachedRuns(ABC):
         """Have the agent show and record a run. `run` is an id of this program's choice: under the same id the run is
         continued, after its newest recorded step or `after_step`, above which steps are then retracted.
 
-        Raises RefusedError if the id is that of a run that the agent trains itself, or too many are attached.
+        Raises RefusedError if the id is that of a run that the agent trains itself, if too many are attached, or while
+        the agent's node is being calibrated.
         """
         request = m.AttachRun(
             rid=_rid(), run=run, name=name, started_at=time.time() if started_at is None else started_at,

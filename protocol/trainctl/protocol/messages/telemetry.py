@@ -70,6 +70,10 @@ class RankView(msgspec.Struct, frozen=True):
     passes: tuple[
         tuple[Count, float], ...
     ] = ()  # curve: pairs (micro-batch, seconds of a pass), ascending; in a snapshot, and live when it changes
+    micro_set: Count | None = None  # micro-batch that is set: `micro_batch` is less if the share is; None: unknown
+    micro_most: Count | None = (
+        None  # largest micro-batch that an automatic split may choose; None: it keeps `micro_set`
+    )
 
 
 class PolicyView(msgspec.Struct, frozen=True):

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config.objectives import SAMPLES
-from trainctl.tui.commands.shares import Seat, fastest, former, seats_of
+from trainctl.tui.commands.shares import Seat, fastest, former, seats_of, with_micros
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 
@@ -26,6 +27,7 @@ class Split:
     moves: tuple[tuple[int, int], ...] = ()  # (other node, samples from it) since the node was chosen, for going back
     unit: str = SAMPLES  # what the samples of the batch are called
     former: tuple[int, ...] = ()  # the shares before the last rebalance, where they are known
+    micros: tuple[int, ...] = ()  # micro-batches that were chosen with the shares; empty: they stay
 
     @property
     def total(self) -> int:
@@ -35,11 +37,18 @@ class Split:
     @property
     def changed(self) -> bool:
         """Whether the shares differ from the plan's."""
-        return self.shares != tuple(seat.share for seat in self.seats)
+        return bool(self.micros) or self.shares != tuple(seat.share for seat in self.seats)
 
     @property
-    def args(self) -> dict[str, dict[str, int]]:
-        """What `rebalance` takes: every live node's share."""
+    def after(self) -> tuple[Seat, ...]:
+        """The nodes, with the micro-batches that they are to have."""
+        return with_micros(self.seats, self.micros) if self.micros else self.seats
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """What `rebalance` takes: every live node's share; the agent chooses them if it is to choose micro-batches."""
+        if self.micros:
+            return {"auto": True}
         return {"shares": {seat.node: share for seat, share in zip(self.seats, self.shares, strict=True)}}
 
 
@@ -72,7 +81,7 @@ def move(split: Split, by: int) -> Split:
         moves = moves[:-1] if back else (*moves, (other, step))
         shares[split.chosen] += step
         shares[other] -= step
-    return replace(split, shares=tuple(shares), moves=moves)
+    return replace(split, shares=tuple(shares), moves=moves, micros=())
 
 
 def type_key(split: Split, key: str) -> Split:
@@ -86,7 +95,7 @@ def type_key(split: Split, key: str) -> Split:
         return split
     if not text:
         return replace(split, typed="", problem="", shares=before, before_typing=())
-    made = replace(split, typed=text, before_typing=before, shares=before, problem="", moves=())
+    made = replace(split, typed=text, before_typing=before, shares=before, problem="", moves=(), micros=())
     wanted = round(split.total * int(text[:-1]) / 100) if text.endswith("%") else int(text)
     most = split.total - (len(split.seats) - 1)
     if wanted < 1:
@@ -100,19 +109,21 @@ def type_key(split: Split, key: str) -> Split:
 
 
 def auto(split: Split) -> Split:
-    """The shares of the shortest step by the nodes' own speeds; a problem where one isn't known yet."""
+    """The shares of the shortest step by the nodes' own speeds, with the micro-batches that are chosen with them; a
+    problem if a speed isn't known yet."""
     made = fastest(split.seats)
     if made is None:
         return replace(_settled(split), problem="own rates aren't measured yet")
-    return replace(_settled(split), shares=made)
+    in_force = zip(split.seats, made.shares, made.micros, strict=True)
+    is_new = any(min(micro, share) != min(seat.micro_batch, share) for seat, share, micro in in_force)
+    return replace(_settled(split), shares=made.shares, micros=made.micros if is_new else ())
 
 
 def undo(split: Split) -> Split:
     """The plan's shares; where they stand already, those before the last rebalance."""
-    split = _settled(split)
-    plan = tuple(seat.share for seat in split.seats)
-    if split.shares != plan:
-        return replace(split, shares=plan)
+    was_changed, split = split.changed, replace(_settled(split), micros=())
+    if was_changed:
+        return replace(split, shares=tuple(seat.share for seat in split.seats))
     if not split.former:
         return replace(split, problem="no earlier split of this global batch is known")
     return replace(split, shares=split.former)

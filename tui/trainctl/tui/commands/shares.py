@@ -1,16 +1,15 @@
 """Shares of the global batch and what they would do: predictions and the arithmetic of `rebalance`, pure.
 
-A node takes its samples / its own samples per second, and a floor besides (transfer, optimizer, plan); the group takes
-as long as its slowest node. Memory is what was measured: only a larger micro-batch makes it grow, and new shares never
-make one larger.
+A node takes the seconds of its passes, and a floor besides (transfer, optimizer, plan); the group takes as long as its
+slowest node. A share below the micro-batch that is set is run in one pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from trainctl.protocol.batch import share_changes
-from trainctl.protocol.batch.split import ShareCost, split
+from trainctl.protocol.batch.split import group_costs, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
@@ -26,13 +25,14 @@ class Seat:
 
     node: str
     share: int
-    micro_batch: int
+    micro_batch: int  # that is set; a smaller share is run in one pass
     model: StepModel | None = None
     memory_bytes: float | None = None  # held after its last step
     memory_cap_bytes: float | None = None
     peak_bytes: float | None = None  # of its last step
     rank: int = 0
     peaks: Mapping[int, float] = field(default_factory=dict)  # by the micro-batch that the step was of
+    most_micro: int | None = None  # largest micro-batch that may be chosen with the share; None: it isn't chosen
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""
@@ -43,9 +43,10 @@ class Seat:
         """What it would do alone, with its micro-batch."""
         return self.model.samples_per_second(min(self.micro_batch, self.share)) if self.model is not None else None
 
-    def frees_memory(self, share: int) -> bool:
-        """Whether the share is so small that the micro-batch falls with it."""
-        return min(share, self.micro_batch) < min(self.share, self.micro_batch)
+    @property
+    def micro_in_force(self) -> int:
+        """Samples of its passes."""
+        return min(self.micro_batch, self.share)
 
 
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
@@ -66,10 +67,10 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
             peaks[step.micro_batch] = step.peak_or_held_bytes
         made.append(
             Seat(
-                view.node, view.share, max(view.micro_batch or 0, 1), known.get(view.rank),
+                view.node, view.share, max(view.micro_set or view.micro_batch or 0, 1), known.get(view.rank),
                 step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
                 step.peak_or_held_bytes if step else None, view.rank,
-                {micro: peak for micro, peak in peaks.items() if peak is not None},
+                {micro: peak for micro, peak in peaks.items() if peak is not None}, view.micro_most,
             )
         )  # fmt: skip
     return tuple(made)
@@ -82,15 +83,29 @@ def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
     return max(known) if known and len(known) == len(found) else None
 
 
-def fastest(seats: Sequence[Seat]) -> tuple[int, ...] | None:
-    """The shares of the shortest step, as `rebalance auto=true` makes them; None unless every node has been measured.
-    Raises ValueError where there are none."""
-    costs = {
-        index: ShareCost.at(seat.model, seat.micro_batch) for index, seat in enumerate(seats) if seat.model is not None
-    }
-    if len(costs) < len(seats):
+class Fastest(NamedTuple):
+    """The split with the shortest step."""
+
+    shares: tuple[int, ...]
+    micros: tuple[int, ...]  # that are set with them: as they were, or chosen with the share
+
+
+def fastest(seats: Sequence[Seat]) -> Fastest | None:
+    """What `rebalance auto=true` makes; None unless every node has been measured. Raises ValueError if there are
+    more nodes than samples."""
+    models = {index: seat.model for index, seat in enumerate(seats) if seat.model is not None}
+    if len(models) < len(seats):
         return None
-    return _in_words(lambda: split(sum(seat.share for seat in seats), costs, "auto"))
+    total, micros = sum(seat.share for seat in seats), {index: seat.micro_batch for index, seat in enumerate(seats)}
+    most = {index: seat.most_micro for index, seat in enumerate(seats) if seat.most_micro is not None}
+    costs = group_costs(total, models, micros, most)
+    counts = _in_words(lambda: split(total, costs, "auto"))
+    return Fastest(counts, tuple(cost.micro(share) for cost, share in zip(costs.values(), counts, strict=True)))
+
+
+def with_micros(seats: Sequence[Seat], micros: Sequence[int]) -> tuple[Seat, ...]:
+    """The nodes with other micro-batches."""
+    return tuple(replace(seat, micro_batch=micro) for seat, micro in zip(seats, micros, strict=True))
 
 
 def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
@@ -104,7 +119,10 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
 
 def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as `resolve`."""
-    return fastest(seats) if args.get("auto") else resolve(seats, args["shares"])
+    if not args.get("auto"):
+        return resolve(seats, args["shares"])
+    found = fastest(seats)
+    return found.shares if found is not None else None
 
 
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:

@@ -60,6 +60,18 @@ def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: S
     return joined(few(changed), *outcome(before, after, wanted, glyphs), "curve unchanged")
 
 
+def micros_changed(
+    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
+) -> str:
+    """The micro-batches in force that change with these shares; empty if none of them was chosen anew."""
+    parts = [
+        f"{clean(old.node)} {old.micro_in_force} {glyphs.arrow} {min(new.micro_batch, share)}"
+        for old, new, share in zip(before, after, wanted, strict=True)
+        if new.micro_batch != old.micro_batch and min(new.micro_batch, share) != old.micro_in_force
+    ]
+    return f"micro-batch {few(parts)}" if parts else ""
+
+
 def outcome(
     before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
 ) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 A click on `-`, `+` or a node does what the keys do.
 """
 
+from trainctl.tui.commands.predictions import memory_at
 from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.commands.shares import Seat, group_seconds
 from trainctl.tui.text import formatting as f
@@ -51,7 +52,7 @@ def _row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
         Piece(" - ", "key", f"screen.give({index}, -1)"), *pad_left((Piece(number, role),), 5),
         Piece(" + ", "key", f"screen.give({index}, 1)"), Piece(f" {f.percent(part):>5} ", "label"),
         *fit((share_bar(part, bar - 1, glyphs),), bar), Piece(f"{_rate(seat):>7}", "text"),
-        *pad_left(_seconds(split, index), 9), *pad_left(_memory(seat, share, glyphs), 10),
+        *pad_left(_seconds(split, index), 9), *pad_left(_memory(split.after[index], share, glyphs), 10),
     )  # fmt: skip
     return fit(pieces, cells)
 
@@ -63,22 +64,23 @@ def _rate(seat: Seat) -> str:
 
 def _seconds(split: Split, index: int) -> Line:
     """Of the node; the slowest one's, which the group takes, stands out."""
-    seconds = split.seats[index].seconds(split.shares[index])
-    slowest = seconds is not None and seconds == group_seconds(split.seats, split.shares)
+    seconds = split.after[index].seconds(split.shares[index])
+    slowest = seconds is not None and seconds == group_seconds(split.after, split.shares)
     return line(Piece(f.seconds(seconds), "dim" if seconds is None else "strong" if slowest else "text"))
 
 
 def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
-    """As measured; a share below the micro-batch needs that or less."""
-    if seat.peak_bytes is None:
+    """As measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most so much."""
+    found = memory_at(seat, share, seat.micro_batch)
+    if found is None:
         return line(Piece(f.NA, "dim"))
-    used = f.used_of(seat.peak_bytes, seat.memory_cap_bytes)
-    return line(Piece(glyphs.text(f"≤{used}") if seat.frees_memory(share) else used))
+    used = f.used_of(found.bytes, found.cap_bytes)
+    return line(Piece(glyphs.text(f"≤{used}") if found.at_most else used))
 
 
 def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:
     plan = tuple(seat.share for seat in split.seats)
-    now, then = (group_seconds(split.seats, shares) for shares in (plan, split.shares))
+    now, then = group_seconds(split.seats, plan), group_seconds(split.after, split.shares)
     text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured a step"
     if split.changed and now and then:
         text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% {split.unit}/s"

@@ -44,12 +44,13 @@ def _common(state: ViewState, first_step: int) -> dict[int, list[m.RankStep]]:
 
 
 def paces(state: ViewState, views: Iterable[m.RankView]) -> dict[int, StepModel]:
-    """What a step takes each rank, by its last ones, and by its curve if that is known."""
+    """What a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
+    micro-batches count too."""
     views = [*views]
-    parts = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
+    parts = {view.rank: (state.laps if view.passes else state.parts).get(view.rank, ())[-_NEWEST:] for view in views}
     curves = {view.rank: PassCurve(view.passes) for view in views if view.passes}
     timings = {
-        rank: [Timing.of(part.samples, part.phases, part.micro_batch or 0) for part in steps]
+        rank: [Timing.of(part.samples, part.phases, 0 if part.replays else part.micro_batch or 0) for part in steps]
         for rank, steps in parts.items()
     }
     return models(timings, curves)

@@ -22,7 +22,12 @@ from trainctl.protocol.batch.split import lower_bound, slowest, split
 from trainctl.protocol.messages import verbs
 
 LOOK_STEPS = 20
-"""Steps between two looks, each of which makes the models of all ranks."""
+"""Steps between two looks."""
+PATIENCE_STEPS = 8
+"""Further steps for which a look waits for one whose models another policy has made: `rebalance` does at least every 8
+steps, and to make those of 1,000 ranks takes 20 ms."""
+_LOOKED = "looked"
+"""Name of the observation: the step of the last look."""
 _COSTLY = "costly"
 """Name of the observation: the node, and the step since which every look has found it."""
 
@@ -46,8 +51,9 @@ class Drain(Policy):
     name = "drain"
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
-        if not isinstance(facts.occasion, Stepped) or facts.step % LOOK_STEPS:
+        if not isinstance(facts.occasion, Stepped) or not _may_look(facts.step, facts.occasion, memory):
             return None
+        memory.evidence[_LOOKED] = facts.step
         found = _costly(facts, facts.occasion)
         if found is None or not _is_worth_it(facts, found):
             memory.forget(_COSTLY)
@@ -82,16 +88,24 @@ class Drain(Policy):
         return assess(figures, _wanted(facts, found) if found is not None and is_due else None, otherwise)
 
 
+def _may_look(step: int, stepped: Stepped, memory: Memory) -> bool:
+    since: int = step - memory.evidence.get(_LOOKED, 0)
+    return since < 0 or since >= LOOK_STEPS + (0 if stepped.has_models else PATIENCE_STEPS)
+
+
 def _costly(facts: RunFacts, stepped: Stepped) -> Costly | None:
-    """The node with the rank that is slowest with one sample, if the others would do all in less."""
-    settings = facts.durable.settings
+    """The node with the rank that is slowest with one sample, if the others would do all in less. What all of them
+    can't go below is a bound for the others too, and is found soonest."""
+    settings, models = facts.durable.settings, stepped.models
     live, total = settings.live, settings.global_batch
-    if not stepped.models.keys() >= live.keys():
+    if not models.keys() >= live.keys():
         return None
-    costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
-    slow = max(costs, key=lambda rank: costs[rank].seconds(1))
+    seconds, slow = max([(models[rank].seconds(1, 1), rank) for rank in live])
+    if seconds <= share_edits.least_seconds(settings, models, stepped.most_micro):
+        return None
+    costs = share_edits.costs(settings, models, stepped.most_micro)
     node = live[slow].node
-    others, seconds = {rank: cost for rank, cost in costs.items() if live[rank].node != node}, costs[slow].seconds(1)
+    others = {rank: cost for rank, cost in costs.items() if live[rank].node != node}
     if not others or lower_bound(total, [cost.rated for cost in others.values()]) >= seconds:
         return None
     without = slowest(split(total, others), others)

@@ -7,7 +7,7 @@ from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, NoInverse, VerbDescription, VerbKey
-from trainctl.tui.commands.verb_parts import moved
+from trainctl.tui.commands.verb_parts import joined, micros_changed, moved, outcome
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
@@ -29,10 +29,16 @@ def _refused(order: Order, state: ViewState, run: m.RunView) -> str:
 
 def _preview(order: Order, state: ViewState, run: m.RunView, glyphs: Glyphs) -> str:
     seats = shares.seats_of(state)
-    wanted = shares.meant(seats, order.args)
-    if wanted is None:
+    if not order.args.get("auto"):
+        return moved(seats, seats, shares.resolve(seats, order.args["shares"]), glyphs)
+    found = shares.fastest(seats)
+    if found is None:
         return "own rates aren't measured yet; the agent decides"
-    return moved(seats, seats, wanted, glyphs)
+    after = shares.with_micros(seats, found.micros)
+    micros = micros_changed(seats, after, found.shares, glyphs)
+    if micros and found.shares == tuple(seat.share for seat in seats):
+        return joined(micros, *outcome(seats, after, found.shares, glyphs), "curve unchanged")
+    return joined(micros, moved(seats, after, found.shares, glyphs))
 
 
 def _undo(event: m.Event, run: m.RunView) -> Order:
@@ -59,7 +65,7 @@ DESCRIPTION = VerbDescription(
     "rebalance",
     title="split the global batch",
     changes="the samples each node takes (speed only)",
-    keeps="loss, global batch, learning rate, micro-batches",
+    keeps="loss, global batch, learning rate, micro-batches unless auto",
     blocked=_blocked,
     refused=_refused,
     preview=_preview,
