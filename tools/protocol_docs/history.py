@@ -128,6 +128,10 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-26",
         "A new run can start from another run's checkpoint: start-run accepts branch and overrides. Added the event"
         " run-branched, RunView.branch and RunSummary.branch.",
+    ),
+    (
+        2,
+        "2026-11-26",
         "Added RankView.micro_set and micro_most, by which clients choose micro-batches with shares as the lead does.",
     ),
 )

@@ -134,7 +134,6 @@ async def test_during_a_calibration_no_run_is_attached_and_one_that_was_goes_on(
     attach = m.AttachRun(rid="r", run="ppo-7", name="ppo", started_at=1.0, ranks=(m.GuestRank(0),))
     assert isinstance(guests.reply(attach), m.RunKept)
     assert isinstance(await host.reply(request(config(HANGS))), m.Calibration)
-    await asyncio.sleep(0)  # it has begun
     refused = guests.reply(msgspec.structs.replace(attach, run="ppo-8"))
     assert isinstance(refused, m.Refusal)
     assert refused.text == "a is being calibrated; attach the run again in about a minute"

@@ -149,7 +149,15 @@ class CalibrationHost:
         self._newest = made = _Calibration(request)
         self._role.is_calibrating = True
         made.task = asyncio.create_task(self._run(made, config), name="calibration")
+        made.task.add_done_callback(lambda _: self._ended(made))
         return made
+
+    def _ended(self, calibration: _Calibration) -> None:
+        """Also of one that was cancelled before it had begun; the second time it changes nothing."""
+        if self._newest is calibration:
+            self._role.is_calibrating = False
+        if calibration.profile is None and not calibration.problem:
+            calibration.problem = "the calibration was cancelled"
 
     def _newest_config(self) -> RunFile:
         known = next((one for one in self._context.db.runs() if one.kind == "hosted"), None)
@@ -168,16 +176,13 @@ class CalibrationHost:
             calibration.earlier = await asyncio.to_thread(self._profiles.comparable, profile)
             await asyncio.to_thread(self._profiles.add, profile)
             calibration.profile = profile
-        except asyncio.CancelledError:
-            calibration.problem = "the calibration was cancelled"
-            raise
         except (RefusedError, OSError) as error:
             calibration.problem = str(error)
         except Exception as error:  # noqa: BLE001  or its client would wait for ever
             _log.exception("calibration")
             calibration.problem = f"{type(error).__name__}: {error}; {self._context.node}'s agent log has more"
         finally:
-            self._role.is_calibrating = False
+            self._ended(calibration)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
