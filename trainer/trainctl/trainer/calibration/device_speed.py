@@ -19,12 +19,18 @@ CORE_SIZE: Final = 512
 """Largest matrices for the rate of one core."""
 COPY_BYTES: Final = 256 << 20
 """Bytes of the block whose copying measures memory: larger than the caches of processors."""
+GPU_COPY_BYTES: Final = 1 << 30
+"""The same on a CUDA device, whose start of a copy takes some 20 microseconds."""
 LEAST_COPY_BYTES: Final = 16 << 20
 """Bytes of the smallest block that is tried where memory is short."""
 
 
 class DeviceWork(Protocol):
     """What an array library does on the device of a backend."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the block whose copying measures memory."""
 
     def dtypes(self) -> tuple[str, ...]: ...
     def product(self, dtype: str, size: int) -> Callable[[], None]:
@@ -60,7 +66,7 @@ def matmul_rates(work: DeviceWork, is_out_of_memory: Callable[[BaseException], b
 
 def copy_rate(work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool]) -> float | None:
     """Bytes read and written per second, of smaller blocks where memory is short; None if it is too short."""
-    size = COPY_BYTES
+    size = work.copy_bytes
     while size >= LEAST_COPY_BYTES:
         try:
             return 2 * size / _fastest(work.copy(size))
