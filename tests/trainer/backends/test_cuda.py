@@ -145,13 +145,14 @@ BYTES = {("float32", "adamw"): 20, ("bfloat16", "adamw"): 18, ("bf16-sr", "adamw
 def test_the_peak_is_what_the_documentation_states(new_rig: NewRig, tmp_path: Path, case: tuple[str, str]) -> None:
     shape = demo_assets.llama_config(hidden=768, layers=8, heads=12, intermediate=2048)
     parameters = demo_assets.make_model(tmp_path / "model", shape | {"vocab_size": 8192})
+    held = torch.cuda.memory_allocated()  # workspaces of threads that other tests had
     rig = new_rig(
         "torch", node=GPU, model__path=str(tmp_path / "model"), model__dtype=case[0], optimizer__kind=case[1],
         data__sequence_length=16,
     )  # fmt: skip
     rig.train(1, 1)
     values = rig.train(2, 1).values
-    per_parameter = (values["memory_peak_bytes"] - LIBRARY_BYTES) / parameters
+    per_parameter = (values["memory_peak_bytes"] - held - LIBRARY_BYTES) / parameters
     print(f"{case}: {values['memory_peak_bytes'] / parameters:.2f} bytes per parameter, {per_parameter:.2f} of state")
     assert 8 < per_parameter <= BYTES[case]
     parts = sum(values[f"memory_{part}_bytes"] for part in ("weights", "gradients", "moments"))

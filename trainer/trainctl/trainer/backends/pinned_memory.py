@@ -7,6 +7,7 @@ the driver instead.
 import math
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ def pinned_arrays(shapes: Iterable[tuple[int, ...]]) -> list[Array]:
 
 def _register(flat: Array) -> None:
     """Until the array is freed."""
-    driver, address = torch.cuda.cudart(), flat.ctypes.data
+    driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = flat.ctypes.data
     if int(driver.cudaHostRegister(address, flat.nbytes, 0)) == 0:
         weakref.finalize(flat, driver.cudaHostUnregister, address).atexit = False

@@ -5,7 +5,8 @@ An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
 
 Where weights have no float32 form of their own, or moments are in the host's memory, parameters are updated in pieces:
-only a piece's float32 weights, and its moments, are on the device.
+only a piece's float32 weights, and its moments, are on the device. Small parameters are updated together where the
+weights allow it, as a GPU takes longer to start on one than to update it.
 """
 
 from abc import ABC, abstractmethod
@@ -144,13 +145,15 @@ class _Pieces(AdamW):
             for slot in ADAMW_SLOTS
         }
         self._groups = [*_grouped([p.numel() for p in parameters], self._size)]
+        """Of parameters that are updated together."""
 
     @torch.no_grad()
     def update(self, learning_rate: float, gradients: Gradients) -> None:
         self.updates += 1
         step = torch.full((), float(self.updates), device=self._device)
         for indices in self._groups:
-            values = None if self._offloaded or len(indices) == 1 else self._weights.group(indices)
+            is_alone = self._offloaded or len(indices) == 1
+            values = None if is_alone else self._weights.group(indices)
             if values is not None:
                 self._update_group(indices, values, gradients, learning_rate, step)
                 continue
@@ -162,15 +165,15 @@ class _Pieces(AdamW):
     def _update_group(
         self, indices: range, values: torch.Tensor, gradients: Gradients, learning_rate: float, step: torch.Tensor
     ) -> None:
-        parts = values.split([gradients[index].numel() for index in indices])
+        parts = torch.split(values, [gradients[index].numel() for index in indices])
         for is_matrix in (True, False):
             chosen = [
                 at for at, index in enumerate(indices) if (self._weights.parameters[index].ndim >= 2) == is_matrix
             ]
             if chosen:
-                state = [gradients, *(self._moments[slot] for slot in ADAMW_SLOTS)]
-                others = [[held[indices[at]].view(-1) for at in chosen] for held in state]
-                self._call([parts[at] for at in chosen], *others, step, learning_rate, is_matrix=is_matrix)
+                held = (gradients, *(self._moments[slot] for slot in ADAMW_SLOTS))
+                given, first, second = ([one[indices[at]].view(-1) for at in chosen] for one in held)
+                self._call([parts[at] for at in chosen], given, first, second, step, learning_rate, is_matrix=is_matrix)
         self._weights.store_group(indices, values)
 
     def _call(

@@ -156,7 +156,7 @@ class SplitWeights(TorchWeights):
         torch._foreach_copy_(self._upper_bits(indices), self._parts(bits, indices))
 
     def _parts(self, bits: torch.Tensor, indices: range) -> list[torch.Tensor]:
-        return [*bits.split([self.parameters[index].numel() for index in indices])]
+        return [*torch.split(bits, [self.parameters[index].numel() for index in indices])]
 
     def _upper_bits(self, indices: range) -> list[torch.Tensor]:
         return [self.parameters[index].detach().view(-1).view(torch.int16) for index in indices]
