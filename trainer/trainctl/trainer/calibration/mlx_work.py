@@ -5,15 +5,11 @@ from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 
-from trainctl.trainer.calibration.device_speed import COPY_BYTES
-
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 class MlxWork:
     """On MLX's default device, which the backend has chosen."""
-
-    copy_bytes = COPY_BYTES
 
     def dtypes(self) -> tuple[str, ...]:
         return tuple(_DTYPES)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from trainctl.trainer.calibration.device_speed import COPY_BYTES, GPU_COPY_BYTES
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -15,7 +13,6 @@ class TorchWork:
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
-        self.copy_bytes = GPU_COPY_BYTES if self._device.type == "cuda" else COPY_BYTES
 
     def dtypes(self) -> tuple[str, ...]:
         return tuple(_DTYPES)
