@@ -67,6 +67,13 @@ def _has_nodejs() -> bool:
     return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
 
 
+def _has_cuda() -> bool:
+    """An NVIDIA GPU that torch can use."""
+    from trainctl.protocol.machine.devices import read_devices
+
+    return any(one.backend == "torch" and one.device.startswith("cuda") for one in read_devices())
+
+
 _FOUND: dict[str, Callable[[], object]] = {
     "linux": lambda: sys.platform == "linux",
     "git": lambda: shutil.which("git"),
@@ -80,6 +87,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "nodejs": _has_nodejs,
     "cgroups": _has_cgroups,
     "cpu-quota": _has_cpu_quota,
+    "cuda": _has_cuda,
 }
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
 @pytest.fixture
 def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Path) -> Iterator[Callable[..., Rig]]:
     """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`.
-    One of a group, `rank=2`, has not been told to form anything."""
+    One of a group, `rank=2`, has not been told to form anything. `node`: more of its node's table."""
     pages: list[StatusWriter] = []
     opened: list[Executor] = []
 
@@ -155,11 +155,13 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         samples: bool = False,
         wrap: Callable[[Backend], Backend] | None = None,
         rank: int | None = None,
+        node: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Rig:
         if samples:
             changes |= {"data__path": str(assets / "samples.jsonl"), "data__kind": "samples", "data__held_out": 0.0}
-        config = run_file(nodes__here={"backend": backend, "device": "cpu", "threads": 1}, **changes)
+        table = {"backend": backend, "device": "cpu", "threads": 1, **(node or {})}
+        config = run_file(nodes__here=table, **changes)
         status = StatusWriter(RunPaths(tmp_path).status_page(len(pages)), os.getpid())
         pages.append(status)
         dataset = open_dataset(config, tmp_path / "data", "run.toml")

@@ -342,6 +342,10 @@ class Backend(ABC):
         self.updates = state.updates
         self._restore_random(state.random)
 
+    def host_arrays(self) -> dict[str, Array]:
+        """Arrays of the model's names and shapes, with any contents, to copy parts into again and again."""
+        return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+
     def copy_of(self, part: Part) -> dict[str, Array]:
         """A part by Hugging Face name."""
         arrays = {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}

@@ -5,7 +5,8 @@ An 8-bit moment is stored in blocks of 256 values (Dettmers et al. 2022): a code
 256 fixed numbers, and the block's largest magnitude, which they are multiplied by.
 
 Where weights have no float32 form of their own, or moments are in the host's memory, parameters are updated in pieces:
-only a piece's float32 weights, and its moments, are on the device.
+only a piece's float32 weights, and its moments, are on the device. Small parameters are updated together where the
+weights allow it, as a GPU takes longer to start on one than to update it.
 """
 
 from abc import ABC, abstractmethod
@@ -143,28 +144,58 @@ class _Pieces(AdamW):
             slot: [torch.zeros(p.shape, device=place, pin_memory=self._offloaded) for p in parameters]
             for slot in ADAMW_SLOTS
         }
+        self._groups = [*_grouped([p.numel() for p in parameters], self._size)]
+        """Of parameters that are updated together."""
 
     @torch.no_grad()
     def update(self, learning_rate: float, gradients: Gradients) -> None:
         self.updates += 1
         step = torch.full((), float(self.updates), device=self._device)
-        for index, gradient in enumerate(gradients):
-            flat = gradient.reshape(-1)
-            for start in range(0, flat.numel(), self._size):
-                self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
+        for indices in self._groups:
+            is_alone = self._offloaded or len(indices) == 1
+            values = None if is_alone else self._weights.group(indices)
+            if values is not None:
+                self._update_group(indices, values, gradients, learning_rate, step)
+                continue
+            for index in indices:
+                flat = gradients[index].reshape(-1)
+                for start in range(0, flat.numel(), self._size):
+                    self._update_piece(index, start, flat[start : start + self._size], learning_rate, step)
+
+    def _update_group(
+        self, indices: range, values: torch.Tensor, gradients: Gradients, learning_rate: float, step: torch.Tensor
+    ) -> None:
+        parts = torch.split(values, [gradients[index].numel() for index in indices])
+        for is_matrix in (True, False):
+            chosen = [
+                at for at, index in enumerate(indices) if (self._weights.parameters[index].ndim >= 2) == is_matrix
+            ]
+            if chosen:
+                held = (gradients, *(self._moments[slot] for slot in ADAMW_SLOTS))
+                given, first, second = ([one[indices[at]].view(-1) for at in chosen] for one in held)
+                self._call([parts[at] for at in chosen], given, first, second, step, learning_rate, is_matrix=is_matrix)
+        self._weights.store_group(indices, values)
+
+    def _call(
+        self, values: Gradients, gradients: Gradients, first: Gradients, second: Gradients, step: torch.Tensor,
+        learning_rate: float, *, is_matrix: bool,
+    ) -> None:  # fmt: skip
+        table = self._table
+        torch._fused_adamw_(
+            [*values], [*gradients], [*first], [*second], [], [step] * len(values), lr=learning_rate,
+            beta1=table.beta1, beta2=table.beta2, weight_decay=table.weight_decay if is_matrix else 0.0,
+            eps=table.epsilon, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def _update_piece(
         self, index: int, start: int, gradient: torch.Tensor, learning_rate: float, step: torch.Tensor
     ) -> None:
-        table, stop = self._table, start + gradient.numel()
+        stop = start + gradient.numel()
         values = self._weights.piece(index, start, stop)
         held = [self._moments[slot][index].view(-1)[start:stop] for slot in ADAMW_SLOTS]
         used = [moment.to(self._device, non_blocking=True) for moment in held]
-        decay = table.weight_decay if self._weights.parameters[index].ndim >= 2 else 0.0
-        torch._fused_adamw_(
-            [values], [gradient], [used[0]], [used[1]], [], [step], lr=learning_rate, beta1=table.beta1,
-            beta2=table.beta2, weight_decay=decay, eps=table.epsilon, amsgrad=False, maximize=False,
-        )  # fmt: skip
+        is_matrix = self._weights.parameters[index].ndim >= 2
+        self._call([values], [gradient], [used[0]], [used[1]], step, learning_rate, is_matrix=is_matrix)
         if self._offloaded:
             torch._foreach_copy_(held, used, non_blocking=True)  # the backend waits for the device after an update
         self._weights.store(index, start, values, self.updates)
@@ -178,6 +209,18 @@ class _Pieces(AdamW):
 
     def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
         torch._foreach_copy_(self._moments[slot], [*values])
+
+
+def _grouped(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Indices of neighbours that have at most so many values together, or of one that has more."""
+    begin, held = 0, 0
+    for index, size in enumerate(sizes):
+        if index > begin and held + size > most:
+            yield range(begin, index)
+            begin, held = index, 0
+        held += size
+    if sizes:
+        yield range(begin, len(sizes))
 
 
 class _BitsAndBytes(AdamW):

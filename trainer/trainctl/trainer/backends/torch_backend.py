@@ -34,6 +34,7 @@ from trainctl.trainer.backends.base import (
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
+from trainctl.trainer.backends.pinned_memory import pinned_arrays
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
 from trainctl.trainer.backends.torch_device import choose_device, choose_kernels, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
@@ -284,14 +285,21 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        on_cuda = self._device.type == "cuda"
         if part == "accumulators" and self._totals is None:
             for name in self.shapes:
                 arrays[name][...] = 0.0
         elif part == "weights" and self._weights.masters is None:
             for index, array in enumerate(self._on_host(arrays)):
-                array.copy_(self._weights.values(index))
+                array.copy_(self._weights.values(index), non_blocking=on_cuda)
         else:
-            torch._foreach_copy_(self._on_host(arrays), self._part(part))
+            torch._foreach_copy_(self._on_host(arrays), self._part(part), non_blocking=on_cuda)
+        self.wait()
+
+    def host_arrays(self) -> dict[str, Array]:
+        if self._device.type != "cuda":
+            return super().host_arrays()
+        return dict(zip(self.shapes, pinned_arrays(self.shapes.values()), strict=True))
 
     @torch.no_grad()
     def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:

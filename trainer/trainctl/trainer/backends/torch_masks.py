@@ -1,25 +1,35 @@
 """Attention masks of transformers, without a device synchronization at every forward pass.
 
 transformers searches the positions of a batch for several documents per row, and the host waits for the result.
-Within `one_document_per_row`, it skips that search.
+Within `one_document_per_row` it skips that search, and within `documents_by_position` it doesn't wait for it.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
-_one_per_row: ContextVar[bool] = ContextVar("one document per row", default=False)
+_rows: ContextVar[Literal["unknown", "one", "several"]] = ContextVar("documents per row", default="unknown")
 
 
 @contextmanager
 def one_document_per_row() -> Iterator[None]:
     """Models that are called within need not look."""
-    token = _one_per_row.set(True)
+    token = _rows.set("one")
     try:
         yield
     finally:
-        _one_per_row.reset(token)
+        _rows.reset(token)
+
+
+@contextmanager
+def documents_by_position() -> Iterator[None]:
+    """In models that are called within, a document begins wherever a position doesn't follow the one before it."""
+    token = _rows.set("several")
+    try:
+        yield
+    finally:
+        _rows.reset(token)
 
 
 def install() -> None:
@@ -34,6 +44,9 @@ def install() -> None:
 
 def _asked_first(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def indices(positions: Any) -> Any:
-        return None if _one_per_row.get() else find(positions)
+        rows = _rows.get()
+        if rows == "several":  # [B, L]: the number of each token's document in its row
+            return (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+        return None if rows == "one" else find(positions)
 
     return indices

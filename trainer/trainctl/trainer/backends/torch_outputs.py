@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import torch_masks
@@ -29,7 +30,7 @@ class TorchOutputs:
         """What an objective reads of a batch; computed when it is read."""
         return BatchOutputs(
             functools.partial(self._logits, batch), functools.partial(self.losses, batch),
-            lambda: torch.from_numpy(batch.counted).to(self._device),
+            lambda: self._moved(batch.counted),
             functools.partial(self._reference_losses, batch), functools.partial(self._vocabulary, batch), _FUNCTIONS,
         )  # fmt: skip
 
@@ -37,7 +38,7 @@ class TorchOutputs:
     def _reference_losses(self, batch: Batch) -> torch.Tensor:
         """[B, L], as computed before or with the adapter off."""
         if batch.reference is not None:
-            return -torch.from_numpy(batch.reference).to(self._device)
+            return -self._moved(batch.reference)
         assert self._adapter is not None, NO_REFERENCE
         with self.without_adapter():
             return self.losses(batch, None, "none")
@@ -45,7 +46,7 @@ class TorchOutputs:
     @torch.no_grad()
     def _vocabulary(self, batch: Batch, *, with_reference: bool) -> Iterator[Vocabulary]:
         """Of counted targets, as many at a time as `VOCABULARY_FLOATS` allows."""
-        counted = torch.from_numpy(np.flatnonzero(batch.counted)).to(self._device)
+        counted = self._moved(np.flatnonzero(batch.counted))
         targets = self._integers(batch.targets).flatten()[counted]
         own, head = self._before_head(batch, counted)
         other = None
@@ -109,15 +110,21 @@ class TorchOutputs:
         """What tells the model of a pack's documents; the keys of dropout are set on the way."""
         if self._adapter is not None:
             keys = batch.keys
-            self._adapter.token_keys.value = None if keys is None else torch.from_numpy(keys).to(self._device)
+            self._adapter.token_keys.value = None if keys is None else self._moved(keys)
         if batch.positions is not None:
-            yield {"position_ids": self._integers(batch.positions)}
+            with torch_masks.documents_by_position():
+                yield {"position_ids": self._integers(batch.positions)}
             return
         with torch_masks.one_document_per_row():
             yield {}
 
+    def _moved(self, values: NDArray[Any]) -> torch.Tensor:
+        """On the device. A copy to CUDA doesn't wait for what the device still has to do: the driver takes over values
+        in ordinary memory before it returns."""
+        return torch.from_numpy(values).to(self._device, non_blocking=self._device.type == "cuda")
+
     def _integers(self, values: Tokens) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, torch.int64)
+        return self._moved(values).long()
 
 
 def _log_odds(x: torch.Tensor) -> torch.Tensor:

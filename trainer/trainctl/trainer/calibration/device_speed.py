@@ -19,6 +19,8 @@ CORE_SIZE: Final = 512
 """Largest matrices for the rate of one core."""
 COPY_BYTES: Final = 256 << 20
 """Bytes of the block whose copying measures memory: larger than the caches of processors."""
+CUDA_COPY_BYTES: Final = 1 << 30
+"""The same on a CUDA device, whose start of a copy takes some 20 microseconds."""
 LEAST_COPY_BYTES: Final = 16 << 20
 """Bytes of the smallest block that is tried where memory is short."""
 
@@ -58,9 +60,15 @@ def matmul_rates(work: DeviceWork, is_out_of_memory: Callable[[BaseException], b
             yield MatmulRate(dtype, gflops, per_core or None)
 
 
-def copy_rate(work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool]) -> float | None:
+def copy_bytes(backend: Backend) -> int:
+    """Size of the block that is copied on a backend's device."""
+    return CUDA_COPY_BYTES if backend.device.startswith("cuda") else COPY_BYTES
+
+
+def copy_rate(
+    work: DeviceWork, is_out_of_memory: Callable[[BaseException], bool], size: int = COPY_BYTES
+) -> float | None:  # fmt: skip
     """Bytes read and written per second, of smaller blocks where memory is short; None if it is too short."""
-    size = COPY_BYTES
     while size >= LEAST_COPY_BYTES:
         try:
             return 2 * size / _fastest(work.copy(size))

@@ -133,7 +133,11 @@ class _Measuring:
     def _memory(self) -> dict[str, Any]:
         self._give_back()
         work = device_speed.work_of(self._backend)
-        return {"memory_bytes_per_second": device_speed.copy_rate(work, self._backend.is_out_of_memory)}
+        return {
+            "memory_bytes_per_second": device_speed.copy_rate(
+                work, self._backend.is_out_of_memory, device_speed.copy_bytes(self._backend)
+            )
+        }
 
     def _disk(self) -> dict[str, Any]:
         _tell(Said("the disk"))

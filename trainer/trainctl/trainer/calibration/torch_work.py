@@ -18,7 +18,9 @@ class TorchWork:
         return tuple(_DTYPES)
 
     def product(self, dtype: str, size: int) -> Callable[[], None]:
-        one, other, into = (torch.ones(size, size, dtype=_DTYPES[dtype], device=self._device) for _ in range(3))
+        """Of random values: constant ones need less power, and a GPU would then be up to 13 % faster."""
+        one = torch.randn(size, size, dtype=_DTYPES[dtype], device=self._device)
+        other, into = one.flip(0), torch.empty_like(one)
 
         def run() -> None:
             torch.mm(one, other, out=into)

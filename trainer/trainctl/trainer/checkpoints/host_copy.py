@@ -1,9 +1,5 @@
 """A copy of a backend's state in main memory, which a checkpoint is written from while training continues."""
 
-from collections.abc import Mapping
-
-import numpy as np
-
 from trainctl.trainer.backends.base import Array, Backend, Part, State
 
 
@@ -20,10 +16,7 @@ class HostCopy:
         return self._backend.state_of(self._copy("weights"), slots)
 
     def _copy(self, part: Part) -> dict[str, Array]:
-        arrays = self._arrays.setdefault(part, _empty(self._backend.shapes))
+        arrays = self._arrays.get(part) or self._backend.host_arrays()
+        self._arrays[part] = arrays
         self._backend.copy_out(part, arrays)
         return arrays
-
-
-def _empty(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    return {name: np.empty(shape, np.float32) for name, shape in shapes.items()}

@@ -4,6 +4,7 @@ The optimizer takes float32 values of a piece of a parameter at a time, so a ste
 A piece is `start:stop` of the flat parameter.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -41,6 +42,13 @@ class TorchWeights(ABC):
     def store(self, index: int, start: int, values: torch.Tensor, update: int | None = None) -> None:
         """Take over the flat values of a piece: what became of it in an update; None: of a checkpoint or another
         rank."""
+
+    def group(self, indices: range) -> torch.Tensor | None:
+        """Float32 values of whole parameters, one after another in a copy; None: each is taken by itself."""
+        return None
+
+    def store_group(self, indices: range, values: torch.Tensor) -> None:  # noqa: B027
+        """Take over what became of a group in an update; `values` are used up."""
 
     def values(self, index: int) -> torch.Tensor:
         """Float32 values of a whole parameter."""
@@ -109,27 +117,53 @@ class SplitWeights(TorchWeights):
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """`parameters` are float32, and become bfloat16."""
-        self._rests = []
-        for p in parameters:
+        self._ends = [0, *itertools.accumulate(p.numel() for p in parameters)]
+        self._rests = torch.empty(self._ends[-1], dtype=torch.int16, device=parameters[0].device)
+        for p, begin, end in zip(parameters, self._ends, self._ends[1:], strict=False):
             bits = p.detach().contiguous().view(torch.int32)
-            self._rests.append(bits.to(torch.int16).view(-1))
+            self._rests[begin:end].copy_(bits.view(-1))
             p.data = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
         super().__init__(parameters)
 
     @property
     def kept_bytes(self) -> int:
-        return sum(p.nbytes for p in self._rests)
+        return self._rests.nbytes
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         bits = self._computed(index, start, stop - start).view(torch.int16).to(torch.int32)
         bits <<= 16
-        bits += self._rests[index][start:stop]
+        bits += self._rest(index, start, stop - start)
         return bits.view(torch.float32)
 
     def store(self, index: int, start: int, values: torch.Tensor, update: int | None = None) -> None:
         bits, count = values.view(torch.int32), values.numel()
-        self._rests[index][start : start + count].copy_(bits)
+        self._rest(index, start, count).copy_(bits)
         self._computed(index, start, count).view(torch.int16).copy_((bits + _HALF) >> 16)
+
+    def group(self, indices: range) -> torch.Tensor:
+        begin, end = self._ends[indices[0]], self._ends[indices[-1] + 1]
+        bits = torch.empty(end - begin, dtype=torch.int32, device=self._rests.device)
+        torch._foreach_copy_(self._parts(bits, indices), self._upper_bits(indices))
+        bits <<= 16
+        bits += self._rests[begin:end]
+        return bits.view(torch.float32)
+
+    def store_group(self, indices: range, values: torch.Tensor) -> None:
+        bits = values.view(torch.int32)
+        self._rests[self._ends[indices[0]] : self._ends[indices[-1] + 1]].copy_(bits)
+        bits += _HALF
+        bits >>= 16
+        torch._foreach_copy_(self._upper_bits(indices), self._parts(bits, indices))
+
+    def _parts(self, bits: torch.Tensor, indices: range) -> list[torch.Tensor]:
+        return [*torch.split(bits, [self.parameters[index].numel() for index in indices])]
+
+    def _upper_bits(self, indices: range) -> list[torch.Tensor]:
+        return [self.parameters[index].detach().view(-1).view(torch.int16) for index in indices]
+
+    def _rest(self, index: int, start: int, count: int) -> torch.Tensor:
+        begin = self._ends[index] + start
+        return self._rests[begin : begin + count]
 
 
 class RoundedWeights(TorchWeights):

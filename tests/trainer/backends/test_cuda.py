@@ -1,0 +1,213 @@
+"""The torch backend on an NVIDIA GPU: the curves of a CPU, no wait within a micro-batch, the memory that is stated.
+
+Left out where there is none.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.precision.test_mixed_precision import TOLERANCES, mixed_losses
+from tests.trainer.support.curves import losses, worst
+from tests.trainer.support.quantized_model import quantized_copy
+
+from trainctl.protocol import messages as m
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backends.base import Decoding
+from trainctl.trainer.data.permutation import samples_at
+
+pytestmark = pytest.mark.needs("cuda")
+GPU = {"device": "cuda"}
+STEPS = 20
+LORA = {"kind": "lora", "rank": 4, "dropout": 0.1}
+KINDS: dict[str, dict[str, Any]] = {
+    "masked": {"samples": True}, "packed": {"samples": True, "data__packing": "best-fit"},
+    "lora": {"adapter": LORA}, "lora masked": {"adapter": LORA, "samples": True},
+    "chunked": {"model__chunked_loss": "on"}, "checkpointed": {"model__gradient_checkpointing": "all"},
+}  # fmt: skip
+NewRig = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def settings_as_found() -> Iterator[None]:
+    """Those of torch hold for the whole process."""
+    yield
+    gc.collect()
+    torch.use_deterministic_algorithms(False)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+def both(new_rig: NewRig, **changes: Any) -> tuple[list[float], list[float]]:
+    """Losses on the GPU and on the CPU, with other micro-batches on the way."""
+    gpu, cpu = (losses(new_rig("torch", node=node, **changes), True, STEPS) for node in (GPU, {}))
+    assert cpu[-1] < 0.99 * cpu[0], "it has to learn for this to mean anything"
+    return gpu, cpu
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_the_curve_is_that_of_a_cpu_at_the_tolerance_of_each_type(new_rig: NewRig, dtype: str) -> None:
+    apart = worst(*both(new_rig, model__dtype=dtype))
+    print(f"{dtype}: {apart:.2g}")
+    assert 0 < apart < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_curve_is_that_of_a_cpu_with_each_kind_of_batch_and_adapter(new_rig: NewRig, kind: str) -> None:
+    apart = worst(*both(new_rig, **KINDS[kind]))
+    print(f"{kind}: {apart:.2g}")
+    assert 0 < apart < TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize("form", ["mlx-4bit", "nvfp4"])
+def test_a_quantized_base_draws_the_curve_of_a_cpu(new_rig: NewRig, assets: Path, tmp_path: Path, form: str) -> None:
+    demo_assets.make_model(tmp_path / "m", demo_assets.llama_config(hidden=64, layers=2, heads=2, intermediate=128))
+    apart = worst(*both(new_rig, model__path=str(quantized_copy(tmp_path / "m", form)), adapter=LORA))
+    print(f"{form}: {apart:.2g}")
+    assert 0 < apart < TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig: NewRig, new_ranks: Callable[..., Any], dtype: str) -> None:
+    alone = losses(new_rig("torch", node=GPU, model__dtype=dtype), False, STEPS)
+    apart = worst(mixed_losses(new_ranks("gloo", ("torch", "torch"), node=GPU, model__dtype=dtype)), alone)
+    print(f"two ranks, {dtype}: {apart:.2g}")
+    assert apart < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("changes", [{"model__dtype": dtype} for dtype in TOLERANCES] + [{"adapter": LORA}], ids=str)
+def test_a_resumed_run_continues_bit_for_bit(new_rig: NewRig, changes: dict[str, Any]) -> None:
+    straight, resumed = (new_rig("torch", node=GPU | {"deterministic": True}, **changes) for _ in range(2))
+    for step in range(1, 6):
+        straight.train(step, 5)
+    resumed.backend.import_state(straight.backend.export_state())
+    resumed.progress.load(5, straight.progress.cursor)
+    resumed.form(m.Generation(2, 1))
+    resumed.executor.loss_scale = straight.executor.loss_scale
+    expected = [straight.train(step, 5).loss_sum for step in range(6, 12)]
+    found = [resumed.train(step, 5, generation=m.Generation(2, 1)).loss_sum for step in range(6, 12)]
+    assert found == expected
+    one, other = (rig.backend.export_state() for rig in (straight, resumed))
+    assert all(np.array_equal(array, other.weights[name]) for name, array in one.weights.items())
+
+
+@pytest.mark.parametrize("kind", ["blocks", *KINDS])
+def test_the_host_does_not_wait_within_a_micro_batch(new_rig: NewRig, kind: str) -> None:
+    rig = new_rig("torch", node=GPU, **KINDS.get(kind, {}))
+    rig.train(1, 4)
+    batches = [rig.dataset.batch(samples_at(np.arange(at, at + 4), rig.dataset.samples, 3)) for at in (0, 4)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            rig.backend.forward(batch, 1.0)
+            rig.backend.backward()
+            rig.backend.accumulate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rig.backend.totals(with_norm=True).norm > 0
+
+
+def test_a_micro_batch_that_does_not_fit_is_run_in_halves(new_rig: NewRig) -> None:
+    """All of its samples are in the step's sums."""
+    count = 2048
+    found = []
+    for limit in ({}, {"memory_limit_gb": 0.15}):
+        rig = new_rig("torch", node=GPU | limit)
+        work = (m.RankWork(0, (m.Range(0, count),), count),)
+        reports = [rig.train(1, count, global_batch=count, work=work)]
+        work = (m.RankWork(0, (m.Range(count, count),), count),)
+        reports.append(rig.train(2, count, cursor=count, global_batch=count, work=work))
+        found.append(reports)
+        del rig
+        gc.collect()
+        torch.cuda.empty_cache()
+    whole, halves = found
+    print([(report.micro_batch, report.replays, report.values.get("memory_peak_bytes")) for report in halves])
+    assert [report.replays for report in whole] == [0, 0]
+    assert 1 < halves[0].micro_batch < count
+    assert halves[0].replays >= 1
+    assert halves[1].replays == 0, "the size that fitted is kept"
+    for one, other in zip(whole, halves, strict=True):
+        assert one.weight == other.weight
+        assert one.loss_sum == pytest.approx(other.loss_sum, rel=TOLERANCES["float32"])
+
+
+LIBRARY_BYTES = 140e6
+"""Of cuBLAS's workspace, the second gradient of tied embeddings and the activations of 16 tokens."""
+BYTES = {("float32", "adamw"): 20, ("bfloat16", "adamw"): 18, ("bf16-sr", "adamw"): 16}
+
+
+@pytest.mark.parametrize("case", BYTES, ids=" ".join)
+def test_the_peak_is_what_the_documentation_states(new_rig: NewRig, tmp_path: Path, case: tuple[str, str]) -> None:
+    shape = demo_assets.llama_config(hidden=768, layers=8, heads=12, intermediate=2048)
+    parameters = demo_assets.make_model(tmp_path / "model", shape | {"vocab_size": 8192})
+    held = torch.cuda.memory_allocated()  # workspaces of threads that other tests had
+    rig = new_rig(
+        "torch", node=GPU, model__path=str(tmp_path / "model"), model__dtype=case[0], optimizer__kind=case[1],
+        data__sequence_length=16,
+    )  # fmt: skip
+    rig.train(1, 1)
+    values = rig.train(2, 1).values
+    per_parameter = (values["memory_peak_bytes"] - held - LIBRARY_BYTES) / parameters
+    print(f"{case}: {values['memory_peak_bytes'] / parameters:.2f} bytes per parameter, {per_parameter:.2f} of state")
+    assert 8 < per_parameter <= BYTES[case]
+    parts = sum(values[f"memory_{part}_bytes"] for part in ("weights", "gradients", "moments"))
+    assert parts <= values["memory_peak_bytes"] <= values["memory_cap_bytes"]
+
+
+def test_moments_in_the_memory_of_the_host_give_the_same_bits(new_rig: NewRig) -> None:
+    plain, offloaded = (
+        new_rig("torch", node=GPU | {"deterministic": True}, optimizer__offload=offload) for offload in (False, True)
+    )
+    assert losses(offloaded, True, 8) == losses(plain, True, 8)
+    assert plain.backend._fixed_parts().moments > 0
+    assert offloaded.backend._fixed_parts().moments == 0
+    one, other = (rig.backend.copy_of("exp_avg_sq") for rig in (plain, offloaded))
+    assert all(np.array_equal(array, other[name]) for name, array in one.items())
+
+
+@pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw", "paged-adamw-8bit"])
+def test_the_optimizers_of_bitsandbytes_train(new_rig: NewRig, kind: str) -> None:
+    plain, other = (losses(new_rig("torch", node=GPU, optimizer__kind=one), True, STEPS) for one in ("adamw", kind))
+    print(f"{kind}: {worst(other, plain):.2g}")
+    assert worst(other, plain) < (0.05 if "8bit" in kind else 5e-4), "its kernels decay weights after the update"
+
+
+def test_phases_are_times_of_the_device(new_rig: NewRig) -> None:
+    rig = new_rig("torch", node=GPU)
+    rig.train(1, 4)
+    report = rig.train(2, 4)
+    phases = report.phases
+    assert phases.forward > 0
+    assert phases.backward > 0
+    assert phases.forward + phases.backward <= report.step_seconds
+    assert "NVIDIA" in rig.backend.device
+
+
+def test_answers_are_those_of_a_cpu(new_rig: NewRig) -> None:
+    how = Decoding(12, 0.0, 1.0, 1)
+    found = []
+    for node in (GPU, {}):
+        rig = new_rig("torch", node=node)
+        for step in range(1, 9):
+            rig.train(step, 4)
+        found.append(rig.backend.generate([100, 101, 102], how, [], lambda: None))
+    assert found[0] == found[1]
+
+
+def test_pinned_arrays_are_reused_and_freed(new_rig: NewRig) -> None:
+    rig = new_rig("torch", node=GPU)
+    arrays = rig.backend.host_arrays()
+    assert all(torch.from_numpy(array).is_pinned() for array in arrays.values())
+    rig.backend.copy_out("weights", arrays)
+    plain = rig.backend.copy_of("weights")
+    assert all(np.array_equal(array, plain[name]) for name, array in arrays.items())
+    address = next(iter(arrays.values())).ctypes.data
+    del arrays, plain
+    gc.collect()
+    again = rig.backend.host_arrays()
+    assert all(torch.from_numpy(array).is_pinned() for array in again.values()), hex(address)

@@ -1,0 +1,63 @@
+"""Parameters that are updated together get the bits that each gets by itself, and documents of a pack are found without
+a wait."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from trainctl.protocol.config.run_tables import OptimizerTable
+from trainctl.trainer.backends import torch_adamw, torch_masks
+from trainctl.trainer.precision.torch_weights import SplitWeights
+
+SHAPES = ((7, 5), (11,), (3, 40), (2,), (300, 7), (4, 4), (9,))
+"""The fifth is larger than a piece."""
+
+
+class Alone(SplitWeights):
+    """Without groups."""
+
+    def group(self, indices: range) -> None:  # type: ignore[override]
+        return None
+
+
+def updated(kind: Callable[..., SplitWeights], monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Weights in 16 bits, their masters and moments after a few updates."""
+    monkeypatch.setattr(torch_adamw, "_PIECE_VALUES_ON_CPU", 200)
+    draw = torch.Generator().manual_seed(1)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES]
+    weights = kind(parameters)
+    optimizer = torch_adamw.adamw(weights, OptimizerTable(learning_rate=1e-2, weight_decay=0.1))
+    for _ in range(3):
+        optimizer.update(1e-2, [torch.randn(shape, generator=draw) for shape in SHAPES])
+    moments = [moment for slot in ("exp_avg", "exp_avg_sq") for moment in optimizer.moments(slot)]
+    return [*(p.detach() for p in parameters), *(weights.values(at) for at in range(len(SHAPES))), *moments]
+
+
+def test_a_group_has_the_bits_of_its_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = (updated(kind, monkeypatch) for kind in (SplitWeights, Alone))
+    assert together[0].dtype == torch.bfloat16
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [(5, [(0, 2), (2, 3), (3, 6)]), (100, [(0, 6)]), (1, [(at, at + 1) for at in range(6)])],
+)
+def test_groups_hold_neighbours_up_to_the_size_of_a_piece(most: int, found: list[tuple[int, int]]) -> None:
+    groups = torch_adamw._grouped([2, 3, 9, 1, 2, 2], most)
+    assert [(group.start, group.stop) for group in groups] == found
+
+
+def test_documents_are_those_that_transformers_finds() -> None:
+    from transformers import masking_utils
+
+    torch_masks.install()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1]])
+    expected = masking_utils.find_packed_sequence_indices(positions)
+    with torch_masks.documents_by_position():
+        found = masking_utils.find_packed_sequence_indices(positions)
+    assert found.tolist() == expected.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0, 1, 1]]
+    with torch_masks.one_document_per_row():
+        assert masking_utils.find_packed_sequence_indices(positions) is None
