@@ -1,5 +1,6 @@
 """What holds for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does too."""
 
+import gc
 import os
 import secrets
 import signal
@@ -23,6 +24,7 @@ MARK = "TRAINCTL_TEST_SESSION"
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
+gc.disable()  # until the tests are collected: what is imported stays, and collections took a third of that time
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it anew
     sys.dont_write_bytecode = False
@@ -49,12 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 ELSEWHERE = {"TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family", "TRAINCTL_TIMING": "timing"}
 """Marks of tests that `make test` leaves out, by the variable that asks for them."""
 LONG = (
-    ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_cluster"),
-    ("integration/test_demo", "integration/test_run", "integration/test_left", "integration/test_commands",
+    ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_calibrate",
+     "integration/test_probe", "integration/test_cluster", "integration/test_score", "integration/test_rollback"),
+    ("integration/test_demo", "integration/test_readme", "integration/test_memory_cap", "integration/test_run",
+     "integration/test_left", "integration/test_diagnosis", "integration/test_commands",
      "integration/test_agent_kills", "integration/test_terminal", "integration/test_bad_input"),
-    ("trainer/",),
-    ("integration/test_faults", "integration/test_several_hosts", "integration/test_hangs", "integration/test_cli",
-     "integration/test_scripting", "integration/test_service"),
+    ("integration/test_objective_examples", "trainer/"),
+    ("integration/test_faults", "integration/test_several_hosts", "integration/test_hangs",
+     "integration/test_reference", "integration/test_finetuning", "integration/test_attached_runs",
+     "integration/test_cli", "integration/test_scripting", "integration/test_service"),
 )  # fmt: skip
 """How the paths of tests that take long begin. These are run first, in this order, so that none is left for the end,
 when the others are done; and each group by a worker of its own, for they share agents, runs and libraries that take
@@ -72,6 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=without)
     items[:] = long_ones_first(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

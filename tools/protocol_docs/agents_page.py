@@ -16,13 +16,14 @@ DEFAULT_PATH = Path("docs/protocol-agents.md")
 
 def page() -> str:
     """The page; a link to a type that only the clients' page describes leads there."""
+    described = set(docs.client_parts())
     text = docs.joined(
         agents_prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
         agents_prose.SOCKETS,
         agents_prose.LEADS,
         docs.messages(
             [talk for talk in UNIONS if talk not in docs.CLIENT_TALKS],
-            [kind for kind in docs.part_types() if kind not in docs.client_parts()],
+            [kind for kind in docs.part_types() if kind not in described],
         ),
         docs.shown_bytes(agents_prose.BYTES, agents_prose.SHOWN),
     )

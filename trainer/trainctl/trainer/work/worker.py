@@ -24,6 +24,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.garbage import no_collections
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.row_tokens import row_tokenizer
 from trainctl.trainer.runtime import Failures
@@ -45,7 +46,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        _serve(wanted, *_processor(wanted))
+        with no_collections():
+            processor, device = _processor(wanted)
+        _serve(wanted, processor, device)
     except Failures as error:
         log.error("work %s: %s", wanted.work, first_line(error))
         return 1
