@@ -74,6 +74,11 @@ def is_slower(s: Situation, node: str) -> bool:
     return part is not None and part >= SLOWER
 
 
+def cpu_pressure(s: Situation) -> float | None:
+    """The highest of the nodes, in percent; None: not known."""
+    return max((waits for node in s.nodes if (waits := s.reading(node, "cpu_pressure")) is not None), default=None)
+
+
 # ---------------------------------------------------------------- memory and swap
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
-from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, stopped, training
+from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, slow_rank, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
@@ -167,7 +167,7 @@ RULES: Final = (
     ),
     Rule(
         "slow-rank", "A rank is slow", "another split of the batch is 5 % faster, or the rank's own slowdown explains "
-        "half of the others' wait", ranks.slow_rank, ("below-calibration", "low-use"),
+        "half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
         (
             Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                  lambda s, found: bool(found.values.get("split"))),
