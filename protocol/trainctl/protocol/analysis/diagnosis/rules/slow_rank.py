@@ -6,7 +6,7 @@ from statistics import median
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure
+from trainctl.protocol.analysis.diagnosis.rules.machine import is_crowded
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import percent, seconds
 from trainctl.protocol.batch.apportion import check_enough
@@ -16,7 +16,10 @@ from trainctl.protocol.errors import InvalidInputError
 SPLIT_GAIN = 0.05
 """Part by which steps must get faster with another split, for a rank to be called slow."""
 CROWDED_TIMES = 3.0
-"""Factor of this at a high CPU pressure."""
+"""Factor of this, and of OWN_GROWTH, at a high CPU pressure."""
+MOST_STEPS, CROWDED_STEPS = 0.8, 0.9
+"""Part of the steps in which the rank must be the slower one, and the same at a high CPU pressure: ranks that share
+processors keep each other waiting by turns."""
 MOST_LINES = 9
 """Lines of evidence about ranks."""
 SPLIT_PART = 0.2
@@ -37,7 +40,24 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
         return
     rank = max(s.ranks, key=lambda one: s.ranks[one].busy)
     by_own, by_split = _by_own(s, rank), _by_split(s, rank)
-    yield _clear_split(s) if by_own is None and by_split is None else _slow(s, rank, by_own, by_split)
+    part, crowded = _slower_part(s, rank), is_crowded(s)
+    if by_own is None and by_split is None:
+        yield _clear_split(s)
+    elif not s.lasting:
+        yield Unknown("enough seconds of the present plan")
+    elif crowded is None:
+        yield Unknown("CPU pressure, and all processors are in use")
+    elif part < (CROWDED_STEPS if crowded else MOST_STEPS):
+        yield Clear(f"{s.label(rank)} is slower than the others in {percent(part)} of the steps: they wait by turns")
+    else:
+        yield _slow(s, rank, by_own, by_split)
+
+
+def _slower_part(s: Situation, rank: int) -> float:
+    """Part of the lasting steps in which the rank takes longer than the others' median."""
+    slower = [parts[rank].phases.busy > median([parts[one].phases.busy for one in parts if one != rank])
+              for parts in s.lasting]  # fmt: skip
+    return sum(slower) / len(slower) if slower else 0.0
 
 
 def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf | None) -> Found:
@@ -78,7 +98,7 @@ def _by_split(s: Situation, rank: int) -> m.WhatIf | None:
 
 def _least(s: Situation) -> float:
     """Part of a step that a slow rank must cost: more where processors are shared, because speeds then change."""
-    return CROWDED_TIMES * SPLIT_GAIN if (cpu_pressure(s) or 0.0) >= CPU_PRESSURE else SPLIT_GAIN
+    return CROWDED_TIMES * SPLIT_GAIN if is_crowded(s) else SPLIT_GAIN
 
 
 def _clear_split(s: Situation) -> Clear:
@@ -93,14 +113,22 @@ def _waits(s: Situation, slow: int) -> dict[int, float]:
 
 
 def _own(s: Situation, rank: int) -> float:
-    """Seconds by which the rank's passes are longer than they were, if that explains the others' wait; else 0."""
-    growth = s.growth(rank)
-    if growth is None:
+    """Seconds by which the rank's passes are longer than they were, beyond what the others' became longer, if that
+    explains the others' wait; else 0."""
+    if rank not in s.before:
         return 0.0
     before, wait = s.before[rank].busy, median(_waits(s, rank).values())
-    longer = s.ranks[rank].busy - before
-    is_slower = before > 0 and longer >= OWN_GROWTH * before
+    longer = s.ranks[rank].busy - max(_others_growth(s, rank), 1.0) * before
+    is_slower = before > 0 and longer >= (CROWDED_TIMES if is_crowded(s) else 1.0) * OWN_GROWTH * before
     return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
+
+
+def _others_growth(s: Situation, rank: int) -> float:
+    """The median of what the other ranks' passes take, relative to before: longer samples, or a busier machine, make
+    all of them longer. 1: not known."""
+    grown = [its.busy / s.before[one].busy for one, its in s.ranks.items()
+             if one != rank and one in s.before and s.before[one].busy > 0]  # fmt: skip
+    return median(grown) if grown else 1.0
 
 
 def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
@@ -118,12 +146,13 @@ def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
 
 
 def _gain(s: Situation) -> tuple[float, float] | None:
-    """The same, if the best split is faster by enough in each third of the recent steps; else None."""
-    third = len(s.recent) // 3
+    """The same, if the best split is faster by enough in each third of the lasting steps; else None."""
+    steps = s.lasting or s.recent
+    third = len(steps) // 3
     found = _best(s, s.recent) if third >= LEAST_STEPS // 3 and third else None
     if found is None or found[0] < (1 + SPLIT_GAIN) * found[1]:
         return None
-    thirds = [_best(s, s.recent[at * third : (at + 1) * third]) for at in range(3)]
+    thirds = [_best(s, steps[at * third : (at + 1) * third]) for at in range(3)]
     return found if all(one is not None and one[0] >= (1 + SPLIT_GAIN) * one[1] for one in thirds) else None
 
 

@@ -62,6 +62,10 @@ def _has_small_prefetch(s: Situation, _: Found) -> bool:
     return s.facts.config is None or s.facts.config.data.prefetch < PREFETCH
 
 
+def _waits_for_writes(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or not s.facts.config.checkpoint.background
+
+
 def _run(setting: str) -> str:
     """The command that starts a run with another setting; a resumed run keeps its own."""
     return f"trainctl run RUN.toml --set {setting}"
@@ -166,8 +170,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-rank", "A rank is slow", "another split of the batch is 5 % faster, or the rank's own slowdown explains "
-        "half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
+        "slow-rank", "A rank is slow", "for 10 s another split of the batch is 5 % faster, or the rank's own slowdown "
+        "explains half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
         (
             Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                  lambda s, found: bool(found.values.get("split"))),
@@ -221,8 +225,9 @@ RULES: Final = (
     Rule(
         "long-checkpoint", "Checkpoints take long", "5 % of the training time", training.long_checkpoint, (),
         (
+            Rung("continue the training while they are written", _run("checkpoint.background=true"), _waits_for_writes),
             Rung("write them less often", _run("checkpoint.every_steps={every}")),
-            Rung("keep the runs on a faster disk"),
+            Rung("keep the runs on a faster disk", fits=_waits_for_writes),
         ),
     ),
     Rule(
