@@ -10,7 +10,7 @@ import tomli_w
 from safetensors.numpy import load_file, save_file
 from tests.integration.conftest import AgentProcess, wait_for_end, wait_for_step
 from tests.integration.support.clusters import TORCH, Cluster, on
-from tests.integration.support.namespaces import INTERFACE
+from tests.integration.support.namespaces import INTERFACE, Network
 from tests.integration.support.planted import BUSY, QuotaGroup, Screen, causes, wait_until_judged
 from tests.integration.support.several_hosts import DESK, Hosts
 from tests.tui.support.cli_calls import call, call_json
@@ -160,7 +160,18 @@ def slow_rank(scene: Scene) -> float:
 
 
 def slow_link(scene: Scene) -> float:
-    """Hosts of their own, one of whose cables carries 4 Mbit/s from a moment of the run on."""
+    """One of the cables carries 4 Mbit/s from a moment of the run on."""
+    words = "(the sum of gradients takes long|the link between the nodes is slow)"
+    return of_hosts(scene, words, lambda network: network.slow_down("beta", "4mbit"))
+
+
+def lossy_link(scene: Scene) -> float:
+    """One of the cables loses a frame in twenty from a moment of the run on."""
+    return of_hosts(scene, "(alpha|beta)'s link loses segments", lambda network: network.lose("beta", 0.05))
+
+
+def of_hosts(scene: Scene, words: str, plant: Callable[[Network], None]) -> float:
+    """Of a run on hosts of their own."""
     hosts = Hosts(scene.folder / "hosts")
     try:
         hosts.start()
@@ -172,10 +183,7 @@ def slow_link(scene: Scene) -> float:
         variables = [f"{name}={value}" for name, value in hosts.env(DESK).items()]
         before = hosts.network.on(DESK, "env", *variables)
         with Screen(scene.folder, hosts.address("alpha"), before) as screen:
-            taken = screen.shows(
-                "(the sum of gradients takes long|the link between the nodes is slow)",
-                lambda: hosts.network.slow_down("beta", "4mbit"),
-            )  # fmt: skip
+            taken = screen.shows(words, lambda: plant(hosts.network))
         assert hosts.said("send", "stop", "checkpoint=false", "--connect", hosts.address("alpha"))["ok"]
         hosts.wait(lambda view: view["run"]["state"] not in m.ACTIVE_RUN_STATES, "the run's end")
     finally:
@@ -186,8 +194,9 @@ def slow_link(scene: Scene) -> float:
 PLANTED: dict[str, Callable[[Scene], float]] = {
     "throttled": quota, "clip-bound": clip_bound, "not-finite": not_finite, "long-checkpoint": long_checkpoint,
     "small-micro": small_micro, "slow-rank": slow_rank, "slow-link": slow_link,
+    "lossy-link": lossy_link,
 }  # fmt: skip
-NEEDS = {"throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux")}
+NEEDS = {"throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux"), "lossy-link": ("namespaces", "tmux")}
 ALL = os.environ.get("TRAINCTL_PLANTED") == "all"
 CHOSEN = PLANTED if ALL else ("throttled",)
 MOST_SECONDS = 30
