@@ -11,7 +11,16 @@ from safetensors.numpy import load_file, save_file
 from tests.integration.conftest import AgentProcess, wait_for_end, wait_for_step
 from tests.integration.support.clusters import TORCH, Cluster, on
 from tests.integration.support.namespaces import INTERFACE, Network
-from tests.integration.support.planted import BUSY, QuotaGroup, Screen, causes, wait_until_judged
+from tests.integration.support.planted import (
+    BUSY,
+    BusyLoops,
+    DiskGroup,
+    QuotaGroup,
+    Screen,
+    causes,
+    forget,
+    wait_until_judged,
+)  # fmt: skip
 from tests.integration.support.several_hosts import DESK, Hosts
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
@@ -25,6 +34,10 @@ from trainctl.trainer import demo_assets
 FOREVER = 100_000
 QUOTA = 0.1
 """Part of a processor that a held-back trainer gets."""
+LARGE_BYTES, DISK_BYTES = 40_000_000, 1_000_000
+"""Of a text whose tokens a run doesn't read in its first seconds, and what a slow disk reads in a second."""
+OTHERS = 4
+"""Processes beside a trainer on its processor."""
 RunConfig = Callable[..., dict[str, Any]]
 
 
@@ -191,12 +204,59 @@ def of_hosts(scene: Scene, words: str, plant: Callable[[Network], None]) -> floa
     return taken
 
 
+def slow_disk(scene: Scene) -> float:
+    """Tokens that have to be read from a disk, which is slow from a moment of the run on."""
+    text = b"".join(path.read_bytes() for path in sorted((scene.assets / "text").iterdir()))
+    (scene.folder / "large.txt").write_bytes(text * -(-LARGE_BYTES // len(text)))
+    config = config_of(scene.run_config, scene.assets, data__path=str(scene.folder / "large.txt"))
+    group, agent = DiskGroup(f"tc{os.getpid()}-disk", scene.folder), scene.agent
+    try:
+        with agent.client() as client:
+            started(client, config)
+            group.take(agent.trainer_pids())
+
+            def plant() -> None:
+                group.limit(DISK_BYTES)
+                forget(agent.directory / "data")
+
+            with Screen(scene.folder, agent.address) as screen:
+                taken = screen.shows("box's disk is slow", plant)
+            group.limit(10**9)
+            stopped(client)
+    finally:
+        group.close()
+    return taken
+
+
+def stolen_cpu(scene: Scene) -> float:
+    """Others want the processor on which the trainer has to run."""
+    agent, loops = scene.agent, list[BusyLoops]()
+    try:
+        with agent.client() as client:
+            started(client, config_of(scene.run_config, scene.assets))
+            for pid in agent.trainer_pids():
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), {0})
+            with Screen(scene.folder, agent.address) as screen:
+                taken = screen.shows(
+                    "others take processor time from box", lambda: loops.append(BusyLoops(0, OTHERS))
+                )  # fmt: skip
+            stopped(client)
+    finally:
+        for one in loops:
+            one.close()
+    return taken
+
+
 PLANTED: dict[str, Callable[[Scene], float]] = {
     "throttled": quota, "clip-bound": clip_bound, "not-finite": not_finite, "long-checkpoint": long_checkpoint,
     "small-micro": small_micro, "slow-rank": slow_rank, "slow-link": slow_link,
-    "lossy-link": lossy_link,
+    "lossy-link": lossy_link, "slow-disk": slow_disk, "stolen-cpu": stolen_cpu,
 }  # fmt: skip
-NEEDS = {"throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux"), "lossy-link": ("namespaces", "tmux")}
+NEEDS = {
+    "throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux"), "lossy-link": ("namespaces", "tmux"),
+    "slow-disk": ("disk-limit", "tmux"), "stolen-cpu": ("linux", "tmux"),
+}  # fmt: skip
 ALL = os.environ.get("TRAINCTL_PLANTED") == "all"
 CHOSEN = PLANTED if ALL else ("throttled",)
 MOST_SECONDS = 30
