@@ -1,4 +1,8 @@
-"""Real runs with a planted cause: the live Diagnosis screen names it, and so does the record without an agent."""
+"""Real runs with a planted cause: the live Diagnosis screen names it, and so does the record without an agent.
+
+Two causes are only simulated (tests/protocol/support/planted_causes.py). Swap needs swap space, which a test must not
+add to the machine that it runs on. Late data without a slow disk don't occur: tokens are mapped into memory.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -145,8 +149,15 @@ def not_finite(scene: Scene) -> float:
 
 
 def long_checkpoint(scene: Scene) -> float:
-    checkpoint = {"every_steps": 1, "at_end": False}
-    return scene.shown(scene.run_config(run__steps=FOREVER, checkpoint=checkpoint), "checkpoints take long")
+    """Training waits for the write of a large model after each of its small steps."""
+    shape = demo_assets.llama_config(hidden=512, layers=4, heads=8, intermediate=1024)
+    demo_assets.make_model(scene.folder / "large", shape, seed=1)
+    checkpoint = {"every_steps": 1, "at_end": False, "background": False}
+    config = config_of(
+        scene.run_config, scene.assets, model__path=str(scene.folder / "large"), data__sequence_length=24,
+        batch={"global": 2, "micro": 2}, checkpoint=checkpoint,
+    )  # fmt: skip
+    return scene.shown(config, "checkpoints take long")
 
 
 def small_micro(scene: Scene) -> float:

@@ -126,11 +126,12 @@ def forget(folder: Path) -> None:
 
 
 class BusyLoops:
-    """Processes that want a processor for themselves; `close` ends them."""
+    """Processes that want a processor for themselves, each in a session of its own, because Linux may share processors
+    among sessions; `close` ends them."""
 
     def __init__(self, processor: int, count: int) -> None:
         loop = f"import os\nos.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
-        self._processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
+        self._processes = [subprocess.Popen([sys.executable, "-c", loop], start_new_session=True) for _ in range(count)]
 
     def close(self) -> None:
         for process in self._processes:

@@ -25,8 +25,8 @@ IO_PRESSURE, DISK_BUSY = 10.0, 85.0
 STEAL_PERCENT, MUCH_STEAL = 3.0, 10.0
 """Percent of processor time given to other virtual machines: with slower passes, and by itself."""
 CPU_PRESSURE, RISEN = 25.0, 15.0
-"""Percent of the time in which a task waited for a processor, and points by which it has risen: ranks that share a
-machine always wait for each other."""
+"""Percent of the time in which a task waited for a processor, and points by which it has risen, or it is half way
+to 100: ranks that share a machine always wait for each other."""
 ALL_USED = 95.0
 """Percent of the processors' time from which all of them are in use."""
 FROM_THE_START = 0.15
@@ -229,7 +229,9 @@ def _is_crowded(s: Situation, node: str, waits: float) -> bool:
     before, (part, _) = s.reading_before(node, "cpu_pressure"), slower(s, node)
     if waits < CPU_PRESSURE or part is None:
         return False
-    return part >= FROM_THE_START if before is None else waits >= before + RISEN and part >= SLOWER
+    if before is None:
+        return part >= FROM_THE_START
+    return waits >= min(before + RISEN, (before + 100) / 2) and part >= SLOWER
 
 
 # ---------------------------------------------------------------- GPU

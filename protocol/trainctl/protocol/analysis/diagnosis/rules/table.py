@@ -152,7 +152,7 @@ RULES: Final = (
     ),
     Rule(
         "stolen-cpu", "Others take processor time", "steal 3 %, or CPU pressure (PSI) 25 % that has risen by 15 "
-        "points, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
+        "points or half way to 100 %, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),
     ),
     Rule(
