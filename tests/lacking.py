@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,34 @@ def _has_cpu_quota() -> bool:
     return found
 
 
+def disk_groups() -> Path:
+    """The folder of control groups that limit reads from disks."""
+    root = Path("/sys/fs/cgroup")
+    return root / "blkio" if (root / "blkio").is_dir() else root
+
+
+def disk_of(folder: Path) -> str:
+    """The number of the disk that holds a folder, such as 254:0; empty: none does."""
+    number = folder.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not device.exists():
+        return ""
+    whole = device.resolve().parent if (device / "partition").exists() else device
+    return (whole / "dev").read_text().strip()
+
+
+def _has_disk_limit() -> bool:
+    """Whether a control group can be made that limits reads from the disk of temporary files: it takes root."""
+    group = disk_groups() / f"tc{os.getpid()}-try"
+    try:
+        group.mkdir()
+        found = any((group / name).exists() for name in ("io.max", "blkio.throttle.read_bps_device"))
+        group.rmdir()
+    except OSError:
+        return False
+    return found and bool(disk_of(Path(tempfile.gettempdir())))
+
+
 def _has_nodejs() -> bool:
     """Node.js, and what its example needs: `make test` fetches it where there is npm."""
     return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
@@ -88,6 +117,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cgroups": _has_cgroups,
     "cpu-quota": _has_cpu_quota,
     "cuda": _has_cuda,
+    "disk-limit": _has_disk_limit,
 }
 
 

@@ -42,8 +42,9 @@ run, step 150: node-1 is slow in backward
 
 More remedies and causes that were ruled out are left out here.
 
-- **Evidence**: measurements of the newest 24 steps with the present shares and micro-batches. The first 2 steps of a
-  group don't count, because devices compile and load. A rare long step doesn't count either.
+- **Evidence**: measurements of the newest steps with the present shares and micro-batches: 24, or as many
+  as take 20 s, but at least 8. The first 2 steps of a group don't count, because devices compile and load. A rare long
+  step doesn't count either.
 - **What if**: what a step takes without the cause. Other ranks may then be the slowest, so it can gain less than the
   delay itself.
 - **Ruled out**: causes that would explain it, with the figures that exclude them. "not known" names a reading that the
@@ -56,10 +57,12 @@ reported: a disk that is slow makes its rank wait for data, and the other ranks 
 
 A reading alone is rarely a cause. Ranks that share a machine's processors always wait for each other, so CPU pressure
 counts only if it has risen and the passes have become slower. A rank is called slow only if another split of the batch
-is 5 % faster and saves a fifth of the other ranks' wait, or if its own slowdown explains half of it. A link is blamed
-only if it is slower than before or than calibrated, or if the bytes of the sum explain its seconds; between ranks of
-one machine it never is. A run that is paused or waits for a growing file doesn't hang. An evaluation or a checkpoint
-isn't a slow step.
+is 5 % faster and saves a fifth of the other ranks' wait, or if its own slowdown, beyond that of the other ranks,
+explains half of it. It must have been the slower one for 10 s, in 80 % of the steps. At a CPU pressure of 25 % these
+figures are 15 % and 90 %, and without a reading of it no rank is called slow while all processors are in use. A link is
+blamed only if it is slower than before or than calibrated, or if the bytes of the sum explain its seconds; between
+ranks of one machine it never is. A run that is paused or waits for a growing file doesn't hang. An evaluation or a
+checkpoint isn't a slow step.
 
 ## Rules
 

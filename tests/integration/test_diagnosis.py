@@ -1,4 +1,8 @@
-"""Real runs with a planted cause: the live Diagnosis screen names it, and so does the record without an agent."""
+"""Real runs with a planted cause: the live Diagnosis screen names it, and so does the record without an agent.
+
+Two causes are only simulated (tests/protocol/support/planted_causes.py). Swap needs swap space, which a test must not
+add to the machine that it runs on. Late data without a slow disk don't occur: tokens are mapped into memory.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,8 +14,17 @@ import tomli_w
 from safetensors.numpy import load_file, save_file
 from tests.integration.conftest import AgentProcess, wait_for_end, wait_for_step
 from tests.integration.support.clusters import TORCH, Cluster, on
-from tests.integration.support.namespaces import INTERFACE
-from tests.integration.support.planted import BUSY, QuotaGroup, Screen, causes, wait_until_judged
+from tests.integration.support.namespaces import INTERFACE, Network
+from tests.integration.support.planted import (
+    BUSY,
+    BusyLoops,
+    DiskGroup,
+    QuotaGroup,
+    Screen,
+    causes,
+    forget,
+    wait_until_judged,
+)  # fmt: skip
 from tests.integration.support.several_hosts import DESK, Hosts
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
@@ -25,6 +38,10 @@ from trainctl.trainer import demo_assets
 FOREVER = 100_000
 QUOTA = 0.1
 """Part of a processor that a held-back trainer gets."""
+LARGE_BYTES, DISK_BYTES = 40_000_000, 1_000_000
+"""Of a text whose tokens a run doesn't read in its first seconds, and what a slow disk reads in a second."""
+OTHERS = 4
+"""Processes beside a trainer on its processor."""
 RunConfig = Callable[..., dict[str, Any]]
 
 
@@ -132,8 +149,15 @@ def not_finite(scene: Scene) -> float:
 
 
 def long_checkpoint(scene: Scene) -> float:
-    checkpoint = {"every_steps": 1, "at_end": False}
-    return scene.shown(scene.run_config(run__steps=FOREVER, checkpoint=checkpoint), "checkpoints take long")
+    """Training waits for the write of a large model after each of its small steps."""
+    shape = demo_assets.llama_config(hidden=512, layers=4, heads=8, intermediate=1024)
+    demo_assets.make_model(scene.folder / "large", shape, seed=1)
+    checkpoint = {"every_steps": 1, "at_end": False, "background": False}
+    config = config_of(
+        scene.run_config, scene.assets, model__path=str(scene.folder / "large"), data__sequence_length=24,
+        batch={"global": 2, "micro": 2}, checkpoint=checkpoint,
+    )  # fmt: skip
+    return scene.shown(config, "checkpoints take long")
 
 
 def small_micro(scene: Scene) -> float:
@@ -160,7 +184,18 @@ def slow_rank(scene: Scene) -> float:
 
 
 def slow_link(scene: Scene) -> float:
-    """Hosts of their own, one of whose cables carries 4 Mbit/s from a moment of the run on."""
+    """One of the cables carries 4 Mbit/s from a moment of the run on."""
+    words = "(the sum of gradients takes long|the link between the nodes is slow)"
+    return of_hosts(scene, words, lambda network: network.slow_down("beta", "4mbit"))
+
+
+def lossy_link(scene: Scene) -> float:
+    """One of the cables loses a frame in twenty from a moment of the run on."""
+    return of_hosts(scene, "(alpha|beta)'s link loses segments", lambda network: network.lose("beta", 0.05))
+
+
+def of_hosts(scene: Scene, words: str, plant: Callable[[Network], None]) -> float:
+    """Of a run on hosts of their own."""
     hosts = Hosts(scene.folder / "hosts")
     try:
         hosts.start()
@@ -172,10 +207,7 @@ def slow_link(scene: Scene) -> float:
         variables = [f"{name}={value}" for name, value in hosts.env(DESK).items()]
         before = hosts.network.on(DESK, "env", *variables)
         with Screen(scene.folder, hosts.address("alpha"), before) as screen:
-            taken = screen.shows(
-                "(the sum of gradients takes long|the link between the nodes is slow)",
-                lambda: hosts.network.slow_down("beta", "4mbit"),
-            )  # fmt: skip
+            taken = screen.shows(words, lambda: plant(hosts.network))
         assert hosts.said("send", "stop", "checkpoint=false", "--connect", hosts.address("alpha"))["ok"]
         hosts.wait(lambda view: view["run"]["state"] not in m.ACTIVE_RUN_STATES, "the run's end")
     finally:
@@ -183,11 +215,59 @@ def slow_link(scene: Scene) -> float:
     return taken
 
 
+def slow_disk(scene: Scene) -> float:
+    """Tokens that have to be read from a disk, which is slow from a moment of the run on."""
+    text = b"".join(path.read_bytes() for path in sorted((scene.assets / "text").iterdir()))
+    (scene.folder / "large.txt").write_bytes(text * -(-LARGE_BYTES // len(text)))
+    config = config_of(scene.run_config, scene.assets, data__path=str(scene.folder / "large.txt"))
+    group, agent = DiskGroup(f"tc{os.getpid()}-disk", scene.folder), scene.agent
+    try:
+        with agent.client() as client:
+            started(client, config)
+            group.take(agent.trainer_pids())
+
+            def plant() -> None:
+                group.limit(DISK_BYTES)
+                forget(agent.directory / "data")
+
+            with Screen(scene.folder, agent.address) as screen:
+                taken = screen.shows("box's disk is slow", plant)
+            group.limit(10**9)
+            stopped(client)
+    finally:
+        group.close()
+    return taken
+
+
+def stolen_cpu(scene: Scene) -> float:
+    """Others want the processor on which the trainer has to run."""
+    agent, loops = scene.agent, list[BusyLoops]()
+    try:
+        with agent.client() as client:
+            started(client, config_of(scene.run_config, scene.assets))
+            for pid in agent.trainer_pids():
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), {0})
+            with Screen(scene.folder, agent.address) as screen:
+                taken = screen.shows(
+                    "others take processor time from box", lambda: loops.append(BusyLoops(0, OTHERS))
+                )  # fmt: skip
+            stopped(client)
+    finally:
+        for one in loops:
+            one.close()
+    return taken
+
+
 PLANTED: dict[str, Callable[[Scene], float]] = {
     "throttled": quota, "clip-bound": clip_bound, "not-finite": not_finite, "long-checkpoint": long_checkpoint,
     "small-micro": small_micro, "slow-rank": slow_rank, "slow-link": slow_link,
+    "lossy-link": lossy_link, "slow-disk": slow_disk, "stolen-cpu": stolen_cpu,
 }  # fmt: skip
-NEEDS = {"throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux")}
+NEEDS = {
+    "throttled": ("cpu-quota", "tmux"), "slow-link": ("namespaces", "tmux"), "lossy-link": ("namespaces", "tmux"),
+    "slow-disk": ("disk-limit", "tmux"), "stolen-cpu": ("linux", "tmux"),
+}  # fmt: skip
 ALL = os.environ.get("TRAINCTL_PLANTED") == "all"
 CHOSEN = PLANTED if ALL else ("throttled",)
 MOST_SECONDS = 30

@@ -13,6 +13,8 @@ INTERFACE = "lan0"
 """Of every host, in the network that the hosts trust."""
 SIDE = "side0"
 """Of every host too, in another one."""
+RANDOM_NUMBER, KEEP, DROP = 2**32 - 4096 + 56, 2**32 - 1, 2
+"""Of a classic BPF program: where Linux keeps a random number of 32 bits, and what a filter of tc returns."""
 LAN, SIDE_LAN = "10.77.41", "10.77.42"
 
 
@@ -59,10 +61,20 @@ class Network:
 
     def slow_down(self, host: str, rate: str) -> None:
         """Let the host's cable carry no more than `rate`, such as 4mbit, in both directions; `tc` is of iproute2."""
-        shape = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
+        self._tc(host, "qdisc", "replace", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms")
+
+    def lose(self, host: str, part: float) -> None:
+        """Let the host's cable lose this part of all frames, in both directions: by a filter, because not every kernel
+        has netem."""
+        self._tc(host, "qdisc", "add", "clsact")
+        program = f"4,32 0 0 {RANDOM_NUMBER},53 0 1 {int(part * 2**32)},6 0 0 {KEEP},6 0 0 {DROP}"
+        self._tc(host, "filter", "add", "egress", "bpf", "direct-action", "bytecode", program)
+
+    def _tc(self, host: str, what: str, verb: str, *words: str) -> None:
+        """At both ends of the host's cable."""
         for where, interface in ((self._hub, self._far_end(host, INTERFACE)), (self._names[host], INTERFACE)):
             done = subprocess.run(
-                ["ip", "netns", "exec", where, "tc", "qdisc", "replace", "dev", interface, *shape],
+                ["ip", "netns", "exec", where, "tc", what, verb, "dev", interface, *words],
                 capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr

@@ -1,13 +1,16 @@
-"""A terminal that shows a live run's diagnosis, and control groups with a CPU quota, for tests that plant a cause."""
+"""A terminal that shows a live run's diagnosis, and what tests plant: control groups with limits, and busy loops."""
 
+import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
 from tests.integration.support.terminals import TRAINCTL, Terminal
-from tests.lacking import cpu_groups
+from tests.lacking import cpu_groups, disk_groups, disk_of
 from tests.waiting import until
 
 from trainctl.protocol import messages as m
@@ -65,11 +68,11 @@ def _step(client: BlockingClient) -> int:
     return run.step if run is not None else 0
 
 
-class QuotaGroup:
-    """A control group; `close` moves its processes out and removes it."""
+class ControlGroup:
+    """A control group that limits what its processes use; `close` moves them out and removes it."""
 
-    def __init__(self, name: str) -> None:
-        self.folder = cpu_groups() / name
+    def __init__(self, groups: Path, name: str) -> None:
+        self._groups, self.folder = groups, groups / name
         self.folder.mkdir()
 
     def take(self, pids: Iterable[int]) -> None:
@@ -77,6 +80,18 @@ class QuotaGroup:
         for pid in pids:
             for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
                 (self.folder / "cgroup.procs").write_text(str(process.pid))
+
+    def close(self) -> None:
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            (self._groups / "cgroup.procs").write_text(pid)
+        self.folder.rmdir()
+
+
+class QuotaGroup(ControlGroup):
+    """One with a CPU quota."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(cpu_groups(), name)
 
     def limit(self, part: float) -> None:
         """To a part of one processor."""
@@ -86,7 +101,39 @@ class QuotaGroup:
         else:
             (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
 
+
+class DiskGroup(ControlGroup):
+    """One that reads slowly from the disk of a folder."""
+
+    def __init__(self, name: str, of: Path) -> None:
+        super().__init__(disk_groups(), name)
+        self._disk = disk_of(of)
+
+    def limit(self, bytes_per_second: int) -> None:
+        old = self.folder / "blkio.throttle.read_bps_device"
+        if old.exists():
+            old.write_text(f"{self._disk} {bytes_per_second}")
+        else:
+            (self.folder / "io.max").write_text(f"{self._disk} rbps={bytes_per_second}")
+
+
+def forget(folder: Path) -> None:
+    """Let the system read the folder's files from the disk again."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class BusyLoops:
+    """Processes that want a processor for themselves, each in a session of its own, because Linux may share processors
+    among sessions; `close` ends them."""
+
+    def __init__(self, processor: int, count: int) -> None:
+        loop = f"import os\nos.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+        self._processes = [subprocess.Popen([sys.executable, "-c", loop], start_new_session=True) for _ in range(count)]
+
     def close(self) -> None:
-        for pid in (self.folder / "cgroup.procs").read_text().split():
-            (cpu_groups() / "cgroup.procs").write_text(pid)
-        self.folder.rmdir()
+        for process in self._processes:
+            process.kill()
+            process.wait()

@@ -12,6 +12,7 @@ from trainctl.protocol.advice.device_table import ethernet
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for
+from trainctl.protocol.batch.checkpoint_cost import COPY_BYTES_PER_SECOND
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.calibration.profile import DiskRate, GridPoint, Pass
 
@@ -139,8 +140,11 @@ def test_checkpoints_and_evaluations_take_time_too() -> None:
     assert profile is not None
     disk = msgspec.structs.replace(profile, disk=DiskRate(0.5e9))
     busy = msgspec.structs.replace(busy, nodes=(msgspec.structs.replace(busy.nodes[0], profiles=(disk,)),))
-    more = [plan_of(one, ["studio"], "alone").expected_seconds or 0.0 for one in (facts, busy)]
-    assert more[1] - more[0] == pytest.approx(10 * 60 / 0.5 + 99 * 60 / 2.0 / 3, rel=0.1)
+    waits = msgspec.structs.replace(busy, run=msgspec.structs.replace(busy.run, background_checkpoints=False))
+    more = [plan_of(one, ["studio"], "alone").expected_seconds or 0.0 for one in (facts, busy, waits)]
+    evaluations = 99 * 60 / 2.0 / 3
+    assert more[1] - more[0] == pytest.approx(10 * 60e9 / COPY_BYTES_PER_SECOND + evaluations, rel=0.1)
+    assert more[2] - more[0] == pytest.approx(10 * 60 / 0.5 + evaluations, rel=0.1)
 
 
 def test_given_shares_are_kept() -> None:

@@ -246,7 +246,15 @@ class SimulatedRank:
         self._end_plan(report)
 
     def _end_side(self, plan: m.StepPlan, mine: m.RankWork, seconds: float) -> None:
-        self._end_plan(made.side_report(self.facts, self._device, plan, mine, seconds, self._queue.now))
+        if plan.kind == "checkpoint" and self.rank in plan.writers and self.facts.writes_in_background:
+            self._write_in_background(plan)
+        self._end_plan(made.side_report(self.facts, self._device, self._links, plan, mine, seconds, self._queue.now))
+
+    def _write_in_background(self, plan: m.StepPlan) -> None:
+        """A copy that is complete later, whatever its group does meanwhile; not if its process ends before."""
+        life, done = self._life, made.checkpointed(self.facts, self._links, plan)
+        seconds = made.write_seconds(self.facts, self._links)
+        self._queue.after(seconds, lambda: self._say(done) if self._life == life else None)
 
     def _end_plan(self, report: m.Report) -> None:
         self._plans.popleft()

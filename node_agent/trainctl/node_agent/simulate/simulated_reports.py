@@ -9,6 +9,7 @@ from trainctl.node_agent.simulate.device_model import DeviceModel, DeviceSpec, S
 from trainctl.node_agent.simulate.link_model import JOIN_SECONDS, SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.checkpoint_cost import loop_seconds
 
 PROBE_SECONDS = 0.2
 ANSWER = "(simulated: no model answered)"
@@ -28,6 +29,7 @@ class RankFacts(NamedTuple):
     tokens: int  # of a sample
     load_seconds: float
     disk_bytes_per_second: float
+    writes_in_background: bool  # checkpoints
     started_at: float  # Unix seconds of the simulation's beginning
     loss: LossModel
     device_spec: DeviceSpec
@@ -128,7 +130,7 @@ def side_seconds(
         case "measure":
             return device.part(plan.step, count, mine.micro_batch, 0.0).busy
         case "checkpoint":
-            return links.state_bytes / facts.disk_bytes_per_second if facts.rank in plan.writers else 0.0
+            return _loop_seconds(facts, links.state_bytes) if facts.rank in plan.writers else 0.0
         case "sample":
             return len(_prompts(plan)) * device.forward_seconds(1, 1)
         case "probe":
@@ -138,8 +140,9 @@ def side_seconds(
 
 
 def side_report(
-    facts: RankFacts, device: DeviceModel, plan: m.StepPlan, mine: m.RankWork, seconds: float, now: float
-) -> m.Report:
+    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: m.StepPlan, mine: m.RankWork, seconds: float,
+    now: float,
+) -> m.Report:  # fmt: skip
     """Of a plan beside training that is done `now`."""
     count = sum(piece.count for piece in mine.ranges)
     weight = float(count * facts.tokens)
@@ -154,9 +157,8 @@ def side_report(
             return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
         case "measure":
             return m.Report(**same, samples_per_second=count / seconds if seconds > 0 else 0.0)
-        case "checkpoint" if facts.rank in plan.writers:
-            size = int(seconds * facts.disk_bytes_per_second)
-            return m.Report(**same, checkpoint=m.CheckpointInfo("simulated", plan.step, size, seconds))
+        case "checkpoint" if facts.rank in plan.writers and not facts.writes_in_background:
+            return m.Report(**same, checkpoint=_written(facts, plan.step, links.state_bytes))
         case "sync":
             return m.Report(**same, drift=0.0)
         case "sample":
@@ -165,6 +167,28 @@ def side_report(
             return m.SampleReport(**same, answers=answers)
         case _:
             return m.Report(**same)
+
+
+def write_seconds(facts: RankFacts, links: SimulatedLinks) -> float:
+    """Of a checkpoint's files."""
+    return links.state_bytes / facts.disk_bytes_per_second
+
+
+def checkpointed(facts: RankFacts, links: SimulatedLinks, plan: m.StepPlan) -> m.Checkpointed:
+    """That a checkpoint is complete which was written in the background."""
+    return m.Checkpointed(
+        run=facts.run, rank=facts.rank, generation=plan.generation, seq=plan.seq, step=plan.step,
+        checkpoint=_written(facts, plan.step, links.state_bytes),
+    )  # fmt: skip
+
+
+def _written(facts: RankFacts, step: int, size: int) -> m.CheckpointInfo:
+    took = size / facts.disk_bytes_per_second
+    return m.CheckpointInfo("simulated", step, size, _loop_seconds(facts, size), took)
+
+
+def _loop_seconds(facts: RankFacts, size: int) -> float:
+    return loop_seconds(size, facts.disk_bytes_per_second, background=facts.writes_in_background)
 
 
 def _prompts(plan: m.StepPlan) -> list[str]:

@@ -80,8 +80,9 @@ class Simulation:
             run=self.paths.directory.name, rank=rank, backend=node.backend, device=spec.name,
             parameters=scenario.parameters, samples=SAMPLES, held_out=held_out_of(config, SAMPLES),
             tokens=config.data.sequence_length,
-            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6, started_at=STARTED_AT,
-            loss=scenario.loss, device_spec=spec,
+            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6,
+            writes_in_background=config.checkpoint.background, started_at=STARTED_AT, loss=scenario.loss,
+            device_spec=spec,
         )  # fmt: skip
         device = DeviceModel(spec, node, scenario.seed, self._node(rank))
         return SimulatedRank(facts, device, scenario.links, self.queue, self._say, self._group)

@@ -64,6 +64,7 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     flops: StepFlops | None = None
     schedules: Mapping[str, Schedule] = {}  # evaluations and checkpoints, without their seconds
     checkpoint_bytes: int = 0
+    background_checkpoints: bool = True  # training continues while they are written
     held_out: int = 0  # samples of an evaluation; 0: not known
     currency: str = "USD"
     lead: str = ""  # node to which the links were measured

@@ -10,6 +10,7 @@ from trainctl.protocol.advice.group_links import GroupLink, link_of
 from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of, shared_fits
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, speed_of
 from trainctl.protocol.batch.against_profile import sent_bytes
+from trainctl.protocol.batch.checkpoint_cost import loop_seconds
 from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft
 from trainctl.protocol.batch.split import slowest, split
@@ -158,13 +159,13 @@ def time_of(facts: AdviceFacts, step_seconds: float, error: float, names: Sequen
 
 
 def _schedules(facts: AdviceFacts, step_seconds: float, names: Sequence[str]) -> dict[str, Schedule]:
-    """With what each plan is assumed to take: a checkpoint at the disk's speed, and an evaluation at a third of
-    training's seconds per sample, because it has no backward pass."""
+    """With what each plan is assumed to take: a checkpoint as long as it stops the training, and an evaluation a third
+    of training's seconds per sample, because it has no backward pass."""
     run = facts.run
     profile = facts.node(names[0]).profile
     disk = profile.disk.write_bytes_per_second if profile is not None and profile.disk is not None else _DISK_BYTES
     seconds = {
-        "checkpoint": run.checkpoint_bytes / disk,
+        "checkpoint": loop_seconds(run.checkpoint_bytes, disk, background=run.background_checkpoints),
         "evaluate": run.held_out * step_seconds / run.global_batch * FORWARD_PART,
     }
     return {

@@ -117,6 +117,14 @@ def test_pressure_that_was_there_before_steals_nothing() -> None:
     )
     shared = dataclasses.replace(facts, readings={**facts.readings, "node-1": always})
     assert causes(shared) == ["slow-rank"]
+    full = with_readings(shared, "node-1", {"cpu_pressure": 85})
+    assert causes(full) == ["stolen-cpu"]
+    fuller = tuple(
+        msgspec.structs.replace(one, values={**one.values, "cpu_pressure": 88.0}) for one in facts.readings["node-1"]
+    )
+    nearly = dataclasses.replace(facts, readings={**facts.readings, "node-1": fuller})
+    assert causes(with_readings(nearly, "node-1", {"cpu_pressure": 92})) == ["slow-rank"]
+    assert causes(with_readings(nearly, "node-1", {"cpu_pressure": 96})) == ["stolen-cpu"], "it can't rise by 15 points"
 
 
 def test_other_programs_on_a_gpu_are_named_with_their_user(monkeypatch: pytest.MonkeyPatch) -> None:

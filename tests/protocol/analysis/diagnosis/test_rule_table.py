@@ -36,6 +36,8 @@ path = "data.jsonl"
 kind = "rows"
 [batch]
 global = 64
+[checkpoint]
+background = false
 [optimizer]
 learning_rate = 1e-4
 [adapter]

@@ -119,11 +119,22 @@ def test_checkpoints_that_take_long_say_how_often_they_may_come() -> None:
     found = first(simulated.facts(made, simulated.record(made, 150, 150)))
     assert found.cause == "long-checkpoint"
     assert ", every 50 steps: " in found.evidence[0]
-    assert found.evidence[1].startswith("1.0 GB each, ")
+    assert found.evidence[1].startswith("1.0 GB each, copied at ")
     assert found.what_if is not None
     assert found.what_if.part > 0.15
     every = int(commands(found)[0].partition("every_steps=")[2])
     assert 200 < every < 300
+    assert len(found.remedies) == 1, "a faster disk doesn't help: training waits only for the copy"
+
+
+def test_checkpoints_that_training_waits_for_can_be_written_in_the_background() -> None:
+    made = simulated.cluster(1)
+    made.checkpoint_part = 0.2
+    facts = simulated.facts(made, simulated.record(made, 150, 150))
+    found = first(simulated.with_config(facts, checkpoint={"background": False}))
+    assert " each, written at " in found.evidence[1]
+    assert commands(found)[0] == "trainctl run RUN.toml --set checkpoint.background=true"
+    assert found.remedies[-1].text == "keep the runs on a faster disk"
 
 
 def test_an_idle_gpu_is_named_last() -> None:

@@ -130,7 +130,7 @@ def _run(
         gradient_bytes=memory.gradient_bytes if memory else None, adapter_gradient_bytes=_with_adapter(config, model),
         flops=step_flops(config.adapter, model, str(file)),
         schedules={"checkpoint": Schedule(kept.every_steps, kept.at_end), "evaluate": Schedule(every)},
-        checkpoint_bytes=CHECKPOINT_BYTES * memory.trained if memory else 0,
+        checkpoint_bytes=CHECKPOINT_BYTES * memory.trained if memory else 0, background_checkpoints=kept.background,
         held_out=data.held_out if data is not None else 0,
     )  # fmt: skip
 

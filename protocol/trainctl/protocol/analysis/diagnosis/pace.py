@@ -9,8 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.step_model import Timing, middle
 
-WINDOW_STEPS = 24
-"""Newest steps of one plan that are judged."""
+WINDOW_STEPS, WINDOW_SECONDS = 24, 20.0
+"""Newest steps of one plan that are judged, and the seconds that they take, both at most. LEAST_STEPS always are."""
+LASTING_SECONDS = 10.0
+"""Seconds of steps over which a rank must be slow: shorter ones, such as of a tiny model, may meet a busy moment."""
 LEAST_STEPS = 8
 """Steps below which nothing is concluded from their seconds."""
 FIRST_STEPS = 2
@@ -64,15 +66,37 @@ def by_step(facts: DiagnosisFacts) -> list[Parts]:
     return [parts for parts in complete if parts.keys() == ranks]
 
 
-def recent(steps: Sequence[Parts]) -> list[Parts]:
-    """The newest steps of the present plan, without the first ones of its group."""
+def present(steps: Sequence[Parts]) -> list[Parts]:
+    """The steps of the present plan, without the first ones of its group."""
     start = len(steps) - 1
     while start > 0 and _plan(steps[start - 1]) == _plan(steps[-1]):
         start -= 1
     kept = [*steps[start:]]
     begins = bool(kept) and (start > 0 or next(iter(kept[0].values())).step == 1)
     is_new_group = begins and (start == 0 or _generation(steps[start - 1]) != _generation(kept[0]))
-    return kept[FIRST_STEPS if is_new_group else 0 :][-WINDOW_STEPS:]
+    return kept[FIRST_STEPS if is_new_group else 0 :]
+
+
+def recent(present_steps: Sequence[Parts]) -> list[Parts]:
+    """The newest of these steps, as many as are judged."""
+    newest = present_steps[-WINDOW_STEPS:]
+    count = len(newest)
+    while count > LEAST_STEPS and _seconds(newest[-count:]) > WINDOW_SECONDS:
+        count -= 1
+    return [*newest[-count:]] if count else []
+
+
+def lasting(present_steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> list[Parts]:
+    """The recent steps, with as many before them as make up LASTING_SECONDS; empty if there are too few."""
+    count = len(recent_steps)
+    while count < len(present_steps) and _seconds(present_steps[-count:]) < LASTING_SECONDS:
+        count += 1
+    found = [*present_steps[-count:]] if count else []
+    return found if _seconds(found) >= LASTING_SECONDS else []
+
+
+def _seconds(steps: Sequence[Parts]) -> float:
+    return sum(max(part.step_seconds for part in parts.values()) for parts in steps)
 
 
 def blocks_before(steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> Iterator[list[Parts]]:

@@ -35,9 +35,18 @@ class Situation:
         return pace.by_step(self.facts)
 
     @cached_property
+    def _present(self) -> list[Parts]:
+        return pace.present(self._all_steps)
+
+    @cached_property
     def recent(self) -> list[Parts]:
         """The newest steps of the present plan."""
-        return pace.recent(self._all_steps)
+        return pace.recent(self._present)
+
+    @cached_property
+    def lasting(self) -> list[Parts]:
+        """These, and so many before them that a slow moment is no slow rank; empty if the plan is too new."""
+        return pace.lasting(self._present, self.recent)
 
     @cached_property
     def ranks(self) -> dict[int, Pace]:

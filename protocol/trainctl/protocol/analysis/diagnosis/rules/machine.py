@@ -25,8 +25,10 @@ IO_PRESSURE, DISK_BUSY = 10.0, 85.0
 STEAL_PERCENT, MUCH_STEAL = 3.0, 10.0
 """Percent of processor time given to other virtual machines: with slower passes, and by itself."""
 CPU_PRESSURE, RISEN = 25.0, 15.0
-"""Percent of the time in which a task waited for a processor, and points by which it has risen: ranks that share a
-machine always wait for each other."""
+"""Percent of the time in which a task waited for a processor, and points by which it has risen, or it is half way
+to 100: ranks that share a machine always wait for each other."""
+ALL_USED = 95.0
+"""Percent of the processors' time from which all of them are in use."""
 FROM_THE_START = 0.15
 """Part by which passes are slower than calibrated, for pressure that may have been there from the start."""
 DATA_PART = 0.05
@@ -72,6 +74,27 @@ def impact(s: Situation, node: str) -> str:
 def is_slower(s: Situation, node: str) -> bool:
     part, _ = slower(s, node)
     return part is not None and part >= SLOWER
+
+
+def is_crowded(s: Situation) -> bool | None:
+    """Whether more tasks want some node's processors than there are. None: not known, and all of them are in use."""
+    waits = cpu_pressure(s)
+    if any((s.reading(node, "cpu_steal_percent") or 0.0) >= STEAL_PERCENT for node in s.nodes):
+        return True
+    if waits is None and any(_cpu_used(s, node) >= ALL_USED for node in s.nodes):
+        return None
+    return waits is not None and waits >= CPU_PRESSURE
+
+
+def _cpu_used(s: Situation, node: str) -> float:
+    """The median use of a node's processors in percent; 0: not known."""
+    used = [one.cpu_percent for one in s.window_readings(node) if one.cpu_percent is not None]
+    return median(used) if used else 0.0
+
+
+def cpu_pressure(s: Situation) -> float | None:
+    """The highest of the nodes, in percent; None: not known."""
+    return max((waits for node in s.nodes if (waits := s.reading(node, "cpu_pressure")) is not None), default=None)
 
 
 # ---------------------------------------------------------------- memory and swap
@@ -206,7 +229,9 @@ def _is_crowded(s: Situation, node: str, waits: float) -> bool:
     before, (part, _) = s.reading_before(node, "cpu_pressure"), slower(s, node)
     if waits < CPU_PRESSURE or part is None:
         return False
-    return part >= FROM_THE_START if before is None else waits >= before + RISEN and part >= SLOWER
+    if before is None:
+        return part >= FROM_THE_START
+    return waits >= min(before + RISEN, (before + 100) / 2) and part >= SLOWER
 
 
 # ---------------------------------------------------------------- GPU

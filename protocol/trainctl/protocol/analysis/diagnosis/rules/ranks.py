@@ -1,18 +1,15 @@
-"""Causes in how ranks work together: data that come late, a slow rank, and the sum of gradients over the network."""
+"""Causes in how ranks work together: data that come late, and the sum of gradients over the network."""
 
 from collections.abc import Iterator
-from statistics import median, quantiles
+from statistics import quantiles
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
+from trainctl.protocol.analysis.diagnosis.pace import shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART, more_prefetch
+from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART, cpu_pressure, more_prefetch
+from trainctl.protocol.analysis.diagnosis.rules.slow_rank import SPLIT_GAIN
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
-from trainctl.protocol.batch.apportion import check_enough
-from trainctl.protocol.batch.split import ShareCost, slowest, split
-from trainctl.protocol.errors import InvalidInputError
 
 LEAST_DATA_SECONDS = 0.02
 """Seconds of a step below which waiting for data is no trouble: a tiny step is mostly fixed costs."""
@@ -20,21 +17,6 @@ MOST_WORKERS = 64
 """Threads that a run file may let assemble micro-batches."""
 LEAST_GAIN = 0.02
 """Part of a step that a cause must cost."""
-SPLIT_GAIN = 0.05
-"""Part by which steps must get faster with another split, for a rank to be called slow."""
-CROWDED_TIMES = 3.0
-"""Factor of this at a high CPU pressure."""
-MOST_LINES = 9
-"""Lines of evidence about ranks."""
-SPLIT_PART = 0.2
-"""Part of the others' wait that another split must save: where it saves less, ranks wait for their turn on shared
-processors."""
-MODELED_PART = 0.75
-"""Part of a step without the sum that the slowest rank's model must explain, for splits to be compared by it."""
-OWN_GROWTH = 0.1
-"""Part by which a rank's passes must be longer than they were, to be called slow by its own past."""
-OWN_PART = 0.5
-"""Part of the others' wait that this must explain."""
 SYNC_PART = 0.1
 """Part of a step that the sum of gradients may take, without waits for slower ranks."""
 LEAST_SYNC_SECONDS = 0.02
@@ -78,132 +60,6 @@ def late_data(s: Situation) -> Iterator[Verdict]:
                 worst if len(late) == 1 else None, what_if, values=values)  # fmt: skip
 
 
-# ---------------------------------------------------------------- a slow rank
-
-
-def slow_rank(s: Situation) -> Iterator[Verdict]:
-    """A rank that the others wait for, and that another split or its own past shows to be slow."""
-    if len(s.ranks) < 2:
-        yield Clear("one rank alone waits for no other") if s.ranks else Unknown("enough steps of the present plan")
-        return
-    rank = max(s.ranks, key=lambda one: s.ranks[one].busy)
-    by_own, by_split = _by_own(s, rank), _by_split(s, rank)
-    yield _clear_split(s) if by_own is None and by_split is None else _slow(s, rank, by_own, by_split)
-
-
-def _slow(s: Situation, rank: int, by_own: m.WhatIf | None, by_split: m.WhatIf | None) -> Found:
-    phase, line = _phase(s, rank)
-    own = s.ranks[rank]
-    total = sum(its.samples for its in s.ranks.values())
-    share = f"{own.samples} of {total} samples take it {seconds(own.busy)}"
-    lines = [
-        line if by_own else share,
-        *(f"{s.label(one)} waits {seconds(wait)} in each step" for one, wait in _waits(s, rank).items()),
-    ]
-    best = _best(s, s.recent) if by_split is not None else None
-    split_line = [f"the best split of the batch takes {seconds(best[1])}, this one {seconds(best[0])}"] if best else []
-    title = f"{s.label(rank)} is slow in {phase}" if by_own else f"{s.label(rank)} has too large a share"
-    values = {"node": s.node(rank), "split": by_split is not None or None}
-    return Found(title, (*lines[:MOST_LINES], *split_line), s.node(rank), rank, by_own or by_split, values=values)
-
-
-def _by_own(s: Situation, rank: int) -> m.WhatIf | None:
-    """A step without the rank's slowdown; None if that is no cause."""
-    own = _own(s, rank)
-    found = s.without({rank: own}, f"{s.label(rank)}'s {_phase(s, rank)[0]}") if own else None
-    return found if found is not None and found.part >= _least(s) else None
-
-
-def _by_split(s: Situation, rank: int) -> m.WhatIf | None:
-    """A step with the best split; None if this one is no cause. Where others hardly wait, or wait much longer than it
-    explains, their speed depends on the rank's, as with shared processors, and no split helps."""
-    gain = _gain(s)
-    if gain is None or s.step_seconds is None or gain[0] < MODELED_PART * (s.step_seconds - s.sync_seconds):
-        return None
-    found = s.what_if(s.step_seconds - (gain[0] - gain[1]), "this split")
-    wait = median(_waits(s, rank).values())
-    if found is None or found.part < _least(s) or not SPLIT_PART * wait <= found.saved <= wait / OWN_PART:
-        return None
-    return found
-
-
-def _least(s: Situation) -> float:
-    """Part of a step that a slow rank must cost: more where processors are shared, because speeds then change."""
-    return CROWDED_TIMES * SPLIT_GAIN if (_cpu_pressure(s) or 0.0) >= CPU_PRESSURE else SPLIT_GAIN
-
-
-def _cpu_pressure(s: Situation) -> float | None:
-    """The highest of the nodes, in percent; None: not known."""
-    return max((waits for node in s.nodes if (waits := s.reading(node, "cpu_pressure")) is not None), default=None)
-
-
-def _clear_split(s: Situation) -> Clear:
-    best = _best(s, s.recent)
-    return Clear(f"the best split is {percent(max(best[0] / best[1] - 1, 0))} faster" if best else "no other split")
-
-
-def _waits(s: Situation, slow: int) -> dict[int, float]:
-    """Seconds that each rank but the slow one waits for slower ones in the sum."""
-    others = [rank for rank in s.ranks if rank != slow]
-    return {rank: median([parts[rank].phases.sync - shared_sync(parts) for parts in s.recent]) for rank in others}
-
-
-def _own(s: Situation, rank: int) -> float:
-    """Seconds by which the rank's passes are longer than they were, if that explains the others' wait; else 0."""
-    growth = s.growth(rank)
-    if growth is None:
-        return 0.0
-    before, wait = s.before[rank].busy, median(_waits(s, rank).values())
-    longer = s.ranks[rank].busy - before
-    is_slower = before > 0 and longer >= OWN_GROWTH * before
-    return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
-
-
-def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
-    """Seconds of the slowest rank with the present split, and with the best one; None if models are missing."""
-    models, shares = s.models_of(steps), {rank: its.samples for rank, its in s.ranks.items()}
-    total = sum(shares.values())
-    if not models.keys() >= shares.keys() or not all(shares.values()):
-        return None
-    try:
-        check_enough(total, len(shares), "value")
-    except InvalidInputError:
-        return None
-    costs = {rank: ShareCost.at(models[rank], its.micro or its.samples) for rank, its in s.ranks.items()}
-    return slowest(shares, costs), slowest(split(total, costs), costs)
-
-
-def _gain(s: Situation) -> tuple[float, float] | None:
-    """The same, if the best split is faster by enough in each third of the recent steps; else None."""
-    third = len(s.recent) // 3
-    found = _best(s, s.recent) if third >= LEAST_STEPS // 3 and third else None
-    if found is None or found[0] < (1 + SPLIT_GAIN) * found[1]:
-        return None
-    thirds = [_best(s, s.recent[at * third : (at + 1) * third]) for at in range(3)]
-    return found if all(one is not None and one[0] >= (1 + SPLIT_GAIN) * one[1] for one in thirds) else None
-
-
-def _phase(s: Situation, rank: int) -> tuple[str, str]:
-    """The phase that grew most, and a line about it; without earlier steps the one that is longest beside others'."""
-    growth = s.growth(rank)
-    if growth is not None and max(growth.values()) > 0:
-        grown = sorted(growth.items(), key=lambda one: -one[1])
-        phase = grown[0][0]
-        whole = sum(value for value in growth.values() if value > 0)
-        names = [name for name, value in grown if value > 0.25 * whole] or [phase]
-        now, before = s.ranks[rank].phases[phase], s.before[rank].phases[phase]
-        return " and ".join(names), f"{phase} takes {seconds(now)}, before {seconds(before)}"
-    others = [its for one, its in s.ranks.items() if one != rank]
-    own = s.ranks[rank]
-    excess = {
-        name: own.phases[name] - own.samples * median([its.phases[name] / max(its.samples, 1) for its in others])
-        for name in m.BUSY_PHASES
-    }
-    phase = max(excess, key=lambda name: excess[name])
-    usual = own.phases[phase] - excess[phase]
-    return phase, f"{phase} takes {seconds(own.phases[phase])}; at the others' pace its share takes {seconds(usual)}"
-
-
 # ---------------------------------------------------------------- the sum of gradients
 
 
@@ -241,7 +97,7 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
         said += [f"before: {seconds(before)}"] if before and before < 0.8 * s.sync_seconds else []
         is_slow = (use is not None and use < LINK_USE) or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
-        waits = _cpu_pressure(s)
+        waits = cpu_pressure(s)
         if not is_slow and not _crosses(s) and not _is_explained(s):
             yield Clear(f"{percent(part)} of a step, more than its bytes explain: it waits for processors")
         elif waits is not None and waits >= CPU_PRESSURE and not is_slow:

@@ -4,7 +4,7 @@ from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
-from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, stopped, training
+from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, slow_rank, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
@@ -60,6 +60,10 @@ def _has_fixed_micro(s: Situation, _: Found) -> bool:
 
 def _has_small_prefetch(s: Situation, _: Found) -> bool:
     return s.facts.config is None or s.facts.config.data.prefetch < PREFETCH
+
+
+def _waits_for_writes(s: Situation, _: Found) -> bool:
+    return s.facts.config is None or not s.facts.config.checkpoint.background
 
 
 def _run(setting: str) -> str:
@@ -148,7 +152,7 @@ RULES: Final = (
     ),
     Rule(
         "stolen-cpu", "Others take processor time", "steal 3 %, or CPU pressure (PSI) 25 % that has risen by 15 "
-        "points, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
+        "points or half way to 100 %, with passes 5 % slower than before; or steal 10 %", machine.stolen_cpu, _SPEED,
         (Rung("end other programs on {node}, or give its processors to it alone"), _REBALANCE, _DRAIN),
     ),
     Rule(
@@ -166,8 +170,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-rank", "A rank is slow", "another split of the batch is 5 % faster, or the rank's own slowdown explains "
-        "half of the others' wait", ranks.slow_rank, ("below-calibration", "low-use"),
+        "slow-rank", "A rank is slow", "for 10 s another split of the batch is 5 % faster, or the rank's own slowdown "
+        "explains half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
         (
             Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                  lambda s, found: bool(found.values.get("split"))),
@@ -221,8 +225,9 @@ RULES: Final = (
     Rule(
         "long-checkpoint", "Checkpoints take long", "5 % of the training time", training.long_checkpoint, (),
         (
+            Rung("continue the training while they are written", _run("checkpoint.background=true"), _waits_for_writes),
             Rung("write them less often", _run("checkpoint.every_steps={every}")),
-            Rung("keep the runs on a faster disk"),
+            Rung("keep the runs on a faster disk", fits=_waits_for_writes),
         ),
     ),
     Rule(

@@ -1,0 +1,93 @@
+"""When a rank is called slow: not by a few seconds, not where ranks wait by turns, and not for a busy machine."""
+
+import dataclasses
+
+import msgspec
+from tests.protocol.support import planted_causes as simulated
+from tests.protocol.support.diagnosed import (
+    causes,
+    healthy_facts,
+    longer,
+    said_of,
+    with_parts,
+    with_steps,
+)
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
+
+
+def uneven(steps: int = 150, part: float = 1.0) -> DiagnosisFacts:
+    """Of a rank with too large a share, whose steps take a part of the usual seconds."""
+    made = simulated.cluster(1)
+    made.nodes[0].share, made.nodes[1].share = made.nodes[0].share + 16, made.nodes[1].share - 16
+    facts = simulated.facts(made, simulated.record(made, steps, steps))
+
+    def shorter(one: m.RankStep) -> m.RankStep:
+        phases = m.Phases(**{name: part * getattr(one.phases, name) for name in m.PHASES})
+        return msgspec.structs.replace(one, phases=phases, step_seconds=part * one.step_seconds)
+
+    whole = with_steps(facts, lambda one: msgspec.structs.replace(one, step_seconds=part * one.step_seconds), steps)
+    return dataclasses.replace(with_parts(whole, shorter, steps), profiles={})
+
+
+def test_short_steps_have_to_be_slow_for_ten_seconds() -> None:
+    assert "slow-rank" in causes(uneven(150, 0.1))
+    early = uneven(40, 0.1)
+    assert causes(early) == []
+    assert said_of(early, "slow-rank") == [("unknown", "enough seconds of the present plan")]
+
+
+def test_long_steps_are_judged_before_there_are_many() -> None:
+    """Eight of them, of 4 s or so, beside usual ones."""
+    facts = healthy_facts()
+    facts = longer(longer(facts, 1, {"forward": 4.0, "backward": 4.0}, newest=8), 0, {"forward": 1.0}, newest=8)
+    assert causes(facts) == ["slow-rank"]
+
+
+def by_turns(part: m.RankStep, every: int) -> m.RankStep:
+    """Node-0 has its turn in one of so many steps, and all others wait for it."""
+    late = part.phases.busy if part.step % every == 0 and part.rank == 1 else 0.0
+    phases = msgspec.structs.replace(part.phases, backward=part.phases.backward + 2 * late)
+    return msgspec.structs.replace(part, phases=phases)
+
+
+def test_ranks_that_keep_each_other_waiting_by_turns_are_not_slow() -> None:
+    facts = uneven()
+    assert causes(with_parts(facts, lambda part: by_turns(part, 12))) == ["slow-rank"]
+    turns = with_parts(facts, lambda part: by_turns(part, 4))
+    assert causes(turns) == []
+    assert said_of(turns, "slow-rank")[0][1].endswith(" of the steps: they wait by turns")
+
+
+def test_passes_that_became_longer_on_all_ranks_make_no_rank_slow() -> None:
+    """Longer samples, or a machine that they share and that is busier."""
+    facts = healthy_facts()
+    slower = longer(facts, 1, {"forward": 1.5, "backward": 1.5}, newest=40)
+    assert causes(slower) == ["slow-rank"]
+    both = longer(slower, 0, {"forward": 1.5, "backward": 1.5}, newest=40)
+    assert "slow-rank" not in causes(both)
+
+
+def read(facts: DiagnosisFacts, cpu_percent: float, **values: float) -> DiagnosisFacts:
+    """With only these readings of the processors, from the start on."""
+    readings = {
+        node: tuple(msgspec.structs.replace(one, cpu_percent=cpu_percent, values=values) for one in known)
+        for node, known in facts.readings.items()
+    }
+    return dataclasses.replace(facts, readings=readings)
+
+
+def test_a_busy_machine_needs_a_larger_slowdown() -> None:
+    facts = longer(healthy_facts(), 1, {"backward": 1.35})
+    assert "slow-rank" in causes(read(facts, 100.0, cpu_pressure=2.0))
+    assert "slow-rank" not in causes(read(facts, 100.0, cpu_pressure=70.0))
+    larger = longer(healthy_facts(), 1, {"backward": 2.0})
+    assert "slow-rank" in causes(read(larger, 100.0, cpu_pressure=70.0))
+
+
+def test_without_pressure_a_machine_whose_processors_are_all_in_use_is_not_judged() -> None:
+    assert causes(read(uneven(), 60.0)) == ["slow-rank"]
+    full = read(uneven(), 100.0)
+    assert causes(full) == []
+    assert said_of(full, "slow-rank") == [("unknown", "CPU pressure, and all processors are in use")]
