@@ -8,7 +8,7 @@ from tests.protocol.support.advised import BILLION, GRADIENTS, facts_of, link_to
 
 from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.device_table import ethernet
+from trainctl.protocol.advice.link_table import ethernet
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.advice.device_table import ASSUMED_LINK, SAME_MACHINE_BYTES
+from trainctl.protocol.advice.link_table import ASSUMED_LINK, SAME_MACHINE_BYTES
 from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate
 

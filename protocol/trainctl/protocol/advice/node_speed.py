@@ -5,8 +5,8 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
-from trainctl.protocol.advice.device_table import USED_PART, device_of
 from trainctl.protocol.batch.against_profile import PASS_NOISE
+from trainctl.protocol.batch.device_table import USED_PART, device_of
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
@@ -115,6 +115,7 @@ def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str
     if run.dtype in rates:
         return USED_PART * rates[run.dtype] * 1e9 / flops, f"{USED_PART:.0%} of its measured {run.dtype} products"
     device = device_of(node.device)
-    if device is not None and run.dtype != "float32":
-        return USED_PART * device.tflops * 1e12 / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"
-    return None, "not calibrated"
+    peak = device.peak(run.dtype) if device is not None else None
+    if device is None or peak is None:
+        return None, "not calibrated"
+    return USED_PART * peak / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"

@@ -11,9 +11,9 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.advice.checklist import Check, checklist
-from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.batch.against_profile import links_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
+from trainctl.protocol.batch.device_table import device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate
