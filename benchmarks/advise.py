@@ -104,6 +104,9 @@ def _case(name: str, steps: int) -> list[Compared]:
         folder = Path(text)
         demo_assets.make_model(folder / "model", demo_assets.llama_config(**case.model))
         demo_assets.make_text(folder / "data")
+        own = Quota(os.cpu_count() or 1, "own")  # commands must not wait for other programs either
+        stack.callback(own.remove)
+        own.hold(os.getpid())
         cluster = stack.enter_context(Cluster(folder, [*case.nodes]))
         for node, agent in zip(case.nodes, cluster._agents, strict=True):
             quota = Quota(case.quotas.get(node, 1.0), node)
