@@ -13,6 +13,7 @@ from trainctl.node_agent.simulate.device_model import DeviceSpec
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol.batch import memory_model
+from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import estimate_memory
@@ -136,7 +137,9 @@ class _Maker:
 
     def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
         if profile is not None:
-            return PassCurve(tuple((one.micro, one.seconds) for one in profile.passes))
+            curve = curve_of(profile.passes)
+            factor = step_factor(profile, curve)
+            return PassCurve(tuple((size, factor * seconds) for size, seconds in curve.points))
         if node.passes:
             return PassCurve(node.passes)
         if node.samples_per_second is not None:

@@ -1,24 +1,25 @@
 """How fast a node trains the run: by its profile, else estimated from its device's matrix products. Pure."""
 
-import statistics
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
-from trainctl.protocol.batch.against_profile import PASS_NOISE
+from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, device_of
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.peak import peak
-from trainctl.protocol.calibration.profile import DeviceProfile, Pass
+from trainctl.protocol.calibration.profile import DeviceProfile
 
 ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unknown": 1.0}
 """Relative standard error of a predicted step."""
 MOST_OF_CAP: Final = 0.85
 """Part of the memory cap that a micro-batch chosen from a profile may take."""
-FARTHEST_FACTOR: Final = 1.5
-"""Most by which whole steps may differ from their passes; more is a disturbance of the calibration."""
+
+
+AGENT_SECONDS: Final = 0.005
+"""CPU that an agent takes for each step, from a rank that has all cores otherwise: 4 to 6 ms were measured."""
 
 
 class NodeSpeed(NamedTuple):
@@ -34,6 +35,11 @@ class NodeSpeed(NamedTuple):
     def seconds(self, share: int, added: float = 0.0) -> float:
         """A step of `share` samples, with `added` seconds that don't depend on the share."""
         return self.model.seconds(share, self.micro) + added
+
+    def with_agent(self) -> "NodeSpeed":
+        """Where the agents have no core but those of the ranks."""
+        floor = self.model.floor_seconds + AGENT_SECONDS
+        return self._replace(model=self.model._replace(floor_seconds=floor))
 
     def cost(self, added: float = 0.0) -> ShareCost:
         """What shares cost, for the split."""
@@ -51,6 +57,13 @@ def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> 
         return None
     micro = node.micro if isinstance(node.micro, int) else min(8, run.global_batch)
     return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
+
+
+def use_all_cores(nodes: Collection[NodeFacts]) -> bool:
+    """Whether the ranks of one machine's nodes compute on all of its CPU's cores. False if that isn't known."""
+    cores = [node.cores for node in nodes if node.cores]
+    computing = [node for node in nodes if node.device.startswith("cpu")]
+    return bool(cores and computing) and sum(node.threads or cores[0] for node in computing) >= cores[0]
 
 
 def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside: Collection[str]) -> NodeSpeed:
@@ -82,28 +95,12 @@ def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]
     return ""
 
 
-def curve_of(passes: Collection[Pass]) -> PassCurve:
-    """Seconds of a forward and backward pass by micro-batch."""
-    return PassCurve.smoothed([(one.micro, one.seconds) for one in passes], PASS_NOISE)
-
-
 def micro_of(node: NodeFacts, profile: DeviceProfile, most: int) -> int:
     """The micro-batch that a rank begins with: as the run file sets it, or the fastest that memory allows."""
     if isinstance(node.micro, int):
         return node.micro
     cap = node.cap_bytes if node.cap_bytes is not None else profile.memory_cap_bytes
     return peak(profile.passes, most, None if cap is None else MOST_OF_CAP * cap).micro
-
-
-def step_factor(profile: DeviceProfile, curve: PassCurve) -> float:
-    """Seconds of a whole step, without the update, relative to those of its passes: of the steps that were measured.
-    A step also reads its data, and the passes' times are the fastest of several."""
-    if not profile.grid:
-        return 1.0
-    effective = min(point.micro * point.accumulation for point in profile.grid)
-    update = profile.optimizer_seconds or 0.0
-    ratios = [(one.seconds - update) / curve.share_seconds(effective, one.micro) for one in profile.grid]
-    return min(max(statistics.median(ratios), 1 / FARTHEST_FACTOR), FARTHEST_FACTOR)
 
 
 def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str]:
