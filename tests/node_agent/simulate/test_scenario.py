@@ -15,7 +15,7 @@ from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.batch.device_table import DEVICES
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.calibration import profile_file
-from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileKey
+from trainctl.protocol.calibration.profile import DeviceProfile, GridPoint, LinkRate, Pass, ProfileKey
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.run_tables import AdapterTable
@@ -127,6 +127,10 @@ def test_a_profile_gives_speed_memory_and_link(tmp_path):
     device = found.devices[0]
     assert device.curve.seconds(8) == 0.5
     assert device.step_seconds == 0.05
+    grid = (GridPoint(1, 8, 0.05 + 8 * 0.12), GridPoint(8, 1, 0.05 + 0.6), GridPoint(4, 2, 9.0))
+    path = profile_file.write(tmp_path / "profiles", msgspec.structs.replace(profile, grid=grid, created_at=1.0))
+    slower = read(tmp_path, {"a": {"profile": f"profiles/{path.name}"}})
+    assert slower.devices[0].curve.seconds(8) == pytest.approx(1.2 * 0.5), "as long as in whole steps"
     assert device.memory == pytest.approx((1e9, 1e8))
     assert device.profile is not None and msgspec.to_builtins(device.profile)["passes"]
     assert (found.links.of[0].sent_bytes_per_second, found.links.of[0].latency_seconds) == (5e7, 0.001)

@@ -44,6 +44,13 @@ def test_a_described_device_without_bfloat16_is_estimated_in_float16_alone() -> 
     assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
 
 
+@pytest.mark.parametrize(("device", "micro"), [("rtx4090", 4), ("t4", 2), ("h100", 8)])
+def test_a_described_device_starts_from_the_micro_batch_of_its_preset(device: str, micro: int) -> None:
+    node = described_node(NodeFacts(name="box"), SimulatedNode(device=device), None)
+    facts = AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="float16"), nodes=(node,))
+    assert plan_of(facts, ["box"], "alone").micro == {"box": micro}
+
+
 def test_described_memory_is_compared() -> None:
     settings = SimulatedNode(samples_per_second=2.0, memory_gb=24.0, model_gb=20.0, sample_gb=1.5)
     (fit,) = plan_of(alone(settings), ["box"], "alone").memory

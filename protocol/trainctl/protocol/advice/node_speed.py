@@ -11,6 +11,7 @@ from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.config.presets import preset_of_device
 
 ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unknown": 1.0}
 """Relative standard error of a predicted step."""
@@ -55,8 +56,17 @@ def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> 
     rate, how = _estimated_rate(node, run)
     if rate is None:
         return None
-    micro = node.micro if isinstance(node.micro, int) else min(8, run.global_batch)
-    return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
+    return NodeSpeed(
+        StepModel.linear(rate), _first_micro(node, run), "estimated", how, company=_company(node, (), beside)
+    )
+
+
+def _first_micro(node: NodeFacts, run: PlannedRun) -> int:
+    """The micro-batch without a profile: as the run file sets it, or the device's preset, or 8."""
+    if isinstance(node.micro, int):
+        return node.micro
+    preset = preset_of_device(node.device)
+    return min((preset.micro if preset is not None else None) or 8, run.global_batch)
 
 
 def use_all_cores(nodes: Collection[NodeFacts]) -> bool:
