@@ -151,18 +151,19 @@ def test_given_shares_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "cores, threads, device, is_full",
-    [(2, 1, "cpu", True), (3, 1, "cpu", False), (8, 0, "cpu", True), (2, 1, "cuda:0 NVIDIA H100", False),
-     (None, 1, "cpu", False)],
+    "cores, threads, device, quota, seconds",
+    [(2, 1, "cpu", None, AGENT_SECONDS), (3, 1, "cpu", None, 0.0), (8, 0, "cpu", None, AGENT_SECONDS),
+     (2, 1, "cuda:0 NVIDIA H100", None, 0.0), (None, 1, "cpu", None, 0.0), (9, 1, "cpu", 1.0, AGENT_SECONDS),
+     (9, 1, "cpu", 2.0, 0.0), (9, 1, "cpu", 0.2, 5 * AGENT_SECONDS)],
 )  # fmt: skip
 def test_agents_take_time_from_ranks_that_compute_on_all_cores(
-    cores: int | None, threads: int, device: str, is_full: bool
+    cores: int | None, threads: int, device: str, quota: float | None, seconds: float
 ) -> None:
-    tables = {"machine": "one", "cores": cores, "threads": threads, "device": device}
+    tables = {"machine": "one", "cores": cores, "threads": threads, "device": device, "cpu_quota": quota}
     facts = facts_of(RATES, 1e9, dict.fromkeys(RATES, tables), gradient_bytes=0)
     apart = facts_of(RATES, 1e9, {key: {"machine": "one"} for key in RATES}, gradient_bytes=0)
     found = [plan(one, "sync").step_seconds or 0.0 for one in (facts, apart)]
-    assert found[0] - found[1] == pytest.approx(AGENT_SECONDS if is_full else 0.0, abs=1e-9)
+    assert found[0] - found[1] == pytest.approx(seconds, abs=1e-9)
 
 
 def test_a_sum_within_one_machine_is_no_faster_than_gloo_adds() -> None:

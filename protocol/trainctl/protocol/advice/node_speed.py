@@ -37,9 +37,9 @@ class NodeSpeed(NamedTuple):
         """A step of `share` samples, with `added` seconds that don't depend on the share."""
         return self.model.seconds(share, self.micro) + added
 
-    def with_agent(self) -> "NodeSpeed":
-        """Where the agents have no core but those of the ranks."""
-        floor = self.model.floor_seconds + AGENT_SECONDS
+    def with_agent(self, seconds: float) -> "NodeSpeed":
+        """With what the agents take of each step."""
+        floor = self.model.floor_seconds + seconds
         return self._replace(model=self.model._replace(floor_seconds=floor))
 
     def cost(self, added: float = 0.0) -> ShareCost:
@@ -69,11 +69,14 @@ def _first_micro(node: NodeFacts, run: PlannedRun) -> int:
     return min((preset.micro if preset is not None else None) or 8, run.global_batch)
 
 
-def use_all_cores(nodes: Collection[NodeFacts]) -> bool:
-    """Whether the ranks of one machine's nodes compute on all of its CPU's cores. False if that isn't known."""
-    cores = [node.cores for node in nodes if node.cores]
-    computing = [node for node in nodes if node.device.startswith("cpu")]
-    return bool(cores and computing) and sum(node.threads or cores[0] for node in computing) >= cores[0]
+def agent_seconds(node: NodeFacts, sharing: Collection[NodeFacts]) -> float:
+    """By how much the agents make each step of a node's rank longer: where ranks on CPUs leave no core of the machine,
+    or of the node's quota, to them. `sharing`: the nodes whose ranks work on the machine."""
+    if not node.device.startswith("cpu") or node.cores is None:
+        return 0.0
+    used = sum(one.threads or node.cores for one in sharing if one.device.startswith("cpu"))
+    quota, own = node.cpu_quota or float(node.cores), node.threads or node.cores
+    return AGENT_SECONDS / min(quota, 1.0) if used >= node.cores or own >= quota else 0.0
 
 
 def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside: Collection[str]) -> NodeSpeed:

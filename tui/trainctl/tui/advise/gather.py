@@ -183,6 +183,7 @@ def _node(
     return NodeFacts(
         name=name, profiles=tuple(fitting), other_profile=newest, device=device,
         machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
+        cpu_quota=look.facts.cpu_quota if look.facts else None,
         system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, newest, look),
         shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
