@@ -80,7 +80,7 @@ class Compared(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--steps", type=int, default=15, help="that are measured of each run")
+    parser.add_argument("--steps", type=int, default=40, help="that are measured of each run")
     options = parser.parse_args()
     end_on_sigterm()
     found: list[Compared] = []
@@ -104,6 +104,9 @@ def _case(name: str, steps: int) -> list[Compared]:
         folder = Path(text)
         demo_assets.make_model(folder / "model", demo_assets.llama_config(**case.model))
         demo_assets.make_text(folder / "data")
+        own = Quota(os.cpu_count() or 1, "own")  # commands must not wait for other programs either
+        stack.callback(own.remove)
+        own.hold(os.getpid())
         cluster = stack.enter_context(Cluster(folder, [*case.nodes]))
         for node, agent in zip(case.nodes, cluster._agents, strict=True):
             quota = Quota(case.quotas.get(node, 1.0), node)
@@ -142,11 +145,13 @@ def _calibrate(folder: Path, *, alone: bool) -> None:
 
 
 def _trainctl(folder: Path, *words: str | Path) -> dict[str, Any]:
-    """What a command prints with `--json`. Raises CalledProcessError."""
+    """What a command prints with `--json`; this program ends if it fails."""
     command = [sys.executable, "-m", "trainctl.tui.cli.main", *map(str, words)]
     command += ["--cluster", str(folder / "cluster.toml")]
     env = {**os.environ, "TRAINCTL_STATE": str(folder / "state")}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{words[0]} ended with {done.returncode}: {done.stdout}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -1,9 +1,16 @@
-"""A real run of one calibrated rank with a small model, for comparison with its simulation."""
+"""Real runs of one calibrated rank with a small model, for comparison with their simulations."""
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from lib.sides import Cluster, run_config
+from lib.quota import Quota
+from lib.sides import Cluster, run_config, until
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer import demo_assets
 
@@ -13,17 +20,40 @@ WARM_STEPS = 10
 """Steps at the start that are not counted."""
 
 
-def calibrated_run(folder: Path, steps: int) -> tuple[list[float], Path, Path]:
-    """Seconds of its steps, the file of its profile, which was measured before the first step, and its run file."""
+class RealRun(NamedTuple):
+    """What was recorded."""
+
+    steps: list[float]  # seconds of each
+    profile: Path  # measured just before its first step
+    run_file: Path
+
+
+def calibrated_runs(folder: Path, steps: int, rounds: int) -> Iterator[RealRun]:
+    """One after another, each with a calibration of its own, because the machine's other work changes. Where cgroups
+    can be made, they come before other programs."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            quota = Quota(os.cpu_count() or 1)
+            stack.callback(quota.remove)
+            quota.hold(os.getpid())
+        cluster = stack.enter_context(Cluster(folder, [NODE]))
+        for _ in range(rounds):
+            yield _run(cluster, folder, steps)
+
+
+def _run(cluster: Cluster, folder: Path, steps: int) -> RealRun:
+    profiles = folder / "state" / NODE / "profiles"
+    shutil.rmtree(profiles, ignore_errors=True)
     config = run_config(folder, [NODE], GLOBAL_BATCH, MICRO_BATCH) | {"calibration": {"at_start": "missing"}}
-    with Cluster(folder, [NODE]) as cluster:
-        cluster.start(config)
-        cluster.measure(WARM_STEPS + steps)
-        view = cluster.client.snapshot(0).run
+    cluster.start(config)
+    cluster.measure(WARM_STEPS + steps)
+    view = cluster.client.snapshot(0).run
     assert view is not None
+    cluster.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
+    until(lambda: cluster.client.snapshot(0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
     with RecordReader(Path(view.directory)) as reader:
         done, _ = reader.steps(WARM_STEPS, steps)
-    (profile,) = (folder / "state" / NODE / "profiles").glob("*.toml")
-    return [step.step_seconds for step in done], profile, Path(view.directory) / "run.toml"
+    (profile,) = profiles.glob("*.toml")
+    return RealRun([step.step_seconds for step in done], profile, Path(view.directory) / "run.toml")

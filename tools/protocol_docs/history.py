@@ -99,6 +99,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " link to the lead's node.",
     ),
     (2, "2026-11-26", "Added Facts.cpu_count and Facts.boot, by which nodes of one machine are known."),
+    (2, "2026-11-26", "Added Facts.cpu_quota: cores that control groups leave to an agent."),
     (
         2,
         "2026-11-26",

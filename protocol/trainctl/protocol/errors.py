@@ -102,6 +102,10 @@ class UnreachableError(TrainctlError):
     exit_code = 5
 
 
+class NotConnectedError(UnreachableError):
+    """There is no connection to the address at all: no agent runs there, or the network is down."""
+
+
 class NotAuthorisedError(TrainctlError):
     """The peer's key does not allow what was asked."""
 

@@ -33,9 +33,22 @@ def test_a_described_speed_makes_an_estimate(settings: SimulatedNode, seconds: f
 def test_a_described_device_is_taken_from_its_datasheet() -> None:
     found = plan_of(alone(SimulatedNode(device="h200")), ["box"], "alone")
     assert found.samples_per_second == pytest.approx(0.4 * 989e12 / (512 * 6 * BILLION), rel=0.01)
-    unknown = alone(SimulatedNode(device="rtx4090"))
+    unknown = alone(SimulatedNode(device="abacus"))
     assert plan_of(unknown, ["box"], "alone").source == "unknown"
-    assert "samples_per_second" in unknown.nodes[0].problem
+    assert "no device 'abacus'; known are a100" in unknown.nodes[0].problem
+
+
+def test_a_described_device_without_bfloat16_is_estimated_in_float16_alone() -> None:
+    assert plan_of(alone(SimulatedNode(device="T4")), ["box"], "alone").source == "unknown"
+    found = plan_of(alone(SimulatedNode(device="T4"), dtype="float16"), ["box"], "alone")
+    assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
+
+
+@pytest.mark.parametrize(("device", "micro"), [("rtx4090", 4), ("t4", 2), ("h100", 8)])
+def test_a_described_device_starts_from_the_micro_batch_of_its_preset(device: str, micro: int) -> None:
+    node = described_node(NodeFacts(name="box"), SimulatedNode(device=device), None)
+    facts = AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype="float16"), nodes=(node,))
+    assert plan_of(facts, ["box"], "alone").micro == {"box": micro}
 
 
 def test_described_memory_is_compared() -> None:

@@ -8,7 +8,9 @@ from tests.protocol.support.advised import BILLION, GRADIENTS, facts_of, link_to
 
 from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.device_table import ethernet
+from trainctl.protocol.advice.group_links import HANDOVER_SECONDS, LOCAL_SUM_BYTES
+from trainctl.protocol.advice.link_table import ethernet
+from trainctl.protocol.advice.node_speed import AGENT_SECONDS
 from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.scoring import ROW_SECONDS
 from trainctl.protocol.advice.what_if import batch_for
@@ -149,7 +151,30 @@ def test_checkpoints_and_evaluations_take_time_too() -> None:
 
 def test_given_shares_are_kept() -> None:
     facts = facts_of(RATES, ethernet(10), {"studio": {"share": 24}, "mbp": {"share": 24}})
-    assert plan(facts, "sync").step_seconds == pytest.approx(24 / 1.03 + GRADIENTS / ethernet(10))
+    assert plan(facts, "sync").step_seconds == pytest.approx(24 / 1.03 + GRADIENTS / ethernet(10) + HANDOVER_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "cores, threads, device, quota, seconds",
+    [(2, 1, "cpu", None, AGENT_SECONDS), (3, 1, "cpu", None, 0.0), (8, 0, "cpu", None, AGENT_SECONDS),
+     (2, 1, "cuda:0 NVIDIA H100", None, 0.0), (None, 1, "cpu", None, 0.0), (9, 1, "cpu", 1.0, AGENT_SECONDS),
+     (9, 1, "cpu", 2.0, 0.0), (9, 1, "cpu", 0.2, 5 * AGENT_SECONDS)],
+)  # fmt: skip
+def test_agents_take_time_from_ranks_that_compute_on_all_cores(
+    cores: int | None, threads: int, device: str, quota: float | None, seconds: float
+) -> None:
+    tables = {"machine": "one", "cores": cores, "threads": threads, "device": device, "cpu_quota": quota}
+    facts = facts_of(RATES, 1e9, dict.fromkeys(RATES, tables), gradient_bytes=0)
+    apart = facts_of(RATES, 1e9, {key: {"machine": "one"} for key in RATES}, gradient_bytes=0)
+    found = [plan(one, "sync").step_seconds or 0.0 for one in (facts, apart)]
+    assert found[0] - found[1] == pytest.approx(seconds, abs=1e-9)
+
+
+def test_a_sum_within_one_machine_is_no_faster_than_gloo_adds() -> None:
+    facts = on_one_machine(beside=True)
+    fast = msgspec.structs.replace(facts, links=dict.fromkeys(facts.links, link_to(20e9)))
+    assert plan(fast, "sync").sum_seconds == pytest.approx(HANDOVER_SECONDS + GRADIENTS / LOCAL_SUM_BYTES)
+    assert plan(facts, "sync").sum_seconds == pytest.approx(HANDOVER_SECONDS + GRADIENTS / 1e9)
 
 
 def on_one_machine(beside: bool) -> AdviceFacts:

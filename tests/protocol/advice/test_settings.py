@@ -125,7 +125,8 @@ def test_variables_are_those_of_the_platform() -> None:
 
 @pytest.mark.parametrize(
     ("device", "dtype", "wanted"),
-    [("cuda:0 NVIDIA T4", "bfloat16", "float16"), ("NVIDIA GeForce GTX 1080", "bfloat16", "float32"),
+    [("cuda:0 NVIDIA T4", "bfloat16", "float16"), ("cuda:0 Tesla T4", "bfloat16", "float16"),
+     ("NVIDIA GeForce GTX 1080", "bfloat16", "float32"),
      ("NVIDIA H200", "float32", "bfloat16"), ("NVIDIA GeForce RTX 3090", "bfloat16", None)],
 )  # fmt: skip
 def test_the_precision_is_that_of_the_devices_preset(device: str, dtype: str, wanted: str | None) -> None:

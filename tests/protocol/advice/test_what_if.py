@@ -7,7 +7,7 @@ from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.device_table import DEVICES, device_of, ethernet
+from trainctl.protocol.advice.link_table import ethernet
 from trainctl.protocol.advice.model_sizes import size_ranges
 from trainctl.protocol.advice.plans import plan_of
 from trainctl.protocol.batch.flops import StepFlops
@@ -85,17 +85,6 @@ def test_the_reference_is_an_estimate_from_the_datasheet() -> None:
     compute = 48 / 8 * 512 * 6 * BILLION / (0.4 * 312e12)
     assert found.step_seconds == pytest.approx(compute + 2 * 7 / 8 * 4e9 / 300e9, rel=0.01)
     assert advise(facts_of(RATES, ethernet(1))).reference is None
-
-
-@pytest.mark.parametrize(
-    "name, known",
-    [("cuda:0 NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H100 PCIe", None),
-     ("NVIDIA A100-PCIE-40GB", None), ("gpu Apple M2 Ultra", None), ("cpu", None), ("NVIDIA B200", "B200")],
-)  # fmt: skip
-def test_devices_are_known_by_their_drivers_names(name: str, known: str | None) -> None:
-    found = device_of(name)
-    assert (found.name if found is not None else None) == known
-    assert all(one.tflops > 0 for one in DEVICES)
 
 
 def test_a_node_without_a_fitting_profile_is_estimated_from_its_products() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trainctl.protocol.batch.flops import datasheet_tflops, peak_parts, step_flops
+from trainctl.protocol.batch.device_table import datasheet_tflops
+from trainctl.protocol.batch.flops import peak_parts, step_flops
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import AdapterTable
@@ -51,7 +52,8 @@ def test_the_part_of_a_peak_is_of_the_data_type_that_is_computed_in() -> None:
     [
         ("cuda:0 NVIDIA A100-SXM4-80GB", 312.0), ("cuda:1 NVIDIA A100-PCIE-40GB", 312.0), (H100, 989.0),
         ("cuda:0 NVIDIA H200", 989.0), ("cuda:0 NVIDIA B200", 2250.0), ("cuda:0 NVIDIA H100 PCIe", None),
-        ("cuda:0 NVIDIA H100 NVL", None), ("cuda:0 NVIDIA GeForce RTX 4090", None), ("gpu Apple M2 Ultra", None),
+        ("cuda:0 NVIDIA H100 NVL", None), ("cuda:0 NVIDIA GeForce RTX 4090", 165.0), ("gpu Apple M2 Ultra", None),
+        ("cuda:0 Tesla T4", None),
     ],
 )  # fmt: skip
 def test_datasheets_are_known_for_few_devices_and_one_data_type(device: str, peak: float | None) -> None:

@@ -10,6 +10,8 @@ from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import Pass
 from trainctl.trainer.calibration.findings import Findings
 from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.step_grid import grid
+from trainctl.trainer.calibration.step_runner import StepTime
 from trainctl.trainer.common.errors import DeviceMemoryError
 
 
@@ -87,3 +89,21 @@ def test_what_ran_out_of_memory_is_not_tried_again(room):
 def test_a_slow_device_still_measures_one_sample():
     device = Device(lambda _: 0.01)
     assert [one.micro for one in device.sweep().passes] == [1]
+
+
+class Steps:
+    """Runs steps whose passes take 0.1 s a sample, and an update of 0.2 s."""
+
+    def step(self, micro, samples):
+        return StepTime(0.1 * samples + 0.2, 0.2)
+
+
+def test_a_pass_that_was_disturbed_has_the_time_that_it_takes_in_a_step():
+    known = (Pass(1, 0.09, 10), Pass(4, 0.9, 40), Pass(5, 0.8, 50), Pass(24, 9.0, 240))
+    tried = []
+    found = grid(Steps(), known, 12, tried.append)
+    assert sorted(tried) == [1, 4, 5]
+    assert {one.micro: one.seconds for one in found.passes} == pytest.approx({1: 0.09, 4: 0.4, 5: 0.8, 24: 9.0})
+    assert [one.peak_bytes for one in found.passes] == [10, 40, 50, 240]
+    assert found.update_seconds == pytest.approx(0.2)
+    assert [(point.micro, point.accumulation) for point in found.points] == [(1, 12), (4, 3), (5, 3)]

@@ -12,7 +12,7 @@ from tests.protocol.support.profiles import profile_of
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.advice.advice import advise
-from trainctl.protocol.advice.device_table import ethernet
+from trainctl.protocol.advice.link_table import ethernet
 from trainctl.protocol.advice.reference_cluster import ReferenceCluster
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass

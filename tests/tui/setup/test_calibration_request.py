@@ -1,13 +1,15 @@
 """Calibrations of one machine's nodes at once: what each may begin, and how they end."""
 
 import asyncio
+import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import NotConnectedError, RefusedError, UnreachableError
 from trainctl.tui.setup.calibration_request import CalibrationTarget, may_begin, measured, measured_together
 
 
@@ -55,6 +57,46 @@ async def test_nodes_of_a_machine_go_through_the_stages_together():
     assert isinstance(ended["c"], RefusedError)
     assert min(stage for stage, of_b in a.seen if of_b == {3}) == 2
     assert a.asked[3], "after b, the lead's node"
+
+
+class Silent(Node):
+    """An agent's node that answers again after some unanswered looks."""
+
+    def __init__(self, error, unanswered):
+        super().__init__()
+        self.error, self.left = error, unanswered
+
+    async def calibration(self, *asked, **options):
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error
+        return await super().calibration(*asked, **options)
+
+
+@pytest.mark.parametrize(
+    "error, is_lost", [(UnreachableError("no answer"), False), (NotConnectedError("no agent"), True)]
+)
+async def test_an_agent_that_is_slow_to_answer_is_waited_for_and_one_without_a_connection_is_lost(
+    monkeypatch, error, is_lost
+):
+    clock = itertools.count(0.0, 10.0)
+    module = "trainctl.tui.setup.calibration_request"
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said, nodes = list[tuple[str, str]](), {"a": Node(), "b": Silent(error, 12)}
+    ended = await measured_together(CalibrationTarget({}, None), lambda *line: said.append(line), nodes)
+    assert isinstance(ended["a"], m.Calibration)
+    assert (ended["b"] is error) == is_lost
+    if not is_lost:
+        assert isinstance(ended["b"], m.Calibration)
+        assert [node for node, line in said if "no answer for" in line] == ["b"]
+
+
+async def test_an_agent_that_never_answers_again_is_lost_in_the_end(monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("trainctl.tui.setup.calibration_request.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    error = UnreachableError("no answer")
+    ended = await measured_together(CalibrationTarget({}, None), lambda *_: None, {"a": Silent(error, 10**6)})
+    assert ended == {"a": error}
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -38,8 +38,9 @@ MOST_LINES: Final = 200
 """Lines of progress that are kept, the newest."""
 LINE_BYTES: Final = 1 << 20
 """Longest line that the process may print: a profile of many nodes' links is far shorter."""
-CLIENT_SECONDS: Final = 60.0
-"""Silence of the client after which a calibration beside others, which waits for it, ends."""
+CLIENT_SECONDS: Final = 180.0
+"""Silence of the client after which a calibration beside others, which waits for it, ends. The client may run on the
+same machine, which is busy measuring."""
 _PREFIX: Final = "calibration-"
 """Start of the names of folders that hold a calibration's temporary files."""
 _log: Final = logging.getLogger(__name__)

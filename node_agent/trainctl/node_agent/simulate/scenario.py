@@ -10,10 +10,11 @@ import msgspec
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.device_model import DeviceSpec
-from trainctl.node_agent.simulate.known_devices import SUSTAINED, KnownDevice, known
 from trainctl.node_agent.simulate.link_model import SimulatedLinks
 from trainctl.node_agent.simulate.loss_model import LossModel
 from trainctl.protocol.batch import memory_model
+from trainctl.protocol.batch.against_profile import curve_of, step_factor
+from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.batch.memory_model import MemoryModel
@@ -122,7 +123,7 @@ class _Maker:
     def device(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> DeviceSpec:
         """Of one node."""
         table = self._config.nodes[name]
-        device = known(node.device, f"{self._where(name)}.device") if node.device else None
+        device = self._known(name, node) if node.device else None
         memory = self._memory(node, profile, table)
         cap = self._cap(node, device, profile, table)
         title = device.title if device is not None else ""
@@ -136,7 +137,9 @@ class _Maker:
 
     def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
         if profile is not None:
-            return PassCurve(tuple((one.micro, one.seconds) for one in profile.passes))
+            curve = curve_of(profile.passes)
+            factor = step_factor(profile, curve)
+            return PassCurve(tuple((size, factor * seconds) for size, seconds in curve.points))
         if node.passes:
             return PassCurve(node.passes)
         if node.samples_per_second is not None:
@@ -145,13 +148,22 @@ class _Maker:
 
     def _sample_seconds(self, name: str, node: SimulatedNode) -> float:
         """An estimate from the datasheet, for a sample at full length."""
-        where = f"{self._where(name)}.device"
-        device, flops = known(node.device, where), step_flops(self._config.adapter, self._facts, where)
+        where, device = f"{self._where(name)}.device", self._known(name, node)
+        flops = step_flops(self._config.adapter, self._facts, where)
         if flops is None:
             raise InvalidInputError(where, "the model's size isn't known here, so its speed neither; give passes")
-        if self._config.model.dtype == "float32":
-            raise InvalidInputError(where, 'its speed is known for model.dtype = "bfloat16" alone; give passes')
-        return flops.of(self._config.data.sequence_length, 1) / (SUSTAINED * device.tflops * 1e12)
+        model = self._config.model
+        peak = device.peak(device.dtypes[0] if model.dtype == "auto" else model.computed)
+        if peak is None:
+            types = " or ".join(f'"{one}"' for one in device.dtypes)
+            raise InvalidInputError(where, f"its speed is known for model.dtype = {types} alone; give passes")
+        return flops.of(self._config.data.sequence_length, 1) / (USED_PART * peak)
+
+    def _known(self, name: str, node: SimulatedNode) -> Device:
+        found = device_named(node.device)
+        if found is None:
+            raise InvalidInputError(f"{self._where(name)}.device", no_such_device(node.device))
+        return found
 
     def _memory(self, node: SimulatedNode, profile: DeviceProfile | None, table: NodeTable) -> MemoryModel | None:
         """What the settings say, else the profile's peaks, else an estimate."""
@@ -180,10 +192,10 @@ class _Maker:
         return MemoryModel(one - (many - one) / 16, (many - one) / 16)
 
     def _cap(
-        self, node: SimulatedNode, device: KnownDevice | None, profile: DeviceProfile | None, table: NodeTable
+        self, node: SimulatedNode, device: Device | None, profile: DeviceProfile | None, table: NodeTable
     ) -> float | None:
         """The smallest of the limits that are given."""
-        own = device.memory_gb * 1e9 if device is not None else None
+        own = float(device.memory_bytes) if device is not None else None
         own = node.memory_gb * 1e9 if node.memory_gb is not None else own
         if own is None and profile is not None:
             own = profile.memory_cap_bytes

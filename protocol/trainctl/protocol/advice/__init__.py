@@ -1,1 +1,1 @@
-"""Pure advice before a run: predictions for sets of nodes, what would change them, a checklist, device tables."""
+"""Pure advice before a run: predictions for sets of nodes, what would change them, a checklist."""

@@ -8,7 +8,6 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
 from trainctl.protocol.advice.checklist import Check
-from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.advice.environment import Variable, platform_of, variables_for
 from trainctl.protocol.advice.group_links import link_of
 from trainctl.protocol.advice.model_sizes import SizeRange, size_ranges
@@ -16,6 +15,7 @@ from trainctl.protocol.advice.plans import Plan, plan_of
 from trainctl.protocol.advice.reference_cluster import ReferenceCluster, reference_of
 from trainctl.protocol.advice.scoring import ScoringRate, scoring_rate
 from trainctl.protocol.advice.what_if import PlanChange, batch_for, what_ifs
+from trainctl.protocol.batch.device_table import device_of
 
 ALL_SETS: Final = 5
 """Nodes up to which every set of them is looked at; of more, each alone, and the fastest 2, 3 ... together."""

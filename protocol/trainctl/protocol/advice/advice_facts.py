@@ -22,6 +22,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # as its driver reports it
     machine: str = ""  # equal for nodes of one machine; empty: not known
     cores: int | None = None  # of its machine
+    cpu_quota: float | None = None  # cores that control groups leave to its agent and rank; None: all
     threads: int = 0  # CPU threads of its rank; 0: all
     system: str = ""  # Linux or Darwin
     backend: str = ""  # torch or mlx

@@ -161,7 +161,10 @@ def _micro_batches(facts: AdviceFacts) -> Iterator[Check]:
         best = peak(node.profile.passes, facts.run.global_batch, None if cap is None else MOST_OF_CAP * cap)
         rate = next((one.rate for one in node.profile.passes if one.micro == now), None)
         if rate is None or best.micro == now or best.rate < (1 + LEAST_GAIN) * rate:
-            text = f"{now} on {node.name}" + ("" if rate is None else f", {rate / best.rate:.0%} of the peak's rate")
+            known = (
+                f"wasn't measured; {best.micro} is fastest" if rate is None else f"{rate / best.rate:.0%} of the peak"
+            )
+            text = f"{now} on {node.name}: {known}"
             yield Check("micro-batch", "ok" if rate is not None else "unknown", text)
         else:
             text = f"{now} on {node.name}: {best.micro} is {best.rate / rate - 1:+.0%}"

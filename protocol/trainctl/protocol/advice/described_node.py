@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import NodeFacts
-from trainctl.protocol.advice.device_table import device_of
+from trainctl.protocol.batch.device_table import device_named, device_of, no_such_device
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileKey
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
@@ -19,9 +19,10 @@ DESCRIBED: Final = "as described for trainctl simulate"
 def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfile | None) -> NodeFacts:
     """A node of the run file with its description. `given`: the profile that the description names."""
     profile = given if given is not None else _profile(settings)
-    device = given.key.device if given is not None else f"NVIDIA {settings.device.upper()}" if settings.device else ""
+    named = device_named(settings.device) if settings.device else None
+    device = given.key.device if given is not None else named.title if named is not None else ""
     known = device_of(device)
-    problem = f"no datasheet of {settings.device} is known here: describe samples_per_second" if device else ""
+    problem = no_such_device(settings.device) if settings.device else ""
     cap = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
     return msgspec.structs.replace(
         node, profiles=() if profile is None else (profile,), other_profile=given, device=device, cores=None,

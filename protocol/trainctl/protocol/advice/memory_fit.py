@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
-from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.batch import memory_model
+from trainctl.protocol.batch.device_table import device_of
 
 _SUM = "sum"
 """Part of an estimate: the buffer in which a group sums gradients."""

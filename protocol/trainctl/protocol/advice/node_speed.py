@@ -1,24 +1,26 @@
 """How fast a node trains the run: by its profile, else estimated from its device's matrix products. Pure."""
 
-import statistics
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
-from trainctl.protocol.advice.device_table import USED_PART, device_of
-from trainctl.protocol.batch.against_profile import PASS_NOISE
+from trainctl.protocol.batch.against_profile import curve_of, step_factor
+from trainctl.protocol.batch.device_table import USED_PART, device_of
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.peak import peak
-from trainctl.protocol.calibration.profile import DeviceProfile, Pass
+from trainctl.protocol.calibration.profile import DeviceProfile
+from trainctl.protocol.config.presets import preset_of_device
 
 ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unknown": 1.0}
 """Relative standard error of a predicted step."""
 MOST_OF_CAP: Final = 0.85
 """Part of the memory cap that a micro-batch chosen from a profile may take."""
-FARTHEST_FACTOR: Final = 1.5
-"""Most by which whole steps may differ from their passes; more is a disturbance of the calibration."""
+
+
+AGENT_SECONDS: Final = 0.005
+"""CPU that an agent takes for each step, from a rank that has all cores otherwise: 4 to 6 ms were measured."""
 
 
 class NodeSpeed(NamedTuple):
@@ -35,6 +37,11 @@ class NodeSpeed(NamedTuple):
         """A step of `share` samples, with `added` seconds that don't depend on the share."""
         return self.model.seconds(share, self.micro) + added
 
+    def with_agent(self, seconds: float) -> "NodeSpeed":
+        """With what the agents take of each step."""
+        floor = self.model.floor_seconds + seconds
+        return self._replace(model=self.model._replace(floor_seconds=floor))
+
     def cost(self, added: float = 0.0) -> ShareCost:
         """What shares cost, for the split."""
         floor = self.model.floor_seconds + added
@@ -49,8 +56,27 @@ def speed_of(node: NodeFacts, run: PlannedRun, beside: Collection[str] = ()) -> 
     rate, how = _estimated_rate(node, run)
     if rate is None:
         return None
-    micro = node.micro if isinstance(node.micro, int) else min(8, run.global_batch)
-    return NodeSpeed(StepModel.linear(rate), micro, "estimated", how, company=_company(node, (), beside))
+    return NodeSpeed(
+        StepModel.linear(rate), _first_micro(node, run), "estimated", how, company=_company(node, (), beside)
+    )
+
+
+def _first_micro(node: NodeFacts, run: PlannedRun) -> int:
+    """The micro-batch without a profile: as the run file sets it, or the device's preset, or 8."""
+    if isinstance(node.micro, int):
+        return node.micro
+    preset = preset_of_device(node.device)
+    return min((preset.micro if preset is not None else None) or 8, run.global_batch)
+
+
+def agent_seconds(node: NodeFacts, sharing: Collection[NodeFacts]) -> float:
+    """By how much the agents make each step of a node's rank longer: where ranks on CPUs leave no core of the machine,
+    or of the node's quota, to them. `sharing`: the nodes whose ranks work on the machine."""
+    if not node.device.startswith("cpu") or node.cores is None:
+        return 0.0
+    used = sum(one.threads or node.cores for one in sharing if one.device.startswith("cpu"))
+    quota, own = node.cpu_quota or float(node.cores), node.threads or node.cores
+    return AGENT_SECONDS / min(quota, 1.0) if used >= node.cores or own >= quota else 0.0
 
 
 def _calibrated(node: NodeFacts, profile: DeviceProfile, run: PlannedRun, beside: Collection[str]) -> NodeSpeed:
@@ -82,28 +108,12 @@ def _company(node: NodeFacts, measured: Collection[str], beside: Collection[str]
     return ""
 
 
-def curve_of(passes: Collection[Pass]) -> PassCurve:
-    """Seconds of a forward and backward pass by micro-batch."""
-    return PassCurve.smoothed([(one.micro, one.seconds) for one in passes], PASS_NOISE)
-
-
 def micro_of(node: NodeFacts, profile: DeviceProfile, most: int) -> int:
     """The micro-batch that a rank begins with: as the run file sets it, or the fastest that memory allows."""
     if isinstance(node.micro, int):
         return node.micro
     cap = node.cap_bytes if node.cap_bytes is not None else profile.memory_cap_bytes
     return peak(profile.passes, most, None if cap is None else MOST_OF_CAP * cap).micro
-
-
-def step_factor(profile: DeviceProfile, curve: PassCurve) -> float:
-    """Seconds of a whole step, without the update, relative to those of its passes: of the steps that were measured.
-    A step also reads its data, and the passes' times are the fastest of several."""
-    if not profile.grid:
-        return 1.0
-    effective = min(point.micro * point.accumulation for point in profile.grid)
-    update = profile.optimizer_seconds or 0.0
-    ratios = [(one.seconds - update) / curve.share_seconds(effective, one.micro) for one in profile.grid]
-    return min(max(statistics.median(ratios), 1 / FARTHEST_FACTOR), FARTHEST_FACTOR)
 
 
 def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str]:
@@ -115,6 +125,7 @@ def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str
     if run.dtype in rates:
         return USED_PART * rates[run.dtype] * 1e9 / flops, f"{USED_PART:.0%} of its measured {run.dtype} products"
     device = device_of(node.device)
-    if device is not None and run.dtype != "float32":
-        return USED_PART * device.tflops * 1e12 / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"
-    return None, "not calibrated"
+    peak = device.peak(run.dtype) if device is not None else None
+    if device is None or peak is None:
+        return None, "not calibrated"
+    return USED_PART * peak / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"

@@ -8,7 +8,7 @@ import msgspec
 from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
 from trainctl.protocol.advice.group_links import GroupLink, link_of
 from trainctl.protocol.advice.memory_fit import MemoryFit, fit_of, shared_fits
-from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, speed_of
+from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, agent_seconds, speed_of
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.checkpoint_cost import loop_seconds
 from trainctl.protocol.batch.cost import HOUR_SECONDS
@@ -100,12 +100,10 @@ def speeds_of(facts: AdviceFacts, names: Sequence[str]) -> dict[str, NodeSpeed]:
     found = {}
     for name in names:
         node = facts.node(name)
-        beside = [
-            other for other in names if other != name and node.machine and facts.node(other).machine == node.machine
-        ]
-        speed = speed_of(node, facts.run, beside)
+        sharing = [facts.node(one) for one in names if node.machine and facts.node(one).machine == node.machine]
+        speed = speed_of(node, facts.run, [other.name for other in sharing if other.name != name])
         if speed is not None:
-            found[name] = speed
+            found[name] = speed.with_agent(agent_seconds(node, sharing))
     return found
 
 

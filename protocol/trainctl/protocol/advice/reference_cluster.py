@@ -5,10 +5,10 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.advice.device_table import DEVICES, USED_PART
 from trainctl.protocol.advice.node_speed import ERRORS
 from trainctl.protocol.advice.plans import JOULES_PER_KWH, time_of
 from trainctl.protocol.batch.against_profile import sum_seconds
+from trainctl.protocol.batch.device_table import DEVICES, USED_PART
 from trainctl.protocol.calibration.profile import LinkRate
 
 COUNT: Final = 8

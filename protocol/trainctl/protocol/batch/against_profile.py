@@ -1,15 +1,18 @@
 """What a rank's step should take by its calibration: its passes, and the sum of gradients over its link. Pure."""
 
+import statistics
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.calibration.profile import LinkRate, Pass, ProfileSummary
+from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, Pass, ProfileSummary
 
 PASS_NOISE: Final = 0.02
 """Relative standard error of a calibrated pass; what is within it is smoothed."""
+FARTHEST_FACTOR: Final = 1.5
+"""Most by which whole steps may differ from their passes; more is a disturbance of the calibration."""
 FARTHEST_MICRO: Final = 1.5
 """Factor over the largest calibrated micro-batch up to which the curve is believed."""
 
@@ -21,12 +24,24 @@ def passes_seconds(part: m.RankStep, profile: ProfileSummary) -> float | None:
     smallest, largest = profile.passes[0].micro, profile.passes[-1].micro
     if part.replays or not smallest <= micro <= FARTHEST_MICRO * largest:
         return None
-    return _curve(profile.passes).share_seconds(part.samples, micro)
+    return curve_of(profile.passes).share_seconds(part.samples, micro)
 
 
 @lru_cache(maxsize=256)
-def _curve(passes: tuple[Pass, ...]) -> PassCurve:
+def curve_of(passes: tuple[Pass, ...]) -> PassCurve:
+    """Seconds of a forward and backward pass by micro-batch."""
     return PassCurve.smoothed([(one.micro, one.seconds) for one in passes], PASS_NOISE)
+
+
+def step_factor(profile: DeviceProfile, curve: PassCurve) -> float:
+    """Seconds of a whole step, without the update, relative to those of its passes: of the steps that were measured.
+    A step also reads its data, and the passes' times are the fastest of several."""
+    if not profile.grid:
+        return 1.0
+    effective = min(point.micro * point.accumulation for point in profile.grid)
+    update = profile.optimizer_seconds or 0.0
+    ratios = [(one.seconds - update) / curve.share_seconds(effective, one.micro) for one in profile.grid]
+    return min(max(statistics.median(ratios), 1 / FARTHEST_FACTOR), FARTHEST_FACTOR)
 
 
 def links_of(profiles: Mapping[str, ProfileSummary], lead: str) -> dict[str, LinkRate]:

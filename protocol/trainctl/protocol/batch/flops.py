@@ -12,6 +12,7 @@ import math
 import re
 from typing import Final, NamedTuple
 
+from trainctl.protocol.batch.device_table import datasheet_tflops
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.model_facts import ModelFacts
@@ -19,12 +20,6 @@ from trainctl.protocol.config.run_tables import AdapterTable
 
 FORWARD, FROZEN, TRAINED = 2, 4, 6
 """Operations per token and parameter of a matrix: nothing before it is trained, it is frozen, it is trained."""
-DATASHEET_TFLOPS: Final = (
-    (re.compile(r"\bA100\b"), 312.0), (re.compile(r"\bH[12]00\b(?!.*\b(PCIe|NVL)\b)"), 989.0),
-    (re.compile(r"\bB200\b"), 2250.0),
-)  # fmt: skip
-"""Dense bfloat16 peaks of NVIDIA's datasheets in 10^12 per second, by the device's name; an H100 or H200 with SXM."""
-_DATASHEET_DTYPE: Final = "bfloat16"
 _EMBEDDING: Final = re.compile(r"(?:^|\.)embed_tokens\.weight$")
 _HEAD: Final = re.compile(r"(?:^|\.)lm_head\.weight$")
 _LOOKED_UP: Final = re.compile(r"(?:^|\.)(?:embed_tokens_per_layer|embed_positions|wpe)\.weight$")
@@ -93,10 +88,3 @@ def peak_parts(flops_per_second: float, device: str, dtype: str, profile: Profil
     stated = datasheet_tflops(device, dtype)
     found = {"matmul_use": (measured, 1e9), "mfu": (stated, 1e12)}
     return {name: flops_per_second / (peak * unit) for name, (peak, unit) in found.items() if peak}
-
-
-def datasheet_tflops(device: str, dtype: str) -> float | None:
-    """10^12 per second that the datasheet states for dense products; None if device or dtype isn't known."""
-    if dtype != _DATASHEET_DTYPE or "nvidia" not in device.lower():
-        return None
-    return next((peak for pattern, peak in DATASHEET_TFLOPS if pattern.search(device)), None)

@@ -27,6 +27,7 @@ from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
     NotAuthorisedError,
+    NotConnectedError,
     ProtocolError,
     RefusedError,
     TrainctlError,
@@ -419,7 +420,7 @@ class Client(AttachedRuns):
             if not sending.done():  # not connected yet
                 await self._watch.race(sending, self.timeout_seconds)
         except TimeoutError:
-            raise UnreachableError(f"no agent at {self.address}: {START_ONE}") from None
+            raise NotConnectedError(f"no agent at {self.address}: {START_ONE}") from None
         await sending
 
     async def _next(self, replies: "asyncio.Queue[m.AgentReply | TrainctlError]", seconds: float) -> m.AgentReply:

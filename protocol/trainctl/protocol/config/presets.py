@@ -56,7 +56,7 @@ _CAPABILITIES: Final = (
 
 def preset_of_device(device: str) -> Preset | None:
     """By the name that a driver reports. None for a device that isn't NVIDIA's, or whose name isn't known here."""
-    if "nvidia" not in device.lower():
+    if not any(vendor in device.lower() for vendor in ("nvidia", "tesla")):
         return None
     found = (capability for pattern, capability in _CAPABILITIES if pattern.search(device))
     return next((preset_of(capability, device) for capability in found), None)

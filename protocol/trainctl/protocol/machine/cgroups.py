@@ -30,6 +30,21 @@ def groups(pid: int | str, controller: str, proc: Path = PROC) -> list[Group]:
     ]  # fmt: skip
 
 
+def cpu_quota(pid: int | str = "self", proc: Path = PROC) -> float | None:
+    """Cores that a process's groups let it use, with all that is in them: the tightest limit; None without one."""
+    folders = (folder for group in groups(pid, "cpu", proc) for folder in group.and_above)
+    return min((quota for folder in folders if (quota := _quota(folder)) is not None), default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    """Of version 2, `cpu.max` has `max` or microseconds, and the period's; of version 1 each has a file."""
+    names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    words = [word for name in names for word in " ".join(lines_of(folder / name)).split()]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
 def lines_of(file: Path) -> list[str]:
     """A file's lines; none of a file that can't be read."""
     try:

@@ -289,6 +289,9 @@ class Facts(Reply, tag="facts", frozen=True):
     lid_closed: bool | None
     cpu_count: Count | None = None  # processors of the machine, whatever the agent may use of them
     boot: str | None = None  # identifies this boot of the machine: equal for agents of one machine
+    cpu_quota: float | None = (
+        None  # cores that control groups let the agent and its ranks use; None: no limit, or unknown
+    )
 
 
 class Digests(Reply, tag="digests", frozen=True):

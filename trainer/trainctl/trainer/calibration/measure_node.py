@@ -111,8 +111,8 @@ class _Measuring:
         _tell(Said("steps of one effective batch"))
         own = self._config.nodes.get(self._node, NodeTable()).share
         effective = own or self._config.batch.global_
-        points, update = grid(self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro))
-        return {"grid": points, "optimizer_seconds": update}
+        found = grid(self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro))
+        return {"grid": found.points, "optimizer_seconds": found.update_seconds, "passes": found.passes}
 
     def _forward(self) -> dict[str, Any]:
         """Sizes whose training passes fit, the smallest first, until FORWARD_SECONDS have passed."""

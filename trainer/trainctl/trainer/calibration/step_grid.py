@@ -4,7 +4,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from trainctl.protocol.calibration.profile import GridPoint, Pass
 from trainctl.trainer.calibration.step_runner import StepRunner, StepTime
@@ -17,12 +19,19 @@ GRID_SECONDS: Final = 6.0
 """Time for all sizes; one that would take longer isn't begun, but the fastest is always measured."""
 
 
-def grid(
-    runner: StepRunner, passes: Sequence[Pass], effective: int, trying: Callable[[int], None]
-) -> tuple[tuple[GridPoint, ...], float | None]:
-    """A point for each measured micro-batch of at most `effective` samples, the fastest first; and the time of the
-    update. `trying` receives each size before it is measured."""
+class Grid(NamedTuple):
+    """What the steps have shown."""
+
+    points: tuple[GridPoint, ...]  # by micro-batch, ascending
+    update_seconds: float | None  # of a step beside its passes; None: no step was measured
+    passes: tuple[Pass, ...]  # those that were known, with the seconds of faster ones in the steps
+
+
+def grid(runner: StepRunner, passes: Sequence[Pass], effective: int, trying: Callable[[int], None]) -> Grid:
+    """A point for each measured micro-batch of at most `effective` samples, the fastest first. `trying` receives each
+    size before it is measured."""
     points, updates, deadline = list[GridPoint](), list[float](), time.monotonic() + GRID_SECONDS
+    known = {one.micro: one for one in passes}
     for one in sorted(passes, key=lambda one: -one.rate):
         is_in_time = time.monotonic() + effective / one.rate < deadline
         if one.micro <= effective and (is_in_time or not points):
@@ -31,8 +40,19 @@ def grid(
             seconds = statistics.median(step.seconds for step in steps)
             points.append(GridPoint(one.micro, math.ceil(effective / one.micro), seconds))
             updates += [step.optimizer_seconds for step in steps]
+            known[one.micro] = _fastest(one, effective, steps)
     points.sort(key=lambda point: point.micro)
-    return tuple(points), statistics.median(updates) if updates else None
+    return Grid(tuple(points), statistics.median(updates) if updates else None, tuple(known.values()))
+
+
+def _fastest(one: Pass, effective: int, steps: Sequence[StepTime]) -> Pass:
+    """A pass with the mean seconds of one in the fastest step, if that was faster: otherwise what disturbed its
+    measurement would make steps look faster than their passes."""
+    count, rest = divmod(effective, one.micro)
+    if rest:
+        return one
+    fastest = min(step.seconds - step.optimizer_seconds for step in steps) / count
+    return one if fastest >= one.seconds else msgspec.structs.replace(one, seconds=max(fastest, 1e-9))
 
 
 def _steps(runner: StepRunner, micro: int, effective: int) -> list[StepTime]:

@@ -11,9 +11,9 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.advice.checklist import Check, checklist
-from trainctl.protocol.advice.device_table import device_of
 from trainctl.protocol.batch.against_profile import links_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
+from trainctl.protocol.batch.device_table import device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate
@@ -183,6 +183,7 @@ def _node(
     return NodeFacts(
         name=name, profiles=tuple(fitting), other_profile=newest, device=device,
         machine=_machine(look, address), cores=look.facts.cpu_count if look.facts else None, threads=table.threads,
+        cpu_quota=look.facts.cpu_quota if look.facts else None,
         system=look.facts.system if look.facts else _system_of(device), cap_bytes=_cap(table, newest, look),
         shared_bytes=_shared(device, look),
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,

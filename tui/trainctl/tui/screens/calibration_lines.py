@@ -43,7 +43,7 @@ def part_lines(profile: DeviceProfile) -> list[tuple[str, str]]:
 
 
 def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
-    samples = max((point.micro * point.accumulation for point in profile.grid), default=0)
+    samples = min((point.micro * point.accumulation for point in profile.grid), default=0)
     cuts = (f"{one.micro}x{one.accumulation} {fmt.seconds(one.seconds)}" for one in profile.grid)
     yield f"step of {samples:,}", ", ".join(cuts)
     yield "update", fmt.seconds(profile.optimizer_seconds) if profile.optimizer_seconds is not None else ""

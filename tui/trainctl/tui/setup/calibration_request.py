@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import NotConnectedError, RefusedError, TrainctlError, UnreachableError
 
 AGAIN_SECONDS = 0.5
 """Time between two looks at a calibration."""
-LOST_SECONDS = 30.0
-"""Time that an agent may be silent during its calibration."""
+GONE_SECONDS = 30.0
+"""Time without a connection after which a calibration counts as lost."""
+LOST_SECONDS = 300.0
+"""Time that a connected agent may leave unanswered: on a machine that is busy measuring it may hardly run."""
+SLOW_SECONDS = 30.0
+"""Time without an answer after which a line says so."""
 QUIET = 2
 """Last stage of `CalibrateRequest.stage` that all nodes of a machine begin together."""
 Tell = Callable[[str], None]
@@ -39,7 +43,7 @@ class _Calibrating:
     def __init__(self, wanted: CalibrationTarget, client: Client, tell: Tell, beside: tuple[str, ...] = ()) -> None:
         self._id = f"calibration-{uuid.uuid4().hex[:12]}"
         self._wanted, self._client, self._tell, self._beside = wanted, client, tell, beside
-        self._shown, self._heard = 0, time.monotonic()
+        self._shown, self._heard, self._is_slow = 0, time.monotonic(), False
         self.waits = 0  # stage that it is ready for
         self.result: m.Calibration | TrainctlError | None = None
 
@@ -48,13 +52,12 @@ class _Calibrating:
         try:
             state = await self._ask(stage=stage)
         except UnreachableError as error:
-            if time.monotonic() - self._heard > LOST_SECONDS:
-                self.result = error
+            self._wait_on(error)
             return
         except TrainctlError as error:
             self.result = error
             return
-        self._heard, self.waits = time.monotonic(), state.waits
+        self._heard, self._is_slow, self.waits = time.monotonic(), False, state.waits
         for line in state.progress[self._shown :]:
             self._tell(line)
         self._shown = len(state.progress)
@@ -62,6 +65,15 @@ class _Calibrating:
             self.result = RefusedError(state.problem)
         elif state.state == "finished":
             self.result = state
+
+    def _wait_on(self, error: UnreachableError) -> None:
+        """No answer came: it is lost, or only slow."""
+        silent = time.monotonic() - self._heard
+        if silent > (GONE_SECONDS if isinstance(error, NotConnectedError) else LOST_SECONDS):
+            self.result = error
+        elif silent > SLOW_SECONDS and not self._is_slow:
+            self._tell(f"no answer for {silent:.0f} s: the agent is busy; waiting for it (Ctrl-C cancels)")
+        self._is_slow = silent > SLOW_SECONDS
 
     async def cancel(self) -> None:
         """End it, if its agent answers."""

@@ -1,0 +1,85 @@
+"""What datasheets say of devices that nothing was measured on: advice, simulations and MFU share it. Pure.
+
+NVIDIA's datasheets of the A100 SXM, H100 SXM, H200 SXM, DGX B200, L4, T4 and V100 SXM2, and its architecture papers of
+GA102 and AD102. Apple publishes no peaks of matrix products, so its devices aren't here.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+USED_PART: Final = 0.4
+"""Part of a device's peak that training reaches, if it isn't measured: most reports are from 0.3 to 0.5."""
+_VENDOR: Final = re.compile(r"nvidia|tesla", re.IGNORECASE)
+
+
+class Device(NamedTuple):
+    """One device of a datasheet."""
+
+    name: str
+    pattern: re.Pattern[str]  # found in the name that its driver reports
+    tflops: float  # dense products in 16 bits that are summed in 32, 10^12 per second
+    memory_bytes: int
+    watts: float  # highest power of the device, without its machine
+    nvlink_bytes_per_second: float = 0.0  # each way, of the datasheet's sum of both; 0: none
+    has_bfloat16: bool = True
+
+    @property
+    def title(self) -> str:
+        """With its vendor."""
+        return f"NVIDIA {self.name}"
+
+    @property
+    def key(self) -> str:
+        """Its name in a cluster file."""
+        return _key(self.name).removeprefix("geforce")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Data types that its peak is of, the best first."""
+        return ("bfloat16", "float16") if self.has_bfloat16 else ("float16",)
+
+    def peak(self, dtype: str) -> float | None:
+        """Operations per second of products in a data type; None for one that `tflops` isn't of."""
+        return self.tflops * 1e12 if dtype in self.dtypes else None
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower()
+
+
+DEVICES: Final = (
+    Device("A100", re.compile(r"\bA100\b(?!.*40GB)"), 312.0, 80 * 10**9, 400.0, 300e9),
+    Device("A100 40GB", re.compile(r"\bA100\b.*40GB"), 312.0, 40 * 10**9, 400.0, 300e9),
+    Device("H100", re.compile(r"\bH100\b(?!.*\b(PCIe|NVL)\b)"), 989.0, 80 * 10**9, 700.0, 450e9),
+    Device("H200", re.compile(r"\bH200\b(?!.*\bNVL\b)"), 989.0, 141 * 10**9, 700.0, 450e9),
+    Device("B200", re.compile(r"\bB200\b"), 2250.0, 180 * 10**9, 1000.0, 900e9),
+    Device("L4", re.compile(r"\bL4\b"), 121.0, 24 * 10**9, 72.0),
+    Device("GeForce RTX 3090", re.compile(r"\bRTX 3090\b(?! Ti)"), 71.0, 24 * 10**9, 350.0),
+    Device("GeForce RTX 4090", re.compile(r"\bRTX 4090\b(?! (D|Laptop)\b)"), 165.0, 24 * 10**9, 450.0),
+    Device("T4", re.compile(r"\bT4\b"), 65.0, 16 * 10**9, 70.0, has_bfloat16=False),
+    Device("V100", re.compile(r"\bV100\b(?!.*(PCIE|16GB))"), 125.0, 32 * 10**9, 300.0, 150e9, has_bfloat16=False),
+)  # fmt: skip
+
+
+def device_of(name: str) -> Device | None:
+    """The row of a device by the name that its driver reports; None for one that isn't in the table."""
+    if not _VENDOR.search(name):
+        return None
+    return next((one for one in DEVICES if one.pattern.search(name)), None)
+
+
+def device_named(name: str) -> Device | None:
+    """The row of a device by its name in a cluster file, such as rtx4090; None for one that isn't in the table."""
+    return next((one for one in DEVICES if one.key == _key(name)), None)
+
+
+def no_such_device(name: str) -> str:
+    """What to say of a name that `device_named` doesn't know."""
+    return f"no device {name!r}; known are {', '.join(sorted(one.key for one in DEVICES))}, or give samples_per_second"
+
+
+def datasheet_tflops(device: str, dtype: str) -> float | None:
+    """10^12 per second that the datasheet states for dense products, by the name that the driver reports; None if
+    device or dtype isn't known."""
+    found = device_of(device)
+    return found.tflops if found is not None and dtype == "bfloat16" and found.has_bfloat16 else None
