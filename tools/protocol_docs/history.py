@@ -121,7 +121,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         2,
         "2026-11-26",
         "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
-        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
+        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds, kept and unpruned.",
     ),
 )
 """(version, date, what it added), oldest first."""

@@ -249,3 +249,17 @@ def test_progress_of_another_write_is_not_taken_for_this_one_s() -> None:
     step = simulation.conductor.durable.writing.step
     simulation.feed(m.CheckpointProgress(run=RUN, rank=0, step=step - 1, done_bytes=9, total_bytes=10))
     assert simulation.conductor.writing(0) == f"writing the checkpoint of step {step}"
+
+
+def test_older_checkpoints_that_cannot_be_removed_are_an_event_and_fail_nothing() -> None:
+    simulation = group("a").until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    at = simulation.conductor.durable.writing
+    info = m.CheckpointInfo("p", at.step, 1, 0.0, unpruned="Operation not permitted")
+    simulation.feed(
+        m.Checkpointed(run=RUN, rank=0, generation=at.generation, seq=at.seq, step=at.step, checkpoint=info)
+    )
+    assert simulation.ends[id].state == "applied"
+    said = "a couldn't remove older checkpoints: Operation not permitted; the next one tries again"
+    assert said in texts(simulation)

@@ -211,6 +211,9 @@ def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: boo
     """
     node, durable = state.node(rank), state.durable
     state.happen(e.CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
+    if info.unpruned:
+        text = f"{node} couldn't remove older checkpoints: {info.unpruned}; the next one tries again"
+        state.happen(e.Notice(text, "checkpoint"), "warning", info.step, node)
     newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
     kept = {*newest, *(step for step in info.kept if step in durable.checkpoints)}  # none that was retracted
     if not first:

@@ -260,6 +260,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     loop_seconds: float  # time that the training loop was stopped
     write_seconds: float = 0.0  # time for writing the files and reading them back
     kept: tuple[Count, ...] = ()  # steps of the checkpoints that the node keeps, ascending; empty: unknown
+    unpruned: str = ""  # reason why older checkpoints couldn't be removed, on one line; empty: they were
 
 
 class CheckpointProgress(Message, tag="checkpoint-progress", frozen=True):

@@ -23,13 +23,13 @@ class Checkpointer:
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
         self._newest: m.Checkpointed | None = None
         self._is_copying = False  # the last state
-        self._written_step: int | None = None  # of the newest complete checkpoint of this process
+        self._written: int | None = None  # version of the state in the newest complete checkpoint of this process
 
     def write(self) -> m.CheckpointInfo:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
         self._writer.wait()
-        info = self._saver.write()
-        self._written_step = info.step
+        version, info = self._saver.version, self._saver.write()
+        self._written = version
         return info
 
     def copy(self, plan: m.StepPlan) -> None:
@@ -47,9 +47,10 @@ class Checkpointer:
             self._writer.start(lambda meter: self._write(copied, plan, meter), copied.meter())
 
     def write_last(self, step: int) -> None:
-        """Write the state of `step`, the last one, without a plan, unless that is done; waits for it."""
+        """Write the state of `step`, the last one, without a plan, unless that is done; waits for it. A step that was
+        retracted and done again has another state."""
         self._writer.wait()
-        if self._written_step == step:
+        if self._written == self._saver.version:
             return
         self._is_copying = True
         try:
@@ -93,7 +94,7 @@ class Checkpointer:
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
             log.error("step %s: %s", f"{step:,}", problem, exc_info=unexpected)
         else:
-            self._written_step = step
+            self._written = copied.version
             size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
             log.info("checkpoint of step %s: %s MB written and read back in %s s", f"{step:,}", size, seconds)
         generation, seq = (plan.generation, plan.seq) if plan is not None else (None, None)
