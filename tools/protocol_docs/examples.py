@@ -177,6 +177,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.AlertFailed(text="the hook hooks/page.sh exited with status 1"),
     events.RecordState(problem="the disk is full"),
     events.Notice(text="taken up again without mbp"),
+    events.ResumedElsewhere(step=120, changes=("mbp: torch instead of mlx, device cpu instead of device gpu",)),
 )
 """One of each kind of event."""
 _ALERTS = m.Alerts(

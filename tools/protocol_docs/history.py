@@ -123,5 +123,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
         " its plan means that the state has been copied. Added CheckpointInfo.write_seconds, kept and unpruned.",
     ),
+    (2, "2026-11-26", "Added the event resumed-elsewhere."),
 )
 """(version, date, what it added), oldest first."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import AnyEvent
@@ -141,6 +142,8 @@ class Durable(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()  # by step
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
+    setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
+    resumed: Resumed | None = None  # until a generation has formed after the run was resumed
 
     def kept_for_sure(self, keep_last: int, keep_every: int, *, planned: bool = False) -> tuple[int, ...]:
         """Steps of the checkpoints that a run can go back to, ascending: not of those that the one which is being

@@ -98,6 +98,9 @@ def brief(data: e.AnyEvent) -> str:
             return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
         case e.CheckpointFailed(node=node, reason=reason):
             return f"no checkpoint on {node}: {reason}"
+        case e.ResumedElsewhere(step=step, changes=changes):
+            what = f"step {step:,} was made with another setup: {'; '.join(changes)}"
+            return f"{what}. The loss continues within the data type's tolerance, not bit for bit"
         case e.RankChanged():
             return _rank(data)
         case e.SharesUnmeasured(nodes=nodes):

@@ -89,6 +89,13 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
     step: Count | None = None  # last committed step, if the run has ended
 
 
+class ResumedElsewhere(EventData, tag="resumed-elsewhere", frozen=True):
+    """The run continues a checkpoint on other ranks, another backend, device or precision than made its step."""
+
+    step: Count  # step of the checkpoint
+    changes: tuple[str, ...]  # what differs, each in words
+
+
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
     """The state of a node outside the group changed, for example from lost to drained."""
 
@@ -334,7 +341,7 @@ AnyEvent = (
     | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
-    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice
+    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | ResumedElsewhere
 )  # fmt: skip
 """The closed union of events."""
 Change = (
