@@ -29,6 +29,10 @@ class HostCopy:
         self._backend.discard()  # outside the handler, so that the traceback's frames hold no arrays
         raise MemoryError(f"out of memory for the copy of the state: {problem}")
 
+    def release(self) -> None:
+        """Give its memory back."""
+        self._arrays.clear()
+
     def _copy(self, part: Part) -> dict[str, Array]:
         arrays = self._arrays.setdefault(part, _empty(self._backend.shapes))
         self._backend.copy_out(part, arrays)

@@ -110,6 +110,8 @@ class Saver:
         """Copy and write at once; training waits. Raises as `write_copy`."""
         begun, copied = time.perf_counter(), self.copy()
         info = self.write_copy(copied, copied.meter())
+        del copied
+        self._host_copy.release()
         return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
     def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:
