@@ -124,5 +124,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " its plan means that the state has been copied. Added CheckpointInfo.write_seconds, kept and unpruned.",
     ),
     (2, "2026-11-26", "Added the event resumed-elsewhere."),
+    (2, "2026-11-26", "Added checkpoint-copy and the event checkpoint-copied: a node copies checkpoints elsewhere."),
 )
 """(version, date, what it added), oldest first."""

@@ -262,6 +262,17 @@ class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
     reason: str  # reason for the failure
 
 
+class CheckpointCopied(EventData, tag="checkpoint-copied", frozen=True):
+    """A node copied a checkpoint to another place, or couldn't."""
+
+    category: ClassVar[Category] = "checkpoint"
+    node: str  # node name
+    step: Count  # step whose state it contains
+    to: str  # target: a path, an rsync target or a command
+    seconds: float  # time that it took, with all tries
+    problem: str = ""  # reason for the failure, on one line; empty: it was copied
+
+
 # ---------------------------------------------------------------- ranks, nodes and agents
 
 
@@ -342,6 +353,7 @@ AnyEvent = (
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
     | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | ResumedElsewhere
+    | CheckpointCopied
 )  # fmt: skip
 """The closed union of events."""
 Change = (
@@ -371,8 +383,8 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
         case SharesUnmeasured():
             found = {*data.nodes}
         case (
-            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | NodeState() | AlertRaised()
-            | AlertCleared() | Sampled() | SampleFailed()
+            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | CheckpointCopied()
+            | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed()
         ):  # fmt: skip
             found = {data.node}
         case _:

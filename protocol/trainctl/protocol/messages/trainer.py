@@ -288,6 +288,18 @@ class Checkpointed(Message, tag="checkpointed", frozen=True):
     problem: str = ""  # reason for the failure, on one line; empty: none
 
 
+class CheckpointCopy(Message, tag="checkpoint-copy", frozen=True):
+    """The rank's node has begun to copy a complete checkpoint to another place, has copied it, or has failed to."""
+
+    run: Name
+    rank: Count
+    step: Count  # step whose state it contains
+    to: str  # target: a path, an rsync target or a command
+    state: Literal["copying", "copied", "failed"]  # it has begun; it is complete; no try succeeded
+    seconds: float = 0.0  # time that it took, with all tries
+    problem: str = ""  # reason for the failure, on one line; empty: none
+
+
 class Report(Message, tag="report", frozen=True):
     """A rank has finished a plan. Sums are global for `train` and the rank's own for `evaluate`."""
 
@@ -464,6 +476,7 @@ FromTrainer = (
     | Soon
     | CheckpointProgress
     | Checkpointed
+    | CheckpointCopy
     | Report
     | Probed
     | SampleReport
