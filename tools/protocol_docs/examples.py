@@ -178,7 +178,7 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.RecordState(problem="the disk is full"),
     events.Notice(text="taken up again without mbp"),
     events.CheckpointCopied("mbp", 120, "backup@host:runs", 4.2),
-    events.ResumedElsewhere(step=120, changes=("mbp: torch instead of mlx, device cpu instead of device gpu",)),
+    events.SetupChanged(step=120, changes=("mbp: torch instead of mlx, device cpu instead of device gpu",)),
 )
 """One of each kind of event."""
 _ALERTS = m.Alerts(

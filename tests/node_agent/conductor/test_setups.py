@@ -10,8 +10,8 @@ from trainctl.protocol.messages import events as e
 STEP = 20
 
 
-def elsewhere(simulation: Simulation) -> list[e.ResumedElsewhere]:
-    return [event.data for event in simulation.happened if isinstance(event.data, e.ResumedElsewhere)]
+def elsewhere(simulation: Simulation) -> list[e.SetupChanged]:
+    return [event.data for event in simulation.happened if isinstance(event.data, e.SetupChanged)]
 
 
 @pytest.mark.parametrize(("before", "changes"), [

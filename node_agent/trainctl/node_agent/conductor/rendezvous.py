@@ -301,7 +301,7 @@ class Rendezvous:
         if durable.resumed is not None:
             changes = setups.differences(durable.resumed.ranks, now)
             if changes:
-                self._state.happen(e.ResumedElsewhere(durable.resumed.step, changes), "warning", durable.resumed.step)
+                self._state.happen(e.SetupChanged(durable.resumed.step, changes), "warning", durable.resumed.step)
         together = {**durable.setups, **now}
         if durable.resumed is not None or together != durable.setups:
             self._state.persist(setups=together, resumed=None)

@@ -102,7 +102,7 @@ def brief(data: e.AnyEvent) -> str:
             return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint is copied again"
         case e.CheckpointCopied(step=step, to=to):
             return f"{data.node} copied step-{step} to {to}, took {_seconds(data.seconds)}"
-        case e.ResumedElsewhere(step=step, changes=changes):
+        case e.SetupChanged(step=step, changes=changes):
             what = f"step {step:,} was made with another setup: {'; '.join(changes)}"
             return f"{what}. The loss continues within the data type's tolerance, not bit for bit"
         case e.RankChanged():

@@ -89,7 +89,7 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
     step: Count | None = None  # last committed step, if the run has ended
 
 
-class ResumedElsewhere(EventData, tag="resumed-elsewhere", frozen=True):
+class SetupChanged(EventData, tag="setup-changed", frozen=True):
     """The run continues a checkpoint on other ranks, another backend, device or precision than made its step."""
 
     step: Count  # step of the checkpoint
@@ -352,7 +352,7 @@ AnyEvent = (
     | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
-    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | ResumedElsewhere
+    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | SetupChanged
     | CheckpointCopied
 )  # fmt: skip
 """The closed union of events."""
