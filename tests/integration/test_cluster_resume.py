@@ -152,6 +152,11 @@ def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -
         have_back(client)
         texts = [event.text for event in client.events(limit=100).events]
     assert any(text.startswith("alpha now leads the run (term") for text in texts)
+    elsewhere = [text for text in texts if "another setup" in text]  # none of the times with the same ranks
+    assert elsewhere == [
+        f"step {at:,} was made with another setup: the ranks are those of alpha instead of alpha, beta. The loss "
+        "continues within the data type's tolerance, not bit for bit"
+    ]
     at = stopped_at(cluster, "alpha")
     all_know_the_end(cluster)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import zmq
-from tests.waiting import HANG_SECONDS, slowness
+from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -117,18 +117,23 @@ class Agent:
         self._context.term()
 
 
+def settings(tmp_path: Path) -> dict[str, Any]:
+    here = {"backend": "torch", "device": "cpu", "threads": 1, "cache_path": str(tmp_path / "caches")}
+    return {"run__orphan_seconds": 1.0, "nodes": {"here": here}}
+
+
 @pytest.fixture
 def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
-    here = {"backend": "torch", "device": "cpu", "threads": 1, "cache_path": str(tmp_path / "caches")}
-    run_file(run__orphan_seconds=1.0, nodes={"here": here})
+    run_file(**settings(tmp_path))
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
         made = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
         yield made
         made.close()
 
 
-def test_two_lives(agent: Agent, dead_pid: int) -> None:
-    """One that is told to leave after a checkpoint; one resumed from that, fenced, and left alone."""
+def test_two_lives(agent: Agent, dead_pid: int, tmp_path: Path, run_file: Callable[..., Any]) -> None:
+    """One that is told to leave after a checkpoint, which it copies; one resumed from that, fenced, and left alone."""
+    run_file(**settings(tmp_path), checkpoint__copy_to=str(tmp_path / "copies"))
     leftover = agent.paths.checkpoints / f".step-1.{dead_pid}.part"
     leftover.mkdir(parents=True)
     process = agent.start()
@@ -173,6 +178,9 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     assert written.kept == (1,)
     assert (written.step, written.path) == (1, str(agent.paths.checkpoint(1)))
     assert checkpoints.verify(Path(written.path)).size_bytes == written.size_bytes
+    copied = tmp_path / "copies" / "r" / "checkpoints" / "step-1"
+    until(copied.is_dir, 20)
+    assert checkpoints.verify(copied).step == 1
     later = [agent.step(seq, seq - 3) for seq in (5, 6)]
     expected = [report.loss_sum for report in later]
     assert max(map(share_in_phases, [first, *later])) > 0.5, "a busy machine stops a step between its phases too"
@@ -184,6 +192,7 @@ def test_two_lives(agent: Agent, dead_pid: int) -> None:
     assert connection.execute("SELECT step, micro_batch FROM rank_steps").fetchall() == [(1, 5), (2, 5), (3, 5)]
     connection.close()
 
+    run_file(**settings(tmp_path))
     process = agent.start("--resume-from", written.path)
     assert agent.hear(m.Ready, lambda message: message.pid == process.pid).last_step == 1
     agent.form(SECOND)

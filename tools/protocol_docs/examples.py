@@ -180,6 +180,8 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.AlertFailed(text="the hook hooks/page.sh exited with status 1"),
     events.RecordState(problem="the disk is full"),
     events.Notice(text="taken up again without mbp"),
+    events.CheckpointCopied("mbp", 120, "backup@host:runs", 4.2),
+    events.SetupChanged(step=120, changes=("mbp: torch instead of mlx, device cpu instead of device gpu",)),
 )
 """One of each kind of event."""
 _ALERTS = m.Alerts(
@@ -489,6 +491,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "checkpointed-failed": m.Checkpointed(
             run=_RUN, rank=0, generation=_GENERATION, seq=129, step=120,
             problem="checkpoint failed: [Errno 28] No space left on device",
+        ),
+        "checkpoint-copy": m.CheckpointCopy(
+            run=_RUN, rank=0, step=120, to="backup@host:runs", state="failed", seconds=270.0,
+            problem="rsync exited with 255: ssh: connect to host host port 22: Connection refused",
         ),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

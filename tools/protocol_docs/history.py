@@ -122,7 +122,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         2,
         "2026-11-26",
         "Added checkpoint-progress and checkpointed: a rank writes a checkpoint in the background, and the report of"
-        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds and kept.",
+        " its plan means that the state has been copied. Added CheckpointInfo.write_seconds, kept and unpruned.",
     ),
     (
         2,
@@ -135,5 +135,7 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-26",
         "Added RankView.micro_set and micro_most, by which clients choose micro-batches with shares as the lead does.",
     ),
+    (2, "2026-11-26", "Added the event setup-changed."),
+    (2, "2026-11-26", "Added checkpoint-copy and the event checkpoint-copied: a node copies checkpoints elsewhere."),
 )
 """(version, date, what it added), oldest first."""

@@ -1,5 +1,6 @@
 """Checkpoints in the background: training continues, one is written at a time, its outcome counts while it stands."""
 
+import msgspec
 import pytest
 from tests.node_agent.conductor.test_groups import texts
 from tests.node_agent.support.simulated_ranks import RUN
@@ -249,3 +250,31 @@ def test_progress_of_another_write_is_not_taken_for_this_one_s() -> None:
     step = simulation.conductor.durable.writing.step
     simulation.feed(m.CheckpointProgress(run=RUN, rank=0, step=step - 1, done_bytes=9, total_bytes=10))
     assert simulation.conductor.writing(0) == f"writing the checkpoint of step {step}"
+
+
+def test_older_checkpoints_that_cannot_be_removed_are_an_event_and_fail_nothing() -> None:
+    simulation = group("a").until_step(3)
+    id = simulation.command("checkpoint")
+    writing(simulation)
+    at = simulation.conductor.durable.writing
+    info = m.CheckpointInfo("p", at.step, 1, 0.0, unpruned="Operation not permitted")
+    simulation.feed(
+        m.Checkpointed(run=RUN, rank=0, generation=at.generation, seq=at.seq, step=at.step, checkpoint=info)
+    )
+    assert simulation.ends[id].state == "applied"
+    said = "a couldn't remove older checkpoints: Operation not permitted; the next one tries again"
+    assert said in texts(simulation)
+
+
+def test_a_copy_elsewhere_is_shown_and_its_end_is_an_event() -> None:
+    simulation = group("a").until_step(3)
+    said = m.CheckpointCopy(run=RUN, rank=0, step=2, to="nas:runs", state="copying")
+    simulation.feed(said)
+    assert simulation.conductor.writing(0) == "copying the checkpoint of step 2 to nas:runs"
+    simulation.feed(msgspec.structs.replace(said, state="failed", problem="rsync exited with 5", seconds=2.0))
+    assert simulation.conductor.writing(0) == ""
+    failed = "a couldn't copy step-2 to nas:runs: rsync exited with 5; the next checkpoint is copied again"
+    assert failed in texts(simulation)
+    simulation.feed(msgspec.structs.replace(said, state="copied", seconds=2.0))
+    assert "a copied step-2 to nas:runs, took 2 s" in texts(simulation)
+    assert simulation.conductor.durable.checkpoints == ()

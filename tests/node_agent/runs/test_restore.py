@@ -9,6 +9,7 @@ from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import Durable, PolicyState, RankSetting, Rollback, Settings
+from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -59,6 +60,21 @@ def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: i
     ranks = opening.conductor.durable.settings.ranks
     assert {rank: (setting.share, setting.out) for rank, setting in ranks.items()} == {0: (12, ""), 1: (12, "")}
     assert not any("undone" in notice for notice in opening.notices)
+
+
+@pytest.mark.parametrize(("kept", "is_known"), [((0, 1, 2), True), ((0,), False)])
+def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(
+    paths: RunPaths, kept: tuple[int, ...], is_known: bool
+) -> None:
+    """Ranks 0 and 1 made the step."""
+    setups = {rank: RankSetup("abc"[rank], "torch", "cpu") for rank in kept}
+    with restore.RunDb(paths) as recorder:
+        recorder.add_parts([part(4, 1, generation=m.Generation(1, 2))])
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, setups=setups))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
+    opening.recorder.close()
+    found = opening.conductor.durable.resumed
+    assert found == (Resumed(4, {rank: setups[rank] for rank in (0, 1)}) if is_known else None)
 
 
 def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:

@@ -55,6 +55,48 @@ def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path, monkeypat
     assert time.monotonic() - told >= 0.5
 
 
+WRITING = """
+import sys, time, zmq
+trainer = zmq.Context().socket(zmq.DEALER)
+trainer.connect(sys.argv[1])
+for said in sys.argv[2:]:
+    trainer.send(bytes.fromhex(said))
+    time.sleep(0.25)
+time.sleep(600)
+"""
+
+
+def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_ports, "LEAVE_SECONDS", 0.5)
+    (tmp_path / "run-1").mkdir()
+    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
+    said = [m.CheckpointProgress(run="run-1", rank=0, step=3, done_bytes=n, total_bytes=9) for n in range(5)]
+    said += [said[-1]] * 3  # stands still from here on
+
+    async def main() -> tuple[rank_ports.LocalRank, float]:
+        context = zmq.asyncio.Context()
+        link = TrainerLink(context, tmp_path / "trainers.sock")
+        words = [codec.encode(each).hex() for each in said]
+        host.start(paths, 0, [sys.executable, "-c", WRITING, link.endpoint, *words], ENVIRONMENT)
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
+        await asyncio.wait_for(link.receive(), HANG_SECONDS)
+        assert await port.tell(m.Leave(run="run-1", reason="stopped"))
+        for _ in said[1:5]:
+            await asyncio.wait_for(link.receive(), HANG_SECONDS)
+            assert port.look().ending is None
+        moved = link.wrote_monotonic("run-1", 0)
+        for _ in said[5:]:
+            await asyncio.wait_for(link.receive(), HANG_SECONDS)
+        link.remove()
+        context.destroy(linger=0)
+        return port, moved
+
+    port, moved = asyncio.run(main())
+    ending = wait_for(lambda: port.look().ending)
+    assert "was ended by signal 15" in ending.why
+    assert time.monotonic() - moved >= 0.5
+
+
 def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, monkeypatch):
     (tmp_path / "run-1").mkdir()
     paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()

@@ -55,7 +55,7 @@ def make_model(folder: Path) -> None:
 
 def measured_peak(run: Path) -> int:
     """Bytes, of a process of its own."""
-    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(run), "here"]
+    words = [sys.executable, "-m", "tests.trainer.support.peak_memory", str(run), "here", "--copy"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=10 * HANG_SECONDS)
     return int(done.stdout)
 
@@ -95,6 +95,17 @@ def test_what_is_trained_and_how_each_setting_changes_a_part(run_file: Callable[
         estimated(run_file(nodes__here=there, model__gradient_checkpointing=mode)) for mode in ("none", "all")
     )
     assert saving.parts["activations"] < 0.6 * kept.parts["activations"]
+
+
+def test_the_copy_for_checkpoints_counts_where_it_is_in_the_device_s_memory(run_file: Callable[..., Any]) -> None:
+    there = {"backend": "torch", "device": "cpu"}
+    full = estimated(run_file(nodes__here=there))
+    assert full.parts["copy"] == 12 * full.trained
+    for config in (
+        run_file(nodes__here=there, checkpoint={"background": False}),
+        run_file(nodes__here=there | {"device": "cuda:0"}),
+    ):
+        assert "copy" not in estimated(config).parts
 
 
 def test_a_chunked_loss_keeps_the_logits_of_a_chunk(run_file: Callable[..., Any]) -> None:

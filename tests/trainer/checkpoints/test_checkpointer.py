@@ -3,11 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import files
-from trainctl.trainer.checkpoints.checkpointer import Checkpointer
+from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
+from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.checkpoints.saver import Copied
 
 LOOP = files.LoopState(
@@ -20,18 +22,55 @@ PLAN = m.StepPlan(
 )  # fmt: skip
 
 
+class FullDevice:
+    """A backend whose first copy of a moment finds no memory."""
+
+    slots, shapes, updates = ("exp_avg",), {"w": (4,)}, 4
+
+    def __init__(self) -> None:
+        self.errors, self.discards = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], 0
+
+    def copy_out(self, part: str, arrays: dict[str, Any]) -> None:
+        if part == "exp_avg" and self.errors:
+            raise self.errors.pop()
+        arrays["w"][...] = 3.0
+
+    def state_of(self, weights: dict[str, Any], slots: dict[str, dict[str, Any]]) -> State:
+        return State(weights, slots, self.updates)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return "out of memory" in str(error)
+
+    def discard(self) -> None:
+        self.discards += 1
+
+
+def test_a_device_without_room_costs_one_copy_of_the_state_and_no_rank() -> None:
+    backend: Any = FullDevice()
+    copy = HostCopy(backend)
+    with pytest.raises(CHECKPOINT_FAILURES, match="out of memory for the copy of the state: CUDA out of memory"):
+        copy.take()
+    assert backend.discards == 1
+    assert copy.take().slots["exp_avg"]["w"].tolist() == [3.0] * 4
+    backend.errors = [RuntimeError("an illegal memory access was encountered")]
+    with pytest.raises(RuntimeError, match="illegal"):
+        copy.take()
+
+
 class FaultySaver:
     """Its first write ends by an error that no one has foreseen."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = [ValueError("no such frame")]
+        self.version, self.written = 0, list[int]()
 
     def copy(self) -> Copied:
-        return Copied(LOOP, State({"w": np.zeros(4, np.float32)}, {}, 4), None, None, 0.0)
+        return Copied(LOOP, State({"w": np.zeros(4, np.float32)}, {}, 4), None, None, 0.0, self.version)
 
     def write_copy(self, copied: Copied, meter: Any) -> m.CheckpointInfo:
         if self.errors:
             raise self.errors.pop()
+        self.written.append(copied.version)
         return m.CheckpointInfo("p", copied.loop.step, 1, 0.0)
 
 
@@ -49,3 +88,15 @@ def test_an_unforeseen_error_costs_the_checkpoint_and_neither_the_rank_nor_the_n
     assert isinstance(second, m.Checkpointed)
     assert second.checkpoint is not None
     assert checkpointer.state() == second
+
+
+def test_the_last_state_is_written_once_and_again_if_its_step_was_done_again() -> None:
+    said: list[m.FromTrainer] = []
+    saver: Any = FaultySaver()
+    saver.errors.clear()
+    checkpointer = Checkpointer("r", 0, saver, said.append)
+    for version in (7, 7, 9):  # of step 4 each time
+        saver.version = version
+        checkpointer.write_last(4)
+    checkpointer.close()
+    assert saver.written == [7, 9]

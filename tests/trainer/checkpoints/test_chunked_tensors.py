@@ -41,6 +41,27 @@ def test_safetensors_opens_what_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert sum(passed) == entry.size_bytes
 
 
+@pytest.mark.parametrize(("sync", "calls"), [(chunked_tensors.SYNC_BYTES, 1), (64, 4)])
+def test_bytes_count_once_they_are_flushed_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: int, calls: int
+) -> None:
+    flushed, counted, fsync = [0], list[int](), os.fsync
+
+    def flush(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(os.fstat(descriptor).st_size)
+
+    def meter(count: int) -> None:
+        counted.append(count)
+        assert sum(counted) == flushed[-1]
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(chunked_tensors, "SYNC_BYTES", sync)
+    write_tensors(tmp_path / "x.safetensors", arrays(), meter)
+    assert len(counted) >= calls
+    assert flushed[-1] == (tmp_path / "x.safetensors").stat().st_size
+
+
 @pytest.mark.parametrize("piece", [chunked_tensors.PIECE_BYTES, 24])
 def test_a_compressed_one_is_read_in_pieces_and_is_a_zst_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int

@@ -20,7 +20,7 @@ STAGES = (
 )  # fmt: skip
 POINTS = tuple((stage, when) for stage in STAGES for when in ("before", "after"))
 KILLS = int(os.environ.get("TRAINCTL_CHECKPOINT_KILLS", "3"))
-"""How many of these points are tried, some more than once. With more than three it is each prefix, not each 16th."""
+"""How many of these points are tried, some more than once. With more than three it is each prefix, not each 12th."""
 
 _PROGRAM = """
 import json, os, signal, sys
@@ -128,7 +128,7 @@ print("done")
 
 
 def test_killed_after_each_prefix_of_operations(run_python: RunPython, tmp_path: Path) -> None:
-    every = 16 if KILLS <= 3 else 1
+    every = 12 if KILLS <= 3 else 1
     said = run_python(
         _PROGRAM.format(root=str(tmp_path))
         + f"""

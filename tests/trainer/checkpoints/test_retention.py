@@ -1,8 +1,14 @@
 """Which checkpoints stay."""
 
-import pytest
+import shutil
+from pathlib import Path
 
-from trainctl.trainer.checkpoints.retention import spare
+import pytest
+from tests.trainer.support.chat_model import make_chat_model
+from tests.trainer.support.trained_run import TrainedRun
+
+from trainctl.protocol.record import checkpoints
+from trainctl.trainer.checkpoints.retention import prune, spare
 
 
 @pytest.mark.parametrize(("keep_last", "keep_every", "kept", "left"), [
@@ -15,3 +21,40 @@ def test_the_last_those_of_every_and_the_best_stay(
     steps = [10, 20, 30, 40, 50, 60]
     gone = spare(steps, keep_last, keep_every, kept)
     assert [step for step in steps if step not in gone] == left
+
+
+def test_one_that_cannot_be_removed_keeps_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(1, 6):
+        (tmp_path / f"step-{step}").mkdir()
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        if path.name == "step-2":
+            raise PermissionError("not permitted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with pytest.raises(PermissionError):
+        prune(tmp_path, 2, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-4", "step-5"]
+
+
+def test_a_checkpoint_is_complete_though_older_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainedRun(
+        tmp_path / "runs" / "run-1", make_chat_model(tmp_path / "model"), "torch", {"kind": "lora", "rank": 2}, steps=2,
+        saved=(1,), checkpoint={"keep_last": 1},
+    )  # fmt: skip
+    rmtree = shutil.rmtree
+
+    def refused(path: Path, ignore_errors: bool = False) -> None:
+        if str(path).endswith(".gone") and not ignore_errors:
+            raise PermissionError("Operation not permitted: 'model.safetensors'")
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    info = run._saver.write()
+    assert (info.step, info.unpruned) == (2, "Operation not permitted: 'model.safetensors'")
+    assert info.kept == (2,)
+    assert checkpoints.verify(Path(info.path)).step == 2

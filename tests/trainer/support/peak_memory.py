@@ -2,7 +2,8 @@
 
 Prints the bytes by which the peak of two steps exceeds what the process held once all was imported. The first step has
 two small micro-batches, and makes the optimizer's state; the second has two of the run's size. With `--allocator` it
-prints the most that MLX's allocator held in these steps, as on a GPU.
+prints the most that MLX's allocator held in these steps, as on a GPU. With `--copy` a checkpoint's copy of the state is
+taken between the steps, and kept.
 """
 
 import sys
@@ -15,6 +16,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.trainer.backends.host_memory import KernelPeak
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.data import batch as batches
 
 
@@ -50,6 +52,7 @@ def main() -> None:
         import mlx.core as mx
 
         mx.reset_peak_memory()
+    copy = HostCopy(backend)
     for shape in ((1, 9), (rows, config.data.sequence_length + 1)):
         blocks = np.random.default_rng(3).integers(0, 200, shape, dtype=np.int32)
         given = batches.from_blocks(blocks)
@@ -62,6 +65,8 @@ def main() -> None:
         backend.gradient_norm()
         backend.update(1e-3, 1.0)
         backend.clear()
+        if "--copy" in sys.argv:
+            copy.take()
     print(mx.get_peak_memory() if by_allocator else (kept.read().peak_bytes or 0) - held)
 
 

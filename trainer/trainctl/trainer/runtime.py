@@ -22,8 +22,10 @@ from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
+from trainctl.trainer.checkpoints import copies
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.chunked_tensors import zstandard
+from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
@@ -71,7 +73,8 @@ class Trainer:
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
             self._model_files.whole, who.node,
         )  # fmt: skip
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send)
+        self._copies = Copies(who.run, who.rank, paths.directory, config.checkpoint, control.send)
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies.start)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
@@ -119,6 +122,7 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self.checkpointer.close()
+            self._copies.close()
             self._executor.close()
             self._dataset.close()
             self._membership.close()
@@ -275,7 +279,7 @@ class Trainer:
                 if self._config.checkpoint.background:
                     self.checkpointer.copy(plan)
                 else:
-                    written = self.checkpointer.write()
+                    written = self.checkpointer.write(plan)
             except CHECKPOINT_FAILURES as error:
                 failure = f"checkpoint failed: {first_line(error)}"
         report = self._executor.written(plan, started, failure)
@@ -293,6 +297,7 @@ def load_trainer(
     run_file.check_paths(config, where, who.node)
     if config.checkpoint.compression == "zstd":
         zstandard(f"{where}: checkpoint.compression")
+    copies.check(config.checkpoint, where)
     caches = run_file.cache_folder(config, who.node, paths.node_data)
     dataset: TrainingData
     if config.data.growing:

@@ -38,6 +38,7 @@ class BackgroundWrites:
         self._state, self._rendezvous, self._pending = state, rendezvous, pending
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, m.Checkpointed] = {}  # the newest; a rank may be done before others have copied
+        self._copies: dict[int, m.CheckpointCopy] = {}  # those under way, by rank
         self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
 
     @property
@@ -76,9 +77,10 @@ class BackgroundWrites:
         return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
 
     def doing(self, rank: int) -> str:
-        """How far a rank's write is, in words; empty if it writes none."""
+        """How far a rank's write is, in words, or what its node copies elsewhere; empty if neither."""
         if self.now is None or rank not in self.now.ranks:
-            return ""
+            copy = self._copies.get(rank)
+            return f"copying the checkpoint of step {copy.step} to {copy.to}" if copy is not None else ""
         mark = self._marks.get(rank)
         part = f", {mark.done_bytes / mark.total_bytes:.0%}" if mark is not None and mark.total_bytes else ""
         return f"{m.WRITING} of step {self.now.step}{part}"
@@ -105,6 +107,16 @@ class BackgroundWrites:
         if before is not None and before.done_bytes == said.done_bytes:
             still_seconds = before.still_seconds + min(now - before.heard, GAP_SECONDS)
         self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
+
+    def on_copy(self, said: m.CheckpointCopy) -> None:
+        """The checkpoint itself is complete, whatever becomes of its copy. Its event is not "good": those of its
+        category say that a node has a checkpoint of a step that stands."""
+        if said.state == "copying":
+            self._copies[said.rank] = said
+            return
+        self._copies.pop(said.rank, None)
+        data = e.CheckpointCopied(self._state.node(said.rank), said.step, said.to, said.seconds, said.problem)
+        self._state.happen(data, "error" if said.problem else "info", said.step, self._state.node(said.rank))
 
     def on_checkpointed(self, said: m.Checkpointed) -> bool:
         """True if it ends a rank's write; repeated messages, and those of an obsolete write, are ignored."""
@@ -211,6 +223,9 @@ def note(state: ConductorState, rank: int, info: m.CheckpointInfo, *, first: boo
     """
     node, durable = state.node(rank), state.durable
     state.happen(e.CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
+    if info.unpruned:
+        text = f"{node} couldn't remove older checkpoints: {info.unpruned}; the next one tries again"
+        state.happen(e.Notice(text, "checkpoint"), "warning", info.step, node)
     newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
     kept = {*newest, *(step for step in info.kept if step in durable.checkpoints)}  # none that was retracted
     if not first:

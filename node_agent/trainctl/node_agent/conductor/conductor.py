@@ -244,6 +244,8 @@ class Conductor:
             case m.Checkpointed():
                 if self._pipeline.writes.on_checkpointed(event):
                     self._conclude_write(now)
+            case m.CheckpointCopy():
+                self._pipeline.writes.on_copy(event)
             case m.Fenced():
                 self._regroup.on_fenced(event, now)
             case m.Offered():

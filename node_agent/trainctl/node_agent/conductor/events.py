@@ -82,6 +82,7 @@ Said = (
     | m.Soon
     | m.CheckpointProgress
     | m.Checkpointed
+    | m.CheckpointCopy
     | m.Report
     | m.Fenced
     | m.Offered

@@ -5,12 +5,12 @@ and acts when all have answered.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Stage
-from trainctl.node_agent.planning import compatibility, estimates, ranges
+from trainctl.node_agent.planning import compatibility, estimates, ranges, setups
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
@@ -291,7 +291,20 @@ class Rendezvous:
         if (members, probed) != (durable.members, durable.probed):
             self._state.persist(members=members, probed=probed)
         self._state.happen(self._described(members, now))
+        self._keep_setups(members)
         return True
+
+    def _keep_setups(self, members: Iterable[int]) -> None:
+        """What the members compute with, and after a resume what differs from when the checkpoint's step was made."""
+        durable, ready = self._state.durable, self.ready
+        now = {rank: setups.setup_of(self._state.node(rank), ready[rank]) for rank in members if rank in ready}
+        if durable.resumed is not None:
+            changes = setups.differences(durable.resumed.ranks, now)
+            if changes:
+                self._state.happen(e.SetupChanged(durable.resumed.step, changes), "warning", durable.resumed.step)
+        together = {**durable.setups, **now}
+        if durable.resumed is not None or together != durable.setups:
+            self._state.persist(setups=together, resumed=None)
 
     def _described(self, members: tuple[int, ...], now: float) -> e.GenerationFormed:
         waited_seconds, self._left = None if self._left is None else now - self._left, None

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import AnyEvent
@@ -150,6 +151,8 @@ class Durable(msgspec.Struct, frozen=True):
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
     branch: Branch | None = None  # None: the run started at step 0
+    setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
+    resumed: Resumed | None = None  # until a generation has formed after the run was resumed
 
     @property
     def first_step(self) -> int:

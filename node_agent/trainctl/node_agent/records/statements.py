@@ -125,15 +125,16 @@ def known_part(part: m.RankStep, finished_at: float) -> Write:
 
     def write(connection: sqlite3.Connection) -> None:
         where = f"{_STEP_KEY} AND rank = ?"
-        known = connection.execute(f"SELECT * FROM rank_steps WHERE {where}", key).fetchone()  # noqa: S608
-        if known is not None:
-            row = _as_read(_rank_row(part, known[_FINISHED_AT]))
+        query = f"SELECT finished_at, rank_steps.* FROM rank_steps WHERE {where}"  # noqa: S608
+        ended_at, *known = connection.execute(query, key).fetchone() or (finished_at,)
+        if known:
+            row = _as_read(_rank_row(part, ended_at))
             stands = connection.execute(_STANDS, key[:3]).fetchone()
-            if known == row and (not stands or _values_are(connection, part.step, part.rank, part.values)):
+            if tuple(known) == row and (not stands or _values_are(connection, part.step, part.rank, part.values)):
                 return
             connection.execute(f"DELETE FROM rank_steps WHERE {where}", key)  # noqa: S608
-        parts([part], known[_FINISHED_AT] if known is not None else finished_at)(connection)
-        if known is not None:
+        parts([part], ended_at)(connection)
+        if known:
             rebuild_rollups(connection, part.step, part.step)
 
     return write
@@ -141,8 +142,6 @@ def known_part(part: m.RankStep, finished_at: float) -> Write:
 
 _STEP_KEY = "step = ? AND term = ? AND n = ?"
 _STANDS = f"SELECT 1 FROM steps WHERE {_STEP_KEY} AND NOT retracted"  # noqa: S608
-_FINISHED_AT = 19
-"""Place of `finished_at` in a row of `rank_steps`."""
 
 
 _DELETE_VALUES = f"""

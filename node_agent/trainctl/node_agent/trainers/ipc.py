@@ -1,6 +1,7 @@
 """The local socket between an agent and the trainers it hosts."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ class TrainerLink:
         self._path, self.endpoint = path, f"ipc://{path}"
         self._peers: dict[tuple[str, int], bytes] = {}
         self._held: dict[tuple[str, int], Held] = {}
+        self._writes: dict[tuple[str, int], tuple[int, int, float]] = {}  # step, bytes, when they last grew
         self._socket = sockets.new_socket(context, zmq.ROUTER)
         path.unlink(missing_ok=True)  # left by an agent that was killed; the agent's lock says there is no other
         self._socket.bind(self.endpoint)
@@ -37,7 +39,17 @@ class TrainerLink:
         self._peers[key] = identity
         if isinstance(message, m.Report) and (message.kind == "train" or key not in self._held):
             self._held[key] = Held(*map(message.values.get, m.RANK_COLUMNS))
+        elif isinstance(message, m.CheckpointProgress):
+            self._note_progress(key, message)
         return message, before not in (None, identity)
+
+    def _note_progress(self, key: tuple[str, int], said: m.CheckpointProgress) -> None:
+        if self._writes.get(key, (-1, -1, 0.0))[:2] != (said.step, said.done_bytes):
+            self._writes[key] = said.step, said.done_bytes, time.monotonic()
+
+    def wrote_monotonic(self, run: str, rank: int) -> float:
+        """When the checkpoint that a rank writes last made progress, by time.monotonic; 0 if it never wrote one."""
+        return self._writes.get((run, rank), (0, 0, 0.0))[2]
 
     def held(self, run: str, rank: int) -> Held | None:
         """What memory a rank's last step took, or its first plan before any step; None if it has reported neither."""
@@ -46,6 +58,7 @@ class TrainerLink:
     def forget_held(self, run: str, rank: int) -> None:
         """Another process takes its place."""
         self._held.pop((run, rank), None)
+        self._writes.pop((run, rank), None)
 
     async def send(self, rank: int, message: m.ToTrainer | m.WorkSlice) -> bool:
         """Whether the trainer was there to take it."""
@@ -68,3 +81,4 @@ class TrainerLink:
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}
         self._held = {key: held for key, held in self._held.items() if key[0] != run}
+        self._writes = {key: write for key, write in self._writes.items() if key[0] != run}

@@ -23,7 +23,8 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import read_status
 
 LEAVE_SECONDS = 60.0
-"""Seconds after which a leaving trainer counts as hung; it has nothing more to save."""
+"""Seconds after which a leaving trainer counts as hung, from the order or from the last progress of the checkpoint that
+it still writes."""
 
 
 class Ending(NamedTuple):
@@ -103,7 +104,7 @@ class LocalRank:
     def _look(self) -> Look:
         hosted = self._supervisor.find(self._paths, self._rank)
         if hosted is not None:
-            if time.monotonic() >= self._leave_due:
+            if self._is_overdue():
                 self._leave_due = float("inf")
                 self._supervisor.dump_stacks(self._paths, self._rank)
                 self._end()
@@ -118,6 +119,10 @@ class LocalRank:
         memory = self._lack_of_memory(status)
         how = self._describe(status)
         return Look(None, Ending(status == 0, f"{how}, out of memory" if memory else how, memory))
+
+    def _is_overdue(self) -> bool:
+        now, run = time.monotonic(), self._paths.directory.name
+        return now >= self._leave_due and now >= self._link.wrote_monotonic(run, self._rank) + LEAVE_SECONDS
 
     def _lack_of_memory(self, status: int | None) -> str:
         if self._was_killed:

@@ -15,6 +15,8 @@ With t trained parameters, w bytes of a weight and T tokens in a micro-batch, in
                  A decoder layer of an encoder-decoder model counts 1.5 times, for its cross-attention
     logits       12 T vocabulary: the logits, their logarithms and the gradient; of a chunk if the loss is chunked
     sum          4 t: the buffer in which a group sums gradients
+    copy         12 t: the copy of weights and moments that a checkpoint is written from, kept from the first one on
+                 unless checkpoint.background is false. With CUDA it is in the host's memory and doesn't count
     overhead     10 % and 50 MB: the allocator's, and the libraries' working memory
 
 A layer with gradient checkpointing keeps its input alone.
@@ -34,6 +36,8 @@ from trainctl.protocol.config.run_tables import GradientCheckpointing, NodeTable
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TRAINED_BYTES = {"float16": 6, "bf16-sr": 2}
 """Of a trained parameter by model.dtype; 4 in the others, those of bfloat16 with the other half of their masters."""
+_COPIED_BYTES = 12
+"""Of a trained parameter in a checkpoint's copy: it and two moments, each in float32."""
 _EIGHT_BIT_MOMENTS = 2 + 8 / 256
 """Bytes of a parameter's two moments if each is a byte, with a float32 per 256 of them."""
 _WIDTHS = {"torch": 10, "mlx": 8}
@@ -91,8 +95,15 @@ def estimate_memory(
     parts = {**fixed, "gradients": gradients, **passing}
     if len(config.nodes) > 1:
         parts["sum"] = 4 * trained
+    if config.checkpoint.background and not _has_own_memory(node, backend):
+        parts["copy"] = _COPIED_BYTES * trained
     parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
+
+
+def _has_own_memory(node: NodeTable, backend: str) -> bool:
+    """Whether the device's memory isn't the host's: that of a CPU and of Apple's GPUs is."""
+    return backend == "torch" and node.device not in ("cpu", "mps")
 
 
 def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:

@@ -286,6 +286,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     for check in (
         _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_precision,
         _check_backends, _check_held_out, _check_growing, _check_evaluations,
+        _check_copies,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -293,6 +294,23 @@ def _check_sense(config: RunFile, where: str) -> None:
         with wrong.going_on():
             _check_node(config, name, where)
     wrong.raise_any()
+
+
+def is_rsync_target(copy_to: str) -> bool:
+    """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path."""
+    return not copy_to.startswith("/") and ":" in copy_to
+
+
+def _check_copies(config: RunFile, where: str) -> None:
+    table = config.checkpoint
+    if table.copy_to and table.copy_command:
+        problem = "can't be combined with checkpoint.copy_to: remove one of them"
+        raise InvalidInputError(f"{where}: checkpoint.copy_command", problem)
+    if table.copy_to.startswith("-") or not (
+        not table.copy_to or table.copy_to.startswith("/") or is_rsync_target(table.copy_to)
+    ):
+        problem = f"{table.copy_to!r} must be an absolute path, or an rsync target such as backup@host:runs"
+        raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
 
 
 def _check_lengths(config: RunFile, where: str) -> None:

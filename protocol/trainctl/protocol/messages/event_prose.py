@@ -100,6 +100,13 @@ def brief(data: e.AnyEvent) -> str:
             return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
         case e.CheckpointFailed(node=node, reason=reason):
             return f"no checkpoint on {node}: {reason}"
+        case e.CheckpointCopied(step=step, to=to, problem=problem) if problem:
+            return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint is copied again"
+        case e.CheckpointCopied(step=step, to=to):
+            return f"{data.node} copied step-{step} to {to}, took {_seconds(data.seconds)}"
+        case e.SetupChanged(step=step, changes=changes):
+            what = f"step {step:,} was made with another setup: {'; '.join(changes)}"
+            return f"{what}. The loss continues within the data type's tolerance, not bit for bit"
         case e.RankChanged():
             return _rank(data)
         case e.SharesUnmeasured(nodes=nodes):

@@ -98,6 +98,13 @@ class RunBranched(EventData, tag="run-branched", frozen=True):
     node: str  # node whose copy of the checkpoint it starts from
 
 
+class SetupChanged(EventData, tag="setup-changed", frozen=True):
+    """The run continues a checkpoint on other ranks, another backend, device or precision than made its step."""
+
+    step: Count  # step of the checkpoint
+    changes: tuple[str, ...]  # what differs, each in words
+
+
 class NodeStateChanged(EventData, tag="node-state-changed", frozen=True):
     """The state of a node outside the group changed, for example from lost to drained."""
 
@@ -264,6 +271,17 @@ class CheckpointFailed(EventData, tag="checkpoint-failed", frozen=True):
     reason: str  # reason for the failure
 
 
+class CheckpointCopied(EventData, tag="checkpoint-copied", frozen=True):
+    """A node copied a checkpoint to another place, or couldn't."""
+
+    category: ClassVar[Category] = "checkpoint"
+    node: str  # node name
+    step: Count  # step whose state it contains
+    to: str  # target: a path, an rsync target or a command
+    seconds: float  # time that it took, with all tries
+    problem: str = ""  # reason for the failure, on one line; empty: it was copied
+
+
 # ---------------------------------------------------------------- ranks, nodes and agents
 
 
@@ -344,7 +362,8 @@ AnyEvent = (
     | NoteWritten
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
-    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice
+    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | SetupChanged
+    | CheckpointCopied
 )  # fmt: skip
 """The closed union of events."""
 Change = (
@@ -374,8 +393,8 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
         case SharesUnmeasured():
             found = {*data.nodes}
         case (
-            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | NodeState() | AlertRaised()
-            | AlertCleared() | Sampled() | SampleFailed()
+            NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | CheckpointCopied()
+            | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed()
         ):  # fmt: skip
             found = {data.node}
         case _:

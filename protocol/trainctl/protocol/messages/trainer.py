@@ -260,6 +260,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     loop_seconds: float  # time that the training loop was stopped
     write_seconds: float = 0.0  # time for writing the files and reading them back
     kept: tuple[Count, ...] = ()  # steps of the checkpoints that the node keeps, ascending; empty: unknown
+    unpruned: str = ""  # reason why older checkpoints couldn't be removed, on one line; empty: they were
 
 
 class CheckpointProgress(Message, tag="checkpoint-progress", frozen=True):
@@ -284,6 +285,18 @@ class Checkpointed(Message, tag="checkpointed", frozen=True):
     seq: Count | None  # seq of the checkpoint plan; None: written without a plan
     step: Count  # step whose state it contains
     checkpoint: CheckpointInfo | None = None  # None: it failed
+    problem: str = ""  # reason for the failure, on one line; empty: none
+
+
+class CheckpointCopy(Message, tag="checkpoint-copy", frozen=True):
+    """The rank's node has begun to copy a complete checkpoint to another place, has copied it, or has failed to."""
+
+    run: Name
+    rank: Count
+    step: Count  # step whose state it contains
+    to: str  # target: a path, an rsync target or a command
+    state: Literal["copying", "copied", "failed"]  # it has begun; it is complete; no try succeeded
+    seconds: float = 0.0  # time that it took, with all tries
     problem: str = ""  # reason for the failure, on one line; empty: none
 
 
@@ -463,6 +476,7 @@ FromTrainer = (
     | Soon
     | CheckpointProgress
     | Checkpointed
+    | CheckpointCopy
     | Report
     | Probed
     | SampleReport

@@ -17,19 +17,25 @@ class Checkpointer:
     """`copy` and `begin` are for the main thread, `state` for the control thread. `send` takes messages to the
     agent."""
 
-    def __init__(self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None]) -> None:
+    def __init__(
+        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None],
+        copy: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`copy` has the newest checkpoint copied elsewhere; of a plan's writers, the first one calls it."""
+        self._copy = copy
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._writer = BackgroundWriter(self._finished)
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
         self._newest: m.Checkpointed | None = None
         self._is_copying = False  # the last state
-        self._written_step: int | None = None  # of the newest complete checkpoint of this process
+        self._written: int | None = None  # version of the state in the newest complete checkpoint of this process
 
-    def write(self) -> m.CheckpointInfo:
+    def write(self, plan: m.StepPlan) -> m.CheckpointInfo:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
         self._writer.wait()
-        info = self._saver.write()
-        self._written_step = info.step
+        version, info = self._saver.version, self._saver.write()
+        self._written = version
+        self._copy_elsewhere(plan)
         return info
 
     def copy(self, plan: m.StepPlan) -> None:
@@ -47,9 +53,10 @@ class Checkpointer:
             self._writer.start(lambda meter: self._write(copied, plan, meter), copied.meter())
 
     def write_last(self, step: int) -> None:
-        """Write the state of `step`, the last one, without a plan, unless that is done; waits for it."""
+        """Write the state of `step`, the last one, without a plan, unless that is done; waits for it. A step that was
+        retracted and done again has another state."""
         self._writer.wait()
-        if self._written_step == step:
+        if self._written == self._saver.version:
             return
         self._is_copying = True
         try:
@@ -93,13 +100,18 @@ class Checkpointer:
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
             log.error("step %s: %s", f"{step:,}", problem, exc_info=unexpected)
         else:
-            self._written_step = step
+            self._written = copied.version
             size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
             log.info("checkpoint of step %s: %s MB written and read back in %s s", f"{step:,}", size, seconds)
+            self._copy_elsewhere(plan)
         generation, seq = (plan.generation, plan.seq) if plan is not None else (None, None)
         return m.Checkpointed(
             run=self._run, rank=self._rank, generation=generation, seq=seq, step=step, checkpoint=info, problem=problem,
         )  # fmt: skip
+
+    def _copy_elsewhere(self, plan: m.StepPlan | None) -> None:
+        if plan is None or plan.writers[:1] == (self._rank,):
+            self._copy()
 
     def _finished(self, outcome: m.Checkpointed) -> None:
         self._newest = outcome

@@ -21,6 +21,9 @@ from trainctl.protocol.record.checkpoints import FileEntry
 
 PIECE_BYTES: Final = 16 << 20
 """Most bytes that are compressed, hashed or written at once."""
+SYNC_BYTES: Final = 64 << 20
+"""Bytes after which a file is flushed to its disk: what the meter has counted is there, and the system never holds more
+than this of it back."""
 ZSTD_SUFFIX: Final = ".zst"
 ZSTD_LEVEL: Final = 1
 """Level of compression: of the noise in trained numbers, higher ones gain nothing."""
@@ -32,22 +35,29 @@ _NUMPY: Final = {name: np.dtype(dtype) for dtype, name in _DTYPES.items()}
 
 Arrays = Mapping[str, NDArray[Any]]
 Meter = Callable[[int], None]
-"""Receives the number of bytes that have passed since its last call."""
+"""Receives the number of bytes that have reached the disk, or were read back, since its last call."""
 
 
 def write_tensors(path: Path, arrays: Arrays, meter: Meter, *, zstd: bool = False) -> FileEntry:
-    """Write a file; its size and SHA-256. Raises OSError, and InvalidInputError without the library for zstd."""
+    """Write a file and flush it to its disk; its size and SHA-256. The meter counts bytes before compression. Raises
+    OSError, and InvalidInputError without the library for zstd."""
     pack: Callable[[Any], Any] = _same
     if zstd:
         pack = zstandard("run file: checkpoint.compression").ZstdCompressor(ZSTD_LEVEL).compress
-    digest, size = hashlib.sha256(), 0
+    digest, size, unsynced = hashlib.sha256(), 0, 0
     with path.open("wb", buffering=0) as file:
         for piece in _pieces(arrays):
             packed = pack(piece)
             _write_all(file, packed)
             digest.update(packed)
             size += len(packed)
-            meter(len(piece))
+            unsynced += len(piece)
+            if unsynced >= SYNC_BYTES:
+                os.fsync(file.fileno())
+                meter(unsynced)
+                unsynced = 0
+        os.fsync(file.fileno())
+        meter(unsynced)
     return FileEntry(size, digest.hexdigest())
 
 

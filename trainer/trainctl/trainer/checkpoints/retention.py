@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.checkpoints import listed, outdated, read_manifest
+from trainctl.trainer.checkpoints.copy_process import step_in_copy
 from trainctl.trainer.checkpoints.files import tidy
 
 _NUMBER = re.compile(r"step-(\d+)")
@@ -23,12 +24,21 @@ def spare(steps: Sequence[int], keep_last: int, keep_every: int, kept: Collectio
 
 def prune(checkpoints: Path, keep_last: int, kept: Collection[Path], keep_every: int = 0) -> None:
     """Remove what `spare` names, and what is superseded of steps up to the newest one; each loses its name before its
-    files."""
+    files. One that is being copied elsewhere stays until the next time. Raises OSError about the first that couldn't be
+    removed, once all others are gone."""
     tidy(checkpoints)
+    copied = step_in_copy(checkpoints)
     by_step = {step_of(folder): folder for folder in listed(checkpoints)}
-    gone = [by_step[step] for step in spare([*by_step], keep_last, keep_every, [step_of(path) for path in kept])]
+    stay = [step_of(path) for path in kept] + ([copied] if copied is not None else [])
+    gone = [by_step[step] for step in spare([*by_step], keep_last, keep_every, stay)]
+    problems = list[OSError]()
     for folder in [*gone, *(path for path in outdated(checkpoints) if path not in kept)]:
-        _remove(folder)
+        try:
+            _remove(folder)
+        except OSError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
 
 
 def kept_steps(checkpoints: Path) -> tuple[int, ...]:
@@ -53,4 +63,4 @@ def _remove(folder: Path) -> None:
     gone = folder.with_name(f".{folder.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(gone)

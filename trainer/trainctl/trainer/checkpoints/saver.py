@@ -15,6 +15,8 @@ from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints import files, metadata, retention
 from trainctl.trainer.checkpoints.background import WriteMeter
 from trainctl.trainer.checkpoints.host_copy import HostCopy
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.training_data import Look, Seen, TrainingData
 from trainctl.trainer.step.progress import Progress
 
@@ -28,6 +30,7 @@ class Copied:
     report: m.Report | None  # of the newest step
     generation: m.Generation | None  # that committed the step
     loop_seconds: float  # time that the copy took
+    version: int = 0  # of the state, as Progress counts them
 
     @property
     def bytes(self) -> int:
@@ -63,31 +66,52 @@ class Saver:
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
     def copy(self) -> Copied:
-        """Of the last committed step; valid until the next call."""
+        """Of the last committed step; valid until the next call. Raises MemoryError."""
         begun = time.perf_counter()
         state = self._host_copy.take()
         progress = self._progress
         loop = self._loop_state(progress.cursor, state.updates)
-        return Copied(loop, state, progress.newest_report, progress.committed_in, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        return Copied(loop, state, progress.newest_report, progress.committed_in, seconds, progress.version)
+
+    @property
+    def version(self) -> int:
+        """Of the state that a copy would hold now."""
+        return self._progress.version
 
     def write_copy(self, copied: Copied, meter: WriteMeter) -> m.CheckpointInfo:
-        """On any thread. Once it has been read back, older ones go that nothing keeps. Raises OSError, and
-        InvalidInputError without the library that compresses."""
-        begun, table, loop = time.perf_counter(), self._config.checkpoint, copied.loop
+        """On any thread. Once it has been read back, older ones go that nothing keeps; what prevents that costs no
+        checkpoint. Raises OSError, and InvalidInputError without the library that compresses."""
+        begun, loop = time.perf_counter(), copied.loop
         folder, model = self._paths.checkpoint(loop.step), Path(self._config.model.path)
         manifest = files.write(folder, self._run, loop, copied.state, model, self._about(copied, model, meter))
-        best = best_checkpoint(self._paths) if table.keep_best else None
-        kept = [folder, *([best] if best else [])]
-        retention.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
-        seconds, kept_steps = time.perf_counter() - begun, retention.kept_steps(self._paths.checkpoints)
+        kept, problem = self._prune(folder)
+        seconds = time.perf_counter() - begun
         return m.CheckpointInfo(
-            str(folder), loop.step, manifest.size_bytes, copied.loop_seconds, seconds, kept_steps
+            str(folder), loop.step, manifest.size_bytes, copied.loop_seconds, seconds, kept, problem
         )  # fmt: skip
+
+    def _prune(self, newest: Path) -> tuple[tuple[int, ...], str]:
+        """The steps that stay, if they are known, and why older checkpoints couldn't be removed."""
+        table, problem = self._config.checkpoint, ""
+        try:
+            best = best_checkpoint(self._paths) if table.keep_best else None
+            kept = [newest, *([best] if best else [])]
+            retention.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
+        except Exception as error:  # noqa: BLE001  the checkpoint is complete, whatever its neighbours do
+            problem = first_line(error)
+            log.warning("older checkpoints couldn't be removed: %s", problem)
+        try:
+            return retention.kept_steps(self._paths.checkpoints), problem
+        except OSError as error:
+            return (), problem or first_line(error)
 
     def write(self) -> m.CheckpointInfo:
         """Copy and write at once; training waits. Raises as `write_copy`."""
         begun, copied = time.perf_counter(), self.copy()
         info = self.write_copy(copied, copied.meter())
+        del copied
+        self._host_copy.release()
         return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
     def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:

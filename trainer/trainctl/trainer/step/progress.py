@@ -71,6 +71,7 @@ class Progress:
         self.whole = True  # False between the first and the last part of a state that is being taken over
         self.batch: HalfBatch | None = None
         self.last_seq = -1
+        self.version = 0  # grows with each change of weights and optimizer
         self.committed_in: Generation | None = None  # generation that made the last step here; None: it was loaded
         self._reports: deque[Report] = deque(maxlen=KEPT_REPORTS)
 
@@ -94,11 +95,13 @@ class Progress:
     def tear(self) -> None:
         """The first part of another rank's state is about to replace this one's. Call it within `exclusive`."""
         self.whole, self.batch = False, None
+        self.version += 1
 
     def take_over(self, step: int, cursor: int) -> None:
         """Weights and optimizer are those of another rank, or of a checkpoint. Call it within `exclusive`."""
         self.last_step, self.cursor, self.batch, self.committed_in = step, cursor, None, None
         self.whole = self.loaded = True
+        self.version += 1
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
         """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
@@ -118,6 +121,7 @@ class Progress:
         """The plan's step is done, by an update or a skip. Call it within `exclusive`."""
         self.last_step, self.cursor, self.batch = plan.step, plan.cursor + plan.global_batch, None
         self.committed_in = plan.generation
+        self.version += 1
 
     def remember(self, report: Report) -> None:
         """Keep a report for the next fence."""

@@ -1,0 +1,31 @@
+"""A group that continues a checkpoint on another setup says so, once; the same setup is no event."""
+
+import msgspec
+import pytest
+from tests.node_agent.support.simulation import Simulation, config, durable
+
+from trainctl.node_agent.planning.setups import Resumed
+from trainctl.protocol.messages import events as e
+
+STEP = 20
+
+
+def elsewhere(simulation: Simulation) -> list[e.SetupChanged]:
+    return [event.data for event in simulation.happened if isinstance(event.data, e.SetupChanged)]
+
+
+@pytest.mark.parametrize(("before", "changes"), [
+    ("torch", ()), ("mlx", ("a, b: torch instead of mlx",)),
+])  # fmt: skip
+def test_a_resumed_group_says_once_what_is_other_than_it_was(before: str, changes: tuple[str, ...]) -> None:
+    first = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(2)
+    setups = first.conductor.durable.setups
+    assert {rank: setup.node for rank, setup in setups.items()} == {0: "a", 1: "b"}
+    assert not elsewhere(first)
+    then = {rank: msgspec.structs.replace(setup, backend=before) for rank, setup in setups.items()}
+    kept = msgspec.structs.replace(durable(("a", "b"), 12), resumed=Resumed(STEP, then))
+    again = Simulation(config(30, 12), kept).begin().until_step(2)
+    again.kill(again.ranks[1])  # the group forms again
+    again.until_step(12)
+    assert [(made.step, made.changes) for made in elsewhere(again)] == ([(STEP, changes)] if changes else [])
+    assert again.conductor.durable.resumed is None

@@ -1,0 +1,28 @@
+"""What a resumed group has that its checkpoint's did not, in words."""
+
+import pytest
+
+from trainctl.node_agent.planning.setups import RankSetup, differences
+from trainctl.protocol.messages import Compute
+
+CPU = RankSetup("a", "torch", "cpu", Compute("float32", weights="float32"))
+OTHER = RankSetup("b", "torch", "cpu", Compute("float32", weights="float32"))
+HALF = RankSetup("a", "mlx", "gpu", Compute("bfloat16", weights="float32"))
+
+
+@pytest.mark.parametrize(("before", "now", "found"), [
+    ({0: CPU, 1: OTHER}, {0: CPU, 1: OTHER}, ()),
+    ({0: CPU}, {0: RankSetup("a", "torch", "cpu")}, ()),  # a version that doesn't say
+    ({0: CPU, 1: OTHER}, {0: CPU}, ("the ranks are those of a instead of a, b",)),
+    ({0: CPU}, {0: HALF}, ("a: mlx instead of torch, device gpu instead of device cpu, passes in bfloat16 instead of "
+                           "passes in float32",)),
+    ({0: CPU, 1: OTHER},
+     {0: RankSetup("a", "torch", "cpu", Compute("float32", tf32=True, weights="float32")),
+      1: RankSetup("b", "torch", "cpu", Compute("float32", tf32=True, weights="float32"))},
+     ("a, b: TF32 instead of no TF32",)),
+    ({0: CPU}, {0: OTHER}, ("the ranks are those of b instead of a",)),
+])  # fmt: skip
+def test_only_what_differs_is_named(
+    before: dict[int, RankSetup], now: dict[int, RankSetup], found: tuple[str, ...]
+) -> None:
+    assert differences(before, now) == found

@@ -1,0 +1,188 @@
+"""Copies of checkpoints elsewhere: only complete ones, continued where a try broke off, and never removed meanwhile."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.node_agent.support.processes import wait_for
+from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_tables import CheckpointTable
+from trainctl.protocol.record import checkpoints
+from trainctl.trainer.backends.base import State
+from trainctl.trainer.checkpoints import copy_process, files, retention
+from trainctl.trainer.checkpoints.copies import Copies
+from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
+
+SOON = (0.01, 0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", "utf-8")
+    return tmp_path / "runs" / "run-1"
+
+
+def written(run: Path, step: int) -> Path:
+    array = {"w": np.full(2000, step, np.float32)}
+    loop = files.LoopState(
+        step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
+        layout_digest="l", data_digest="d",
+    )  # fmt: skip
+    folder = run / "checkpoints" / f"step-{step}"
+    files.write(folder, "run-1", loop, State(array, {"exp_avg": array}, step), run.parents[1] / "model")
+    return folder
+
+
+def process(run: Path, *where: str) -> tuple[int, list[Line]]:
+    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert not done.stderr
+    return done.returncode, [Line(**json.loads(text)) for text in done.stdout.splitlines()]
+
+
+def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) -> None:
+    written(run, 3)
+    torn = written(run, 4)
+    (torn / files.WEIGHTS).unlink()
+    status, lines = process(run, "--to", str(tmp_path / "there"))
+    assert (status, [(line.step, line.state) for line in lines]) == (0, [(3, "copying"), (3, "copied")])
+    place = tmp_path / "there" / "run-1" / "checkpoints"
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+    assert files.read(place / "step-3").loop.step == 3
+    assert not (run / "checkpoints" / copy_process.COPYING).exists()
+
+
+def test_a_copy_that_broke_off_is_continued(run: Path, tmp_path: Path) -> None:
+    folder = written(run, 3)
+    place = tmp_path / "there" / "run-1" / "checkpoints"
+    part = place / ".step-3.part"
+    part.mkdir(parents=True)
+    shutil.copyfile(folder / files.WEIGHTS, part / files.WEIGHTS)
+    (part / files.OPTIMIZER).write_bytes((folder / files.OPTIMIZER).read_bytes()[:100])
+    os.utime(part / files.WEIGHTS, (1, 1))
+    to_path(tmp_path / "there", folder)
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+    checkpoints.verify(place / "step-3")
+    assert (place / "step-3" / files.WEIGHTS).stat().st_mtime == 1, "it was copied again"
+    again = written(run, 3)  # the same step with other files
+    (again / "state.json").write_text("{}", "utf-8")
+    manifest = json.loads((again / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {"size_bytes": 2, "sha256": checkpoints.digest_of(again / "state.json")}
+    (again / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    to_path(tmp_path / "there", again)
+    assert checkpoints.verify(place / "step-3").files["state.json"].size_bytes == 2
+
+
+@pytest.fixture
+def rsync_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The target of a server on loopback, and its folder."""
+    place, config = tmp_path / "served", tmp_path / "rsyncd.conf"
+    place.mkdir()
+    identity = f"uid = {os.getuid()}\ngid = {os.getgid()}\n" if os.getuid() == 0 else ""
+    config.write_text(f"{identity}use chroot = no\n[runs]\npath = {place}\nread only = no\n", "utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["rsync", "--daemon", "--no-detach", f"--config={config}", f"--port={port}", "--address=127.0.0.1"]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as server:
+        wait_for(lambda: _answers(port))
+        yield f"rsync://127.0.0.1:{port}/runs", place
+        server.terminate()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.needs("rsync")
+def test_rsync_gets_the_same_folders(run: Path, rsync_server: tuple[str, Path]) -> None:
+    folder = written(run, 3)
+    target, place = rsync_server
+    to_rsync(target, folder)
+    checkpoints.verify(place / "run-1" / "checkpoints" / "step-3")
+    with pytest.raises(CopyError, match="rsync exited with"):
+        to_rsync(f"{target}-of-another", folder)
+
+
+def test_a_command_gets_the_folder_and_an_error_is_tried_again_until_the_next_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_process, "BACKOFF_SECONDS", SOON)
+    written(run, 3)
+    tries, lines = tmp_path / "tries", list[Line]()
+    script = (
+        f'echo "$2" >> {tries}; test -e {tmp_path}/open || {{ echo no bucket >&2; exit 4; }}; cp -r "$1" {tmp_path}/'
+    )
+    words = ["sh", "-c", script, "copy", "{folder}", "{run}/{step}"]
+    assert not copy_newest(run, lambda folder: copy_process.by_command(words, folder), lines.append)
+    assert tries.read_text().split() == ["run-1/3"] * 3
+    assert (lines[-1].state, lines[-1].problem) == ("failed", "sh exited with 4: no bucket")
+    (tmp_path / "open").touch()
+    written(run, 4)
+    assert copy_newest(run, lambda folder: copy_process.by_command(words, folder), lines.append)
+    assert checkpoints.verify(tmp_path / "step-4").step == 4
+    with pytest.raises(CopyError, match="no-such-program"):
+        copy_process.by_command(["no-such-program"], run)
+
+
+def test_a_newer_one_that_comes_meanwhile_is_copied_afterwards(run: Path) -> None:
+    written(run, 3)
+    lines, copied = list[Line](), list[str]()
+
+    def copy(folder: Path) -> None:
+        copied.append(folder.name)
+        if folder.name == "step-3":
+            written(run, 4)
+
+    assert copy_newest(run, copy, lines.append)
+    assert copied == ["step-3", "step-4"]
+
+
+def test_what_is_being_copied_stays_and_only_one_process_copies(run: Path, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        written(run, step)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--", "sh", "-c"]
+    with subprocess.Popen([*words, f"read line < {gate}"], stdout=subprocess.PIPE) as held:
+        wait_for(lambda: copy_process.step_in_copy(run / "checkpoints"))
+        for step in (4, 5):
+            written(run, step)
+        retention.prune(run / "checkpoints", 2, [])
+        assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4", "step-3"]
+        assert process(run, "--to", str(tmp_path / "there")) == (3, [])
+        for step in (3, 5):
+            wait_for(lambda at=step: copy_process.step_in_copy(run / "checkpoints") == at)
+            gate.write_text("go on\n")
+        assert held.wait(HANG_SECONDS) == 0
+    retention.prune(run / "checkpoints", 2, [])
+    assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]
+
+
+def test_a_trainer_passes_on_what_happens_to_the_copy(run: Path, tmp_path: Path) -> None:
+    written(run, 3)
+    said: list[Any] = []
+    table = CheckpointTable(copy_to=str(tmp_path / "there"))
+    copies = Copies("run-1", 0, run, table, said.append)
+    copies.start()
+    wait_for(lambda: said and said[-1].state == "copied")
+    written(run, 4)
+    copies.start()
+    wait_for(lambda: said[-1].step == 4 and said[-1].state == "copied")
+    copies.close()
+    assert [(one.step, one.state) for one in said] == [(3, "copying"), (3, "copied"), (4, "copying"), (4, "copied")]
+    assert isinstance(said[0], m.CheckpointCopy)
+    assert said[0].to == table.copy_to

@@ -1,0 +1,200 @@
+"""`python -m trainctl.trainer.checkpoints.copy_process RUN_DIRECTORY --to TARGET`: copies the newest checkpoint.
+
+TARGET is an absolute path or an rsync target; or a command that is given the folder follows after `--`. A target gets
+RUN/checkpoints/step-N, the manifest last: a copy without one is incomplete, and the next try continues it. A newer
+checkpoint that is completed meanwhile is copied afterwards. Each change is a line on standard output, as `Line`; who
+reads it may be gone. Exit status 0: the newest is copied; 1: the last line says why not; 3: another process copies.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from trainctl.protocol.config.run_file import is_rsync_target
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.process_title import set_title
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.checkpoints import MANIFEST_NAME, Manifest
+from trainctl.trainer.common.atomic_folder import is_left_by_dead, sync
+from trainctl.trainer.common.errors import first_line
+
+LOCK, COPYING = ".copy.lock", ".copying"
+"""Files in `checkpoints`: the lock of the only copying process; its process ID and the step that it copies."""
+BACKOFF_SECONDS: Final = (5.0, 20.0, 60.0, 180.0)
+"""Waits before another try of the same checkpoint; after the last one it has failed."""
+RSYNC: Final = ("rsync", "-aR", "--partial", "--timeout=120")
+"""Ends after 120 s without a byte. -R makes the folders of the path there."""
+SSH: Final = "ssh -oBatchMode=yes -oConnectTimeout=20"
+"""What rsync reaches other machines by: it asks for no password."""
+_COPYING_TEXT: Final = re.compile(r"(\d+) (\d+)\s*")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What happens to the copy of one step's checkpoint."""
+
+    step: int
+    state: Literal["copying", "copied", "failed"]
+    seconds: float = 0.0
+    problem: str = ""
+
+
+class CopyError(Exception):
+    """One try failed; the text is why, on one line."""
+
+
+def step_in_copy(folder: Path) -> int | None:
+    """The step whose checkpoint a live process copies, which must stay meanwhile; None if none does."""
+    try:
+        found = _COPYING_TEXT.fullmatch((folder / COPYING).read_text("utf-8"))
+    except OSError:
+        return None
+    return int(found[2]) if found and not is_left_by_dead(int(found[1])) else None
+
+
+def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable[[Line], None]) -> bool:
+    """Copy the newest complete checkpoint, and newer ones that come meanwhile; whether the newest is copied."""
+    folder, done = run_directory / "checkpoints", None
+    while (newest := _newest(folder)) is not None and newest != done:
+        step, begun = checkpoints.read_manifest(newest).step, time.monotonic()
+        (folder / COPYING).write_text(f"{os.getpid()} {step}", "utf-8")
+        say(Line(step, "copying"))
+        problem = _tried(newest, copy)
+        say(Line(step, "failed" if problem else "copied", time.monotonic() - begun, problem))
+        if problem and _newest(folder) == newest:  # else the newer one is tried
+            return False
+        done = newest
+    return True
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest complete one under its own name."""
+    found = checkpoints.newest_complete(folder, hashes=False)
+    return found if found is not None and not found.name.startswith(".") else None
+
+
+def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
+    """Why the last try failed, after which there is a newer checkpoint or no try left; empty if one succeeded."""
+    for wait_seconds in (*BACKOFF_SECONDS, None):
+        try:
+            copy(folder)
+        except (CopyError, OSError, InvalidInputError) as error:
+            problem = first_line(error)
+        else:
+            return ""
+        if wait_seconds is None or _newest(folder.parent) != folder:
+            break
+        time.sleep(wait_seconds)
+    return problem
+
+
+def to_path(target: Path, folder: Path) -> None:
+    """Copy into `target`/RUN/checkpoints. Files that an earlier try has copied whole stay. Raises OSError, and
+    InvalidInputError if the copy isn't what the manifest says."""
+    place = target / folder.parent.parent.name / "checkpoints"
+    final, part = place / folder.name, place / f".{folder.name}.part"
+    manifest = checkpoints.read_manifest(folder)
+    if final.is_dir() and _holds(final, manifest):
+        return
+    part.mkdir(parents=True, exist_ok=True)
+    for name, entry in manifest.files.items():
+        at = part / name
+        if not (at.is_file() and at.stat().st_size == entry.size_bytes and checkpoints.digest_of(at) == entry.sha256):
+            shutil.copyfile(folder / name, at)
+            sync(at)
+    shutil.copyfile(folder / MANIFEST_NAME, part / MANIFEST_NAME)
+    checkpoints.verify(part)
+    shutil.rmtree(final, ignore_errors=True)  # of a step that was done again
+    part.rename(final)
+    sync(place)
+
+
+def _holds(final: Path, manifest: Manifest) -> bool:
+    try:
+        return checkpoints.read_manifest(final) == manifest
+    except InvalidInputError:
+        return False
+
+
+def to_rsync(target: str, folder: Path) -> None:
+    """Send to `target`/RUN/checkpoints, the manifest last. Raises CopyError."""
+    runs, run = folder.parent.parent.parent, folder.parent.parent.name
+    inside = f"{run}/checkpoints/{folder.name}"
+    for words in (("--delete", f"--exclude={MANIFEST_NAME}", f"{inside}/"), (f"{inside}/{MANIFEST_NAME}",)):
+        _run([*RSYNC, *words, f"{target.rstrip('/')}/"], cwd=runs)
+
+
+def by_command(words: Sequence[str], folder: Path) -> None:
+    """Run a command with {folder}, {run} and {step} replaced in its words, without a shell. Raises CopyError."""
+    values = {"folder": str(folder), "run": folder.parent.parent.name, "step": folder.name.removeprefix("step-")}
+    command = [re.sub(r"\{(folder|run|step)\}", lambda found: values[found[1]], word) for word in words]
+    _run(command if any("{folder}" in word for word in words) else [*command, str(folder)])
+
+
+def _run(command: Sequence[str], cwd: Path | None = None) -> None:
+    env = {"RSYNC_RSH": SSH, **os.environ}  # not -e, with which rsync:// goes through ssh too
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise CopyError(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise CopyError(f"{command[0]} exited with {done.returncode}: {lines[0][:200] if lines else 'no error text'}")
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[bool]:
+    """Whether no other process copies checkpoints of this run; then none does until the end."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            (folder / COPYING).unlink(missing_ok=True)
+
+
+def _say(line: Line) -> None:
+    with contextlib.suppress(OSError):
+        print(msgspec.json.encode(line).decode(), flush=True)
+
+
+def main() -> int:
+    """Copy; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Copy a run's newest complete checkpoint to another place.")
+    parser.add_argument("run_directory", type=Path, metavar="RUN_DIRECTORY", help="folder with run.toml")
+    parser.add_argument("--to", default="", metavar="TARGET", help="absolute path or rsync target")
+    parser.add_argument("command", nargs="*", metavar="WORD", help="command that is given the folder")
+    arguments = parser.parse_args()
+    run_directory: Path = arguments.run_directory.resolve()
+    set_title("checkpoint copy", f"of {run_directory.name}")
+    if arguments.command:
+        copy: Callable[[Path], None] = lambda folder: by_command(arguments.command, folder)  # noqa: E731
+    elif is_rsync_target(arguments.to):
+        copy = lambda folder: to_rsync(arguments.to, folder)  # noqa: E731
+    else:
+        copy = lambda folder: to_path(Path(arguments.to), folder)  # noqa: E731
+    with _only_one(run_directory / "checkpoints") as is_only:
+        if not is_only:
+            return 3
+        return 0 if copy_newest(run_directory, copy, _say) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
