@@ -11,6 +11,7 @@ from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Branch, Durable, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import branching, checkpoint_source, restore
 from trainctl.node_agent.runs.branching import Fork
@@ -24,6 +25,7 @@ from trainctl.protocol.record.reader import RecordReader
 
 NODES = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
 GENERATION = m.Generation(1, 1)
+SETUP = RankSetup("a", "torch", "cpu")
 CHANGED = Settings(2, 24, {0: RankSetting("a", 20, 4), 1: RankSetting("b", 4, 2)}, LrRule("schedule", 0.5))
 SKIPPED = Skipped(2, 48, 24), Skipped(4, 144, 48)
 
@@ -53,7 +55,7 @@ def parent(tmp_path: Path) -> RunPaths:
             recorder.plan(made, 0.0)
             row = msgspec.structs.replace(step(number, GENERATION), plan_version=version)
             recorder.commit(row, [part(number, generation=GENERATION)], 0.0)
-        restore._keep(recorder, Durable(CHANGED, GENERATION, 4, skipped=SKIPPED))
+        restore._keep(recorder, Durable(CHANGED, GENERATION, 4, skipped=SKIPPED, setups={0: SETUP}))
     keep_checkpoint(paths, 2)
     keep_checkpoint(paths, 3)
     return paths
@@ -78,6 +80,7 @@ def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> No
     assert durable.branch == Branch("parent", 3, cursor_after(parent, 3))
     assert (progress.step, progress.cursor) == (3, cursor_after(parent, 3))
     assert durable.skipped == SKIPPED[:1]
+    assert durable.resumed == Resumed(3, {0: SETUP}), "what the checkpoint's step was made with"
     assert durable.carried["id-1"].step == 4
     assert opening.resume_from == opening.paths.checkpoint(3)
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from trainctl.node_agent.planning.durable import Branch, Durable, Settings, Skipped
+from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs import checkpoint_source
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
@@ -35,6 +37,7 @@ class Fork(NamedTuple):
     settings: Settings | None  # that the step was planned with; None: an older version kept none
     skipped: tuple[Skipped, ...]  # up to the step
     config: RunFile  # of the parent
+    setups: Resumed | None = None  # what its ranks computed with; None: not known
 
     @property
     def run(self) -> str:
@@ -56,7 +59,8 @@ class Fork(NamedTuple):
             settings = msgspec.structs.replace(settings, ranks=then.ranks)
         return msgspec.structs.replace(
             begun, settings=settings, skipped=self.skipped, checkpoints=(self.step,), written=self.step,
-            branch=Branch(self.run, self.step, self.cursor), timed=settings.ranks is not begun.settings.ranks,
+            branch=Branch(self.run, self.step, self.cursor), resumed=self.setups,
+            timed=settings.ranks is not begun.settings.ranks,
         )  # fmt: skip
 
     def _with_batch(self, config: RunFile) -> RunFile:
@@ -111,10 +115,11 @@ def find(paths: RunPaths, step: int | None, node: str) -> Fork:
             raise InvalidInputError("branch", f"{run}: the record on {node} lacks step {step}; choose another node")
         settings = reader.meta(settings_key(rows[0].plan_version))
         durable = reader.meta(DURABLE_KEY)
-    skipped = _decoded(durable, Durable, paths).skipped if durable is not None else ()
+    known = _decoded(durable, Durable, paths) if durable is not None else None
     return Fork(
         paths, step, cursor, folder, _decoded(settings, Settings, paths) if settings is not None else None,
-        tuple(skip for skip in skipped if skip.step <= step), run_file.read(paths.run_file),
+        tuple(skip for skip in known.skipped if skip.step <= step) if known is not None else (),
+        run_file.read(paths.run_file), checkpoint_source.setups_of(paths, known, step) if known is not None else None,
     )  # fmt: skip
 
 

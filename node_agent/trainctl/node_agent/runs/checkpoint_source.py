@@ -4,6 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.planning.setups import Resumed
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import RunBranched, RunStateChanged, StepRetracted
 from trainctl.protocol.record import checkpoints
@@ -55,6 +57,14 @@ def _stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
         rows, _ = reader.steps(manifest.step - 1, 1)
     row = rows[0] if rows and rows[0].step == manifest.step else None
     return generation is None or row is None or row.generation == generation
+
+
+def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:
+    """What the ranks that made `step` computed with; None without a step, or where a version that kept none led."""
+    with RecordReader(paths) as reader:
+        ranks = [part.rank for part in reader.rank_steps(step)] if step else []
+    found = {rank: durable.setups[rank] for rank in ranks if rank in durable.setups}
+    return Resumed(step, found) if found and len(found) == len(ranks) else None
 
 
 def whole(paths: RunPaths, step: int) -> Path:

@@ -28,10 +28,9 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
-from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
-from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs import checkpoint_source, preflight
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import close_times
@@ -221,21 +220,13 @@ def old_run(
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
-            resumed=_resumed_setups(paths, durable, step),
+            resumed=checkpoint_source.setups_of(paths, durable, step),
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
         notices += _gone_further_back(asked, step)
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
-
-
-def _resumed_setups(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:
-    """What the ranks that made `step` computed with; None without a step, or where a version that kept none led."""
-    with RecordReader(paths) as reader:
-        ranks = [part.rank for part in reader.rank_steps(step)] if step else []
-    found = {rank: durable.setups[rank] for rank in ranks if rank in durable.setups}
-    return Resumed(step, found) if found and len(found) == len(ranks) else None
 
 
 def _resumed(
