@@ -254,16 +254,18 @@ def hosted(work: Work, steps: int) -> float:
     command += ["tcp://127.0.0.1:0", "--state", str(work.folder / "state")]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None
-    with BlockingClient(json.loads(agent.stdout.readline())["listen"]) as client:
-        client.send("start-run", {"config": work.raw()}, timeout_seconds=120)
-        while client.snapshot(0).run.step < steps + 6:  # type: ignore[union-attr]
-            time.sleep(0.1)
-        rows = client.steps(after_step=5, limit=steps + 1).steps
-        client.send("stop", {"checkpoint": False})
-        while client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:  # type: ignore[union-attr]
-            time.sleep(0.05)
-    agent.terminate()
-    agent.wait(20)
+    try:
+        with BlockingClient(json.loads(agent.stdout.readline())["listen"]) as client:
+            client.send("start-run", {"config": work.raw()}, timeout_seconds=120)
+            while client.snapshot(0).run.step < steps + 6:  # type: ignore[union-attr]
+                time.sleep(0.1)
+            rows = client.steps(after_step=5, limit=steps + 1).steps
+            client.send("stop", {"checkpoint": False})
+            while client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:  # type: ignore[union-attr]
+                time.sleep(0.05)
+    finally:
+        agent.terminate()
+        agent.wait(20)
     return steps * work.batch * LENGTH / (rows[-1].committed_at - rows[0].committed_at)
 
 

@@ -24,7 +24,7 @@ MARK = "TRAINCTL_TEST_SESSION"
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 """How often it is looked whether a test has taken too long."""
-gc.disable()  # until the tests are collected: what is imported stays, and collections took a third of that time
+gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
 os.environ["TRAINCTL_CALIBRATION"] = "never"  # but for the tests of calibrations: each takes half a minute
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):  # the hundreds of processes that tests start would compile it anew
     sys.dont_write_bytecode = False
@@ -67,6 +67,11 @@ long to load."""
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.pluginmanager.hasplugin("dsession"):  # it only hands out what its workers collect
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for variable, mark in ELSEWHERE.items():
         if os.environ.get(variable) != "all":

@@ -58,11 +58,11 @@ reported: a disk that is slow makes its rank wait for data, and the other ranks 
 A reading alone is rarely a cause. Ranks that share a machine's processors always wait for each other, so CPU pressure
 counts only if it has risen and the passes have become slower. A rank is called slow only if another split of the batch
 is 5 % faster and saves a fifth of the other ranks' wait, or if its own slowdown, beyond that of the other ranks,
-explains half of it. It must have been the slower one for 10 s, in 80 % of the steps. At a CPU pressure of 25 % these
-figures are 15 % and 90 %, and without a reading of it no rank is called slow while all processors are in use. A link is
-blamed only if it is slower than before or than calibrated, or if the bytes of the sum explain its seconds; between
-ranks of one machine it never is. A run that is paused or waits for a growing file doesn't hang. An evaluation or a
-checkpoint isn't a slow step.
+explains half of it. It must have been the slower one for 10 s or 300 steps, in 80 % of them. At a CPU pressure of 25 %
+these figures are 15 % and 90 %, and without a reading of it no rank is called slow while all processors are in use. A
+link is blamed only if it is slower than before or than calibrated, or if the bytes of the sum explain its seconds;
+between ranks of one machine it never is. A run that is paused or waits for a growing file doesn't hang. An evaluation
+or a checkpoint isn't a slow step.
 
 ## Rules
 

@@ -26,7 +26,7 @@ def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
 
 
 def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: AgentProcess, run_config: Any) -> None:
-    table = {"every_steps": FORK // 2, "keep_last": 1000}
+    table = {"every_steps": FORK // 2, "keep_last": 1000, "background": False}
     with agent.client() as client:
         begun = client.send("start-run", {"config": run_config(run__steps=STEPS, checkpoint=table)})
         assert begun.state == "applied", begun.reason
@@ -35,7 +35,8 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         curve = losses(client, parent.run)
         view = branched(client, f"{parent.run}@{FORK}")
         assert losses(client, view.run) == {step: loss for step, loss in curve.items() if step > FORK}
-        assert view.branch == m.BranchPoint(parent.run, FORK)
+        assert view.branch == m.BranchPoint(parent.run, FORK, 12 * FORK)
+        assert view.trained(12 * STEPS) == 12 * (STEPS - FORK)
         assert {run.run: run.branch for run in client.runs().runs} == {parent.run: None, view.run: view.branch}
         for run in (parent.run, view.run):
             kept = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, RunBranched)]

@@ -241,16 +241,16 @@ def slow_disk(scene: Scene) -> float:
 
 def stolen_cpu(scene: Scene) -> float:
     """Others want the processor on which the trainer has to run."""
-    agent, loops = scene.agent, list[BusyLoops]()
+    agent, loops, processor = scene.agent, list[BusyLoops](), min(os.sched_getaffinity(0))
     try:
         with agent.client() as client:
             started(client, config_of(scene.run_config, scene.assets))
             for pid in agent.trainer_pids():
                 for thread in Path(f"/proc/{pid}/task").iterdir():
-                    os.sched_setaffinity(int(thread.name), {0})
+                    os.sched_setaffinity(int(thread.name), {processor})
             with Screen(scene.folder, agent.address) as screen:
                 taken = screen.shows(
-                    "others take processor time from box", lambda: loops.append(BusyLoops(0, OTHERS))
+                    "others take processor time from box", lambda: loops.append(BusyLoops(processor, OTHERS))
                 )  # fmt: skip
             stopped(client)
     finally:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import tomli_w
 from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
@@ -17,8 +18,10 @@ from trainctl.node_agent.runs import branching, checkpoint_source, restore
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
 from trainctl.protocol.record.checkpoints import FileEntry, Manifest, digest_of
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -34,12 +37,12 @@ def made_config(**tables: Any) -> RunFile:
     return config(100, 24, nodes=NODES, **tables)
 
 
-def keep_checkpoint(paths: RunPaths, at: int) -> None:
+def keep_checkpoint(paths: RunPaths, at: int, metadata: CheckpointMetadata | None = None) -> None:
     folder = paths.checkpoint(at)
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
     files = {"state.json": FileEntry(2, digest_of(folder / "state.json"))}
-    manifest = Manifest(run=paths.directory.name, step=at, written_at=0.0, files=files)
+    manifest = Manifest(run=paths.directory.name, step=at, written_at=0.0, files=files, metadata=metadata)
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
@@ -111,8 +114,8 @@ def test_without_a_step_it_is_the_newest_checkpoint(parent: RunPaths) -> None:
 def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(parent: RunPaths) -> None:
     with pytest.raises(InvalidInputError, match="no checkpoint of step 4 on c; it has those of steps 2, 3"):
         branching.find(parent, 4, "c")
-    (parent.checkpoint(3) / "state.json").write_text("[]")
-    with pytest.raises(InvalidInputError, match=r"branch: .*state.json does not match its SHA-256"):
+    (parent.checkpoint(3) / "state.json").write_text("[]torn")
+    with pytest.raises(InvalidInputError, match=r"branch: .*state.json has 6 of 2 bytes"):
         branching.find(parent, 3, "c")
 
 
@@ -157,3 +160,36 @@ def test_the_checkpoint_outlives_its_parent_s(parent: RunPaths) -> None:
     assert checkpoint_source.whole(opening.paths, 3) == opening.paths.checkpoint(3)
     shutil.rmtree(opening.paths.checkpoint(3))
     assert checkpoint_source.find(opening.paths, "a") == Source(3, "c"), "a copy of the record names the node"
+
+
+def test_shares_of_the_run_file_don_t_refuse_a_global_batch_that_was_set(parent: RunPaths) -> None:
+    """The same recipe: the parent's own file, in which each node has a share of the batch that it began with."""
+    nodes = {name: {**table, "share": 12} for name, table in NODES.items()}
+    doubled = msgspec.structs.replace(CHANGED, global_batch=48, ranks={
+        rank: msgspec.structs.replace(setting, share=24) for rank, setting in CHANGED.ranks.items()
+    })  # fmt: skip
+    with restore.RunDb(parent) as recorder:
+        recorder.set_meta(settings_key(2), msgspec.json.encode(doubled).decode())
+    wanted = config(100, 24, nodes=nodes)
+    parent.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(wanted)).encode())
+    opening = branched(parent, branching.find(parent, 3, "c"), wanted)
+    opening.recorder.close()
+    settings = opening.conductor.durable.settings
+    assert (settings.global_batch, settings.ranks) == (48, doubled.ranks)
+
+
+def test_a_branch_branches_at_the_checkpoint_that_it_started_from(parent: RunPaths) -> None:
+    opening = branched(parent, branching.find(parent, 3, "c"), made_config())
+    opening.recorder.close()
+    again = branching.find(opening.paths, None, "c")
+    assert (again.step, again.cursor, again.run) == (3, cursor_after(parent, 3), opening.paths.directory.name)
+
+
+def test_a_checkpoint_of_a_step_that_was_retracted_starts_no_branch(parent: RunPaths) -> None:
+    metadata = CheckpointMetadata(
+        recipe={}, performance=Performance(), lineage=Lineage(run="parent", generation=m.Generation(1, 0)),
+        environment=Environment(node="c", program="0", python="3", library="torch", device="cpu", system="Linux"),
+    )  # fmt: skip
+    keep_checkpoint(parent, 4, metadata)
+    with pytest.raises(InvalidInputError, match="the checkpoint of step 4 on c is of a step that was retracted"):
+        branching.find(parent, 4, "c")

@@ -1,9 +1,12 @@
 """Nodes that a cluster file describes for `trainctl simulate`, in advice."""
 
+from typing import Any
+
 import pytest
 from tests.protocol.support.advised import BILLION, run_of
 from tests.protocol.support.profiles import profile_of
 
+from trainctl.protocol.advice.advice import advise
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.described_node import described_link, described_node
 from trainctl.protocol.advice.plans import plan_of
@@ -12,9 +15,9 @@ from trainctl.protocol.calibration.profile import LinkRate, Pass
 from trainctl.protocol.config.simulated_nodes import SimulatedNode
 
 
-def alone(settings: SimulatedNode, *, dtype: str = "bfloat16") -> AdviceFacts:
+def alone(settings: SimulatedNode, *, dtype: str = "bfloat16", **run: Any) -> AdviceFacts:
     node = described_node(NodeFacts(name="box", micro=4), settings, None)
-    return AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype=dtype), nodes=(node,))
+    return AdviceFacts(run=run_of(flops=StepFlops(6 * BILLION, 0.0), dtype=dtype, **run), nodes=(node,))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,11 @@ def test_a_described_device_is_taken_from_its_datasheet() -> None:
 
 
 def test_a_described_device_without_bfloat16_is_estimated_in_float16_alone() -> None:
-    assert plan_of(alone(SimulatedNode(device="T4")), ["box"], "alone").source == "unknown"
+    bfloat = alone(SimulatedNode(device="T4"), dtype="bfloat16")
+    assert plan_of(bfloat, ["box"], "alone").source == "unknown"
+    assert advise(bfloat).unknown == {"box": 'no profile, and its speed is known for model.dtype = "float16" alone'}
+    auto = plan_of(alone(SimulatedNode(device="T4"), auto_dtype=True), ["box"], "alone")
+    assert auto.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
     found = plan_of(alone(SimulatedNode(device="T4"), dtype="float16"), ["box"], "alone")
     assert found.samples_per_second == pytest.approx(0.4 * 65e12 / (512 * 6 * BILLION), rel=0.01)
 

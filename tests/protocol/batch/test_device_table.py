@@ -8,7 +8,8 @@ from trainctl.protocol.batch.device_table import DEVICES, device_named, device_o
 @pytest.mark.parametrize(
     "name, known",
     [("cuda:0 NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H100 PCIe", None),
-     ("NVIDIA A100-PCIE-40GB", "A100 40GB"), ("gpu Apple M2 Ultra", None), ("cpu", None), ("NVIDIA B200", "B200"),
+     ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"), ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+     ("NVIDIA A100-SXM4-40GB", "A100 40GB"), ("gpu Apple M2 Ultra", None), ("cpu", None), ("NVIDIA B200", "B200"),
      ("Tesla T4", "T4"), ("Tesla V100-SXM2-16GB", None), ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
      ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA L40S", None)],
 )  # fmt: skip
@@ -25,4 +26,4 @@ def test_each_device_is_found_by_its_name_in_a_cluster_file_and_by_its_title() -
         assert one.peak("float32") is None
     assert device_named("RTX-4090") is device_named("rtx4090")
     assert device_named("abacus") is None
-    assert "no device 'abacus'; known are a100, a10040gb, b200" in no_such_device("abacus")
+    assert "no device 'abacus'; known are a100, a100-40gb, a100-pcie-40gb" in no_such_device("abacus")

@@ -110,6 +110,7 @@ def test_an_argument_that_a_verb_does_not_have_is_named(verb: str) -> None:
         ("start-run", {"branch": "a@"}, "branch"),
         ("start-run", {"branch": "@3"}, "branch"),
         ("start-run", {"branch": "a@0"}, "branch"),
+        ("start-run", {"branch": "a@" + "1" * 5000}, "branch"),
         ("start-run", {"resume": "a", "overrides": {"run.steps": "9"}}, "overrides"),
         ("start-run", {"config": {}, "branch": "a", "overrides": {"run.steps": "9"}}, "overrides"),
         ("start-run", {"config": {}, "old_lead_is_off": True}, "old_lead_is_off"),

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tests.node_agent.support.processes import wait_for
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import CheckpointTable
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import copy_process, files, retention
+from trainctl.trainer.checkpoints import copies, copy_process, files, retention
 from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
 
@@ -56,6 +59,7 @@ def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) 
     written(run, 3)
     torn = written(run, 4)
     (torn / files.WEIGHTS).unlink()
+    (tmp_path / "there").mkdir()
     status, lines = process(run, "--to", str(tmp_path / "there"))
     assert (status, [(line.step, line.state) for line in lines]) == (0, [(3, "copying"), (3, "copied")])
     place = tmp_path / "there" / "run-1" / "checkpoints"
@@ -64,11 +68,47 @@ def test_the_newest_complete_one_is_copied_to_a_path(run: Path, tmp_path: Path) 
     assert not (run / "checkpoints" / copy_process.COPYING).exists()
 
 
+def test_a_path_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None:
+    """It may be the mount point of a disk that isn't mounted."""
+    with pytest.raises(FileNotFoundError, match="is no folder; make it, or mount its disk"):
+        to_path(tmp_path / "not-mounted", written(run, 3))
+    assert not (tmp_path / "not-mounted").exists()
+
+
+def test_a_signal_ends_the_program_that_copies_too(run: Path, tmp_path: Path) -> None:
+    """Also if the trainer that started it blocks the signal."""
+    written(run, 3)
+    script = f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 1000"
+    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--", "sh", "-c", script]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        copying = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    wait_for((tmp_path / "pid").exists)
+    copying.terminate()
+    assert copying.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+    wait_for(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
+
+
+def test_a_command_is_the_node_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = CheckpointTable(copy_to="command")
+    with pytest.raises(InvalidInputError, match="this node has no command: set it with trainctl-agent install --env"):
+        copies.check(table, "run.toml")
+    monkeypatch.setenv(copies.COMMAND_VARIABLE, "no-such-program {folder}")
+    with pytest.raises(InvalidInputError, match="'no-such-program' is no program on this node's PATH"):
+        copies.check(table, "run.toml")
+    monkeypatch.setenv(copies.COMMAND_VARIABLE, "cp -r {folder} '/a b'")
+    copies.check(table, "run.toml")
+    assert Copies("run-1", 0, Path("/run"), table, lambda _: None)._argv[-4:] == ["cp", "-r", "{folder}", "/a b"]
+
+
 def test_a_copy_that_broke_off_is_continued(run: Path, tmp_path: Path) -> None:
     folder = written(run, 3)
     place = tmp_path / "there" / "run-1" / "checkpoints"
     part = place / ".step-3.part"
     part.mkdir(parents=True)
+    (place / ".step-2.part").mkdir()
     shutil.copyfile(folder / files.WEIGHTS, part / files.WEIGHTS)
     (part / files.OPTIMIZER).write_bytes((folder / files.OPTIMIZER).read_bytes()[:100])
     os.utime(part / files.WEIGHTS, (1, 1))
@@ -92,14 +132,18 @@ def rsync_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     place.mkdir()
     identity = f"uid = {os.getuid()}\ngid = {os.getgid()}\n" if os.getuid() == 0 else ""
     config.write_text(f"{identity}use chroot = no\n[runs]\npath = {place}\nread only = no\n", "utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["rsync", "--daemon", "--no-detach", f"--config={config}", f"--port={port}", "--address=127.0.0.1"]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as server:
-        wait_for(lambda: _answers(port))
-        yield f"rsync://127.0.0.1:{port}/runs", place
-        server.terminate()
+    for _ in range(5):  # another process may take the port before the server does
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ["rsync", "--daemon", "--no-detach", f"--config={config}", f"--port={port}", "--address=127.0.0.1"]
+        server = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        wait_for(lambda server=server, port=port: server.poll() is not None or _answers(port))
+        if server.poll() is None:
+            break
+    yield f"rsync://127.0.0.1:{port}/runs", place
+    server.terminate()
+    server.wait()
 
 
 def _answers(port: int) -> bool:
@@ -175,14 +219,15 @@ def test_what_is_being_copied_stays_and_only_one_process_copies(run: Path, tmp_p
 def test_a_trainer_passes_on_what_happens_to_the_copy(run: Path, tmp_path: Path) -> None:
     written(run, 3)
     said: list[Any] = []
+    (tmp_path / "there").mkdir()
     table = CheckpointTable(copy_to=str(tmp_path / "there"))
-    copies = Copies("run-1", 0, run, table, said.append)
-    copies.start()
+    copying = Copies("run-1", 0, run, table, said.append)
+    copying.start()
     wait_for(lambda: said and said[-1].state == "copied")
     written(run, 4)
-    copies.start()
+    copying.start()
     wait_for(lambda: said[-1].step == 4 and said[-1].state == "copied")
-    copies.close()
+    copying.close()
     assert [(one.step, one.state) for one in said] == [(3, "copying"), (3, "copied"), (4, "copying"), (4, "copied")]
     assert isinstance(said[0], m.CheckpointCopy)
     assert said[0].to == table.copy_to

@@ -111,22 +111,24 @@ class Trainer:
 
     def serve(self) -> None:
         """Act on orders until one says to leave, or until the agent has been away for too long."""
-        started = time.perf_counter()
+        started, is_orderly = time.perf_counter(), False
         self._status.show("idle", self._progress.last_step)
         try:
             while True:
                 order = self._control.orders.get()
                 if not self._act(order, started):
+                    is_orderly = True
                     return
                 if not isinstance(order, m.Fence):  # the time in which the group has no generation is no one's wait
                     started = time.perf_counter()
         finally:
             self.checkpointer.close()
-            self._copies.close()
             self._executor.close()
             self._dataset.close()
             self._membership.close()
             self._metrics.close()
+            if is_orderly:  # else the agent should know why soon
+                self._copies.close()
 
     def _act(self, order: Order, started: float) -> bool:
         """Do one order; False if it was the last."""

@@ -108,6 +108,10 @@ class BackgroundWrites:
             still_seconds = before.still_seconds + min(now - before.heard, GAP_SECONDS)
         self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
 
+    def forget_copy(self, rank: int) -> None:
+        """Its trainer has ended, so no more is heard of the copy that it followed."""
+        self._copies.pop(rank, None)
+
     def on_copy(self, said: m.CheckpointCopy) -> None:
         """The checkpoint itself is complete, whatever becomes of its copy. Its event is not "good": those of its
         category say that a node has a checkpoint of a step that stands."""

@@ -261,6 +261,7 @@ class Conductor:
             case d.Commanded():
                 self._on_command(event, now)
             case d.RankEnded():
+                self._pipeline.writes.forget_copy(event.rank)
                 self._failures.on_ended(event, now)
             case d.RankSilent():
                 self._failures.on_silent(event, now)

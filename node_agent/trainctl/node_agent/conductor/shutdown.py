@@ -67,7 +67,8 @@ class Shutdown:
 
     def go_back(self, reason: str) -> None:
         """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun."""
-        if self._state.durable.mode == "stopping" or not self._state.progress.step:
+        durable = self._state.durable
+        if durable.mode == "stopping" or self._state.progress.step <= durable.first_step:
             self.fail(reason)
         elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True

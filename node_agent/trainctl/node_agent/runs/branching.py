@@ -6,16 +6,18 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Branch, Durable, Settings, Skipped
 from trainctl.node_agent.planning.setups import Resumed
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -51,23 +53,26 @@ class Fork(NamedTuple):
         if self.step >= config.run.steps:
             problem = f"{config.run.steps}, but the branch starts at step {self.step}: give a larger number"
             raise InvalidInputError("config: run.steps", problem)
-        then, begun = self.settings, first(self._with_batch(config), term)
-        settings = begun.settings
-        if then is not None and config.optimizer == self.config.optimizer:
-            settings = msgspec.structs.replace(settings, lr=then.lr)
-        if then is not None and self._same_ranks(config, then):
-            settings = msgspec.structs.replace(settings, ranks=then.ranks)
+        begun = first(config, term)
+        settings, keeps_ranks = self._settings(config, begun.settings)
         return msgspec.structs.replace(
             begun, settings=settings, skipped=self.skipped, checkpoints=(self.step,), written=self.step,
-            branch=Branch(self.run, self.step, self.cursor), resumed=self.setups,
-            timed=settings.ranks is not begun.settings.ranks,
+            branch=Branch(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
         )  # fmt: skip
 
-    def _with_batch(self, config: RunFile) -> RunFile:
-        if self.settings is None or config.batch != self.config.batch:
-            return config
-        batch: Any = msgspec.structs.replace(config.batch, global_=self.settings.global_batch)
-        return msgspec.structs.replace(config, batch=batch)
+    def _settings(self, config: RunFile, first: Settings) -> tuple[Settings, bool]:
+        """What the branch's first plan is made from, and whether its ranks have their shares of the parent's."""
+        then = self.settings
+        if then is None:
+            return first, False
+        lr = then.lr if config.optimizer == self.config.optimizer else first.lr
+        if self._same_ranks(config, then):
+            return Settings(1, then.global_batch, then.ranks, lr), True
+        if config.batch != self.config.batch:
+            return msgspec.structs.replace(first, lr=lr), False
+        weights = {rank: float(share) for rank, share in first.shares.items()}
+        ranks = share_edits.with_shares(first, apportion(then.global_batch, weights))
+        return Settings(1, then.global_batch, ranks, lr), False
 
     def _same_ranks(self, config: RunFile, then: Settings) -> bool:
         """Whether shares and micro-batches of the parent's ranks suit the branch's."""
@@ -98,24 +103,31 @@ class Fork(NamedTuple):
 def find(paths: RunPaths, step: int | None, node: str) -> Fork:
     """The checkpoint of `step`, None: the newest, in a run's directory on this `node`. Raises InvalidInputError."""
     run, there = paths.directory.name, checkpoints.listed(paths.checkpoints)
-    folder = checkpoints.newest_complete(paths.checkpoints) if step is None else paths.checkpoint(step)
+    newest = checkpoints.newest_complete(paths.checkpoints, hashes=False) if step is None else None
+    folder = newest if step is None else paths.checkpoint(step)
     if folder is None or folder not in there:
         which = "checkpoint" if step is None else f"checkpoint of step {step}"
         kept = ", ".join(path.name.removeprefix("step-") for path in reversed(there))
         has = f"it has those of steps {kept}" if kept else "choose a node that has one with --node"
         raise InvalidInputError("branch", f"{run} has no {which} on {node}; {has}")
     try:
-        step = checkpoints.verify(folder).step
+        manifest = checkpoints.verify(folder, hashes=False)  # the trainer reads all of it
     except InvalidInputError as error:
         raise InvalidInputError("branch", str(error)) from None
+    step = manifest.step
+    if not checkpoint_source.stands(paths, manifest):
+        problem = f"the checkpoint of step {step} on {node} is of a step that was retracted; choose another node"
+        raise InvalidInputError("branch", f"{run}: {problem}")
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
-        cursor = rows[0].cursor if rows and rows[0].step == step else None
+        durable = reader.meta(DURABLE_KEY)
+        known = _decoded(durable, Durable, paths) if durable is not None else None
+        cursor, version = (rows[0].cursor, rows[0].plan_version) if rows and rows[0].step == step else (None, 1)
+        if cursor is None and known is not None and known.branch is not None and known.branch.step == step:
+            cursor = known.branch.cursor  # of a branch, the checkpoint that it started from
         if cursor is None:
             raise InvalidInputError("branch", f"{run}: the record on {node} lacks step {step}; choose another node")
-        settings = reader.meta(settings_key(rows[0].plan_version))
-        durable = reader.meta(DURABLE_KEY)
-    known = _decoded(durable, Durable, paths) if durable is not None else None
+        settings = reader.meta(settings_key(version))
     return Fork(
         paths, step, cursor, folder, _decoded(settings, Settings, paths) if settings is not None else None,
         tuple(skip for skip in known.skipped if skip.step <= step) if known is not None else (),

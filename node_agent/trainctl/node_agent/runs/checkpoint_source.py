@@ -43,13 +43,13 @@ def _own(paths: RunPaths, node: str, at_most: int | None) -> Source:
     """The newest whole one here whose state is that of its step in the record."""
     while (folder := checkpoints.newest_complete(paths.checkpoints, at_most=at_most)) is not None:
         manifest = checkpoints.read_manifest(folder)
-        if _stands(paths, manifest):
+        if stands(paths, manifest):
             return Source(manifest.step, node, folder)
         at_most = manifest.step - 1
     return Source()
 
 
-def _stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
+def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
     """Whether the step that it is of was made in the generation that the record has: a rank that was cut off may have
     completed one of a step that was retracted and made again. Where that isn't known it counts."""
     generation = manifest.metadata.lineage.generation if manifest.metadata is not None else None

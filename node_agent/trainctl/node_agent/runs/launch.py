@@ -65,10 +65,14 @@ class Launch:
             config = run_file.parse(args.config, "config")
         else:
             config = await asyncio.to_thread(run_file.read, paths.run_file, args.overrides)
-        fork = await asyncio.to_thread(branching.find, paths, step, self._context.node)
+        node = self._context.node
+        if config.nodes and node not in config.nodes:
+            problem = f"{node} has the checkpoint, but no rank in the run file; choose the node that leads with --node"
+            raise InvalidInputError("config: nodes", problem)
+        fork = await asyncio.to_thread(branching.find, paths, step, node)
         opening = await self.new(config, command, fork)
         if self._db.followed(run) is None:  # else its lead numbers the events
-            said = await asyncio.to_thread(fork.note, opening.paths, self._context.node, command.by)
+            said = await asyncio.to_thread(fork.note, opening.paths, node, command.by)
             if said is not None:
                 self._context.publisher.publish(said)
         return opening

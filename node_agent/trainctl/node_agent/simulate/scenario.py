@@ -153,10 +153,9 @@ class _Maker:
         if flops is None:
             raise InvalidInputError(where, "the model's size isn't known here, so its speed neither; give passes")
         model = self._config.model
-        peak = device.peak(device.dtypes[0] if model.dtype == "auto" else model.computed)
+        peak = device.peak("auto" if model.dtype == "auto" else model.computed)
         if peak is None:
-            types = " or ".join(f'"{one}"' for one in device.dtypes)
-            raise InvalidInputError(where, f"its speed is known for model.dtype = {types} alone; give passes")
+            raise InvalidInputError(where, f"{device.known_for}; give passes")
         return flops.of(self._config.data.sequence_length, 1) / (USED_PART * peak)
 
     def _known(self, name: str, node: SimulatedNode) -> Device:

@@ -67,10 +67,16 @@ def advise(facts: AdviceFacts, checks: tuple[Check, ...] = ()) -> Advice:
         variables=variables_for({platform_of(node.system, node.device) for node in facts.nodes}),
         needs=tuple(_needs(facts, plans, sync)),
         unknown={
-            plan.nodes[0]: facts.node(plan.nodes[0]).problem or "no profile, and its device isn't in the tables"
+            plan.nodes[0]: facts.node(plan.nodes[0]).problem or _without_profile(facts.node(plan.nodes[0]).device)
             for plan in plans if plan.mode == "alone" and plan.source == "unknown"
         },
     )  # fmt: skip
+
+
+def _without_profile(device: str) -> str:
+    """Why a node without a profile has no estimate either."""
+    known = device_of(device)
+    return f"no profile, and {known.known_for if known is not None else 'its device is in no table'}"
 
 
 def _plans(facts: AdviceFacts) -> Iterator[Plan]:

@@ -58,6 +58,7 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_sample: float  # mean, with all its sequences
     sequences: int = 1  # of a sample
     dtype: str = "float32"
+    auto_dtype: bool = False  # each node's devices choose it
     parameters: int | None = None
     trained: int | None = None
     gradient_bytes: int | None = None  # that a step sums; None: the model isn't known

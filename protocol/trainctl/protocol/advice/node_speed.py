@@ -17,8 +17,6 @@ ERRORS: Final[dict[Source, float]] = {"measured": 0.05, "estimated": 0.3, "unkno
 """Relative standard error of a predicted step."""
 MOST_OF_CAP: Final = 0.85
 """Part of the memory cap that a micro-batch chosen from a profile may take."""
-
-
 AGENT_SECONDS: Final = 0.005
 """CPU that an agent takes for each step, from a rank that has all cores otherwise: 4 to 6 ms were measured."""
 
@@ -122,10 +120,11 @@ def _estimated_rate(node: NodeFacts, run: PlannedRun) -> tuple[float | None, str
     if not flops:
         return None, "the model's sizes aren't known"
     rates = {one.dtype: one.gflops for one in other.matmul} if other is not None else {}
-    if run.dtype in rates:
-        return USED_PART * rates[run.dtype] * 1e9 / flops, f"{USED_PART:.0%} of its measured {run.dtype} products"
+    dtype = max(rates, key=rates.__getitem__) if run.auto_dtype and rates else run.dtype
+    if dtype in rates:
+        return USED_PART * rates[dtype] * 1e9 / flops, f"{USED_PART:.0%} of its measured {dtype} products"
     device = device_of(node.device)
-    peak = device.peak(run.dtype) if device is not None else None
+    peak = device.peak("auto" if run.auto_dtype else run.dtype) if device is not None else None
     if device is None or peak is None:
         return None, "not calibrated"
     return USED_PART * peak / flops, f"{USED_PART:.0%} of the {device.name}'s datasheet"

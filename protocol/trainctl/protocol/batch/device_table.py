@@ -1,7 +1,7 @@
 """What datasheets say of devices that nothing was measured on: advice, simulations and MFU share it. Pure.
 
-NVIDIA's datasheets of the A100 SXM, H100 SXM, H200 SXM, DGX B200, L4, T4 and V100 SXM2, and its architecture papers of
-GA102 and AD102. Apple publishes no peaks of matrix products, so its devices aren't here.
+NVIDIA's datasheets of the A100 (SXM and PCIe), H100 SXM, H200 SXM, DGX B200, L4, T4 and V100 SXM2, and its architecture
+papers of GA102 and AD102. Apple publishes no peaks of matrix products, so its devices aren't here.
 """
 
 import re
@@ -20,7 +20,7 @@ class Device(NamedTuple):
     tflops: float  # dense products in 16 bits that are summed in 32, 10^12 per second
     memory_bytes: int
     watts: float  # highest power of the device, without its machine
-    nvlink_bytes_per_second: float = 0.0  # each way, of the datasheet's sum of both; 0: none
+    nvlink_bytes_per_second: float = 0.0  # each way, of the datasheet's sum of both; 0: not used here
     has_bfloat16: bool = True
 
     @property
@@ -31,7 +31,7 @@ class Device(NamedTuple):
     @property
     def key(self) -> str:
         """Its name in a cluster file."""
-        return _key(self.name).removeprefix("geforce")
+        return self.name.lower().removeprefix("geforce ").replace("rtx ", "rtx").replace(" ", "-")
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -39,8 +39,14 @@ class Device(NamedTuple):
         return ("bfloat16", "float16") if self.has_bfloat16 else ("float16",)
 
     def peak(self, dtype: str) -> float | None:
-        """Operations per second of products in a data type; None for one that `tflops` isn't of."""
-        return self.tflops * 1e12 if dtype in self.dtypes else None
+        """Operations per second of products in a data type, "auto": the best one; None for one that `tflops` isn't
+        of."""
+        return self.tflops * 1e12 if dtype in ("auto", *self.dtypes) else None
+
+    @property
+    def known_for(self) -> str:
+        """What to say where `peak` is None."""
+        return "its speed is known for model.dtype = {} alone".format(" or ".join(f'"{one}"' for one in self.dtypes))
 
 
 def _key(name: str) -> str:
@@ -48,8 +54,10 @@ def _key(name: str) -> str:
 
 
 DEVICES: Final = (
-    Device("A100", re.compile(r"\bA100\b(?!.*40GB)"), 312.0, 80 * 10**9, 400.0, 300e9),
-    Device("A100 40GB", re.compile(r"\bA100\b.*40GB"), 312.0, 40 * 10**9, 400.0, 300e9),
+    Device("A100", re.compile(r"\bA100\b(?!.*(40GB|PCIe))", re.IGNORECASE), 312.0, 80 * 10**9, 400.0, 300e9),
+    Device("A100 40GB", re.compile(r"\bA100\b(?!.*PCIe).*40GB", re.IGNORECASE), 312.0, 40 * 10**9, 400.0, 300e9),
+    Device("A100 PCIe 80GB", re.compile(r"\bA100\b(?=.*PCIe)(?!.*40GB)", re.IGNORECASE), 312.0, 80 * 10**9, 300.0),
+    Device("A100 PCIe 40GB", re.compile(r"\bA100\b(?=.*PCIe).*40GB", re.IGNORECASE), 312.0, 40 * 10**9, 250.0),
     Device("H100", re.compile(r"\bH100\b(?!.*\b(PCIe|NVL)\b)"), 989.0, 80 * 10**9, 700.0, 450e9),
     Device("H200", re.compile(r"\bH200\b(?!.*\bNVL\b)"), 989.0, 141 * 10**9, 700.0, 450e9),
     Device("B200", re.compile(r"\bB200\b"), 2250.0, 180 * 10**9, 1000.0, 900e9),
@@ -70,7 +78,7 @@ def device_of(name: str) -> Device | None:
 
 def device_named(name: str) -> Device | None:
     """The row of a device by its name in a cluster file, such as rtx4090; None for one that isn't in the table."""
-    return next((one for one in DEVICES if one.key == _key(name)), None)
+    return next((one for one in DEVICES if _key(one.key) == _key(name)), None)
 
 
 def no_such_device(name: str) -> str:

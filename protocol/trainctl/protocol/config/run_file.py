@@ -296,20 +296,20 @@ def _check_sense(config: RunFile, where: str) -> None:
     wrong.raise_any()
 
 
+COPY_COMMAND = "command"
+"""The value of checkpoint.copy_to for the command that the node's own environment names."""
+
+
 def is_rsync_target(copy_to: str) -> bool:
     """Whether it is `HOST:FOLDER`, `USER@HOST:FOLDER` or `rsync://HOST/MODULE/FOLDER`, no path."""
     return not copy_to.startswith("/") and ":" in copy_to
 
 
 def _check_copies(config: RunFile, where: str) -> None:
-    table = config.checkpoint
-    if table.copy_to and table.copy_command:
-        problem = "can't be combined with checkpoint.copy_to: remove one of them"
-        raise InvalidInputError(f"{where}: checkpoint.copy_command", problem)
-    if table.copy_to.startswith("-") or not (
-        not table.copy_to or table.copy_to.startswith("/") or is_rsync_target(table.copy_to)
-    ):
-        problem = f"{table.copy_to!r} must be an absolute path, or an rsync target such as backup@host:runs"
+    to = config.checkpoint.copy_to
+    is_known = to in ("", COPY_COMMAND) or to.startswith("/") or is_rsync_target(to)
+    if not is_known or to.startswith("-") or "@-" in to:  # ssh would take it for an option
+        problem = f'{to!r} must be an absolute path, an rsync target such as backup@host:runs, or "{COPY_COMMAND}"'
         raise InvalidInputError(f"{where}: checkpoint.copy_to", problem)
 
 

@@ -101,7 +101,7 @@ def brief(data: e.AnyEvent) -> str:
         case e.CheckpointFailed(node=node, reason=reason):
             return f"no checkpoint on {node}: {reason}"
         case e.CheckpointCopied(step=step, to=to, problem=problem) if problem:
-            return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint is copied again"
+            return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint will be copied"
         case e.CheckpointCopied(step=step, to=to):
             return f"{data.node} copied step-{step} to {to}, took {_seconds(data.seconds)}"
         case e.SetupChanged(step=step, changes=changes):

@@ -47,6 +47,7 @@ class BranchPoint(msgspec.Struct, frozen=True):
 
     run: Name  # run that wrote it
     step: Count  # its step
+    cursor: Count = 0  # first sample position after that step
 
 
 WRITING: Final = "writing the checkpoint"
@@ -155,10 +156,13 @@ class RunView(Message, tag="run-view", frozen=True):
         return msgspec.structs.replace(self, ranks=ranks)
 
     def trained(self, cursor: int | None) -> int | None:
-        """The number of positions before `cursor` that were trained on: all but those skipped; None if it is."""
+        """The number of positions before `cursor` that this run trained on: all since it started but those skipped;
+        None if it is."""
         if cursor is None:
             return None
-        return cursor - sum(min(count, max(0, cursor - start)) for start, count in self.skipped)
+        first = self.branch.cursor if self.branch is not None else 0
+        skipped = (max(0, min(start + count, cursor) - max(start, first)) for start, count in self.skipped)
+        return cursor - first - sum(skipped)
 
     @property
     def rate_unit(self) -> str:

@@ -120,7 +120,7 @@ class StartRun(Args, frozen=True):
 def branch_point(text: str) -> tuple[str, int | None]:
     """The run and the step of RUN@STEP; None: of its newest checkpoint. Raises InvalidInputError."""
     run, at, step = text.partition("@")
-    if not run or (at and not (step.isdecimal() and int(step) >= 1)):
+    if not run or (at and not re.fullmatch(r"[1-9][0-9]{0,17}", step)):
         raise InvalidInputError("branch", f"{text!r} must be RUN@STEP, with the step of a checkpoint, or RUN")
     return run, int(step) if at else None
 

@@ -35,7 +35,13 @@ def test_short_steps_have_to_be_slow_for_ten_seconds() -> None:
     assert "slow-rank" in causes(uneven(150, 0.1))
     early = uneven(40, 0.1)
     assert causes(early) == []
-    assert said_of(early, "slow-rank") == [("unknown", "enough seconds of the present plan")]
+    assert said_of(early, "slow-rank") == [("unknown", "10 s or 300 steps of the present plan")]
+
+
+def test_very_short_steps_are_judged_once_there_are_many() -> None:
+    """As many as are read of a record take less than 10 s."""
+    assert "slow-rank" in causes(uneven(400, 0.02))
+    assert "slow-rank" not in causes(uneven(250, 0.02))
 
 
 def test_long_steps_are_judged_before_there_are_many() -> None:

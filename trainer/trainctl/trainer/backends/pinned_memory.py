@@ -4,6 +4,7 @@ torch's own allocator of such memory rounds every size up to a power of two. Her
 the driver instead.
 """
 
+import contextlib
 import math
 import weakref
 from collections.abc import Iterable
@@ -13,6 +14,9 @@ import numpy as np
 import torch
 
 from trainctl.trainer.backends.base import Array
+
+_FOR_ALL_DEVICES = 1
+"""cudaHostRegisterPortable: the memory counts as pinned for every device."""
 
 
 def pinned_arrays(shapes: Iterable[tuple[int, ...]]) -> list[Array]:
@@ -29,5 +33,8 @@ def _register(flat: Array) -> None:
     """Until the array is freed."""
     driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = flat.ctypes.data
-    if int(driver.cudaHostRegister(address, flat.nbytes, 0)) == 0:
+    if int(driver.cudaHostRegister(address, flat.nbytes, _FOR_ALL_DEVICES)) == 0:
         weakref.finalize(flat, driver.cudaHostUnregister, address).atexit = False
+        return
+    with contextlib.suppress(RuntimeError):  # the refusal stays as the last error until a kernel's start meets it
+        torch.zeros(1, device="cuda")

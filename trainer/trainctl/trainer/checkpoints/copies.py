@@ -1,6 +1,8 @@
 """Copies of checkpoints to another place: starts the process that makes them, and passes on what it says."""
 
+import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,14 +13,16 @@ from pathlib import Path
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.run_file import is_rsync_target
+from trainctl.protocol.config.run_file import COPY_COMMAND, is_rsync_target
 from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.checkpoints.background import NICENESS
 from trainctl.trainer.checkpoints.copy_process import Line
 from trainctl.trainer.common.logs import log
 
-LAST_SECONDS = 20.0
+COMMAND_VARIABLE = "TRAINCTL_COPY_COMMAND"
+"""Environment variable of the node with the command that copies. A run file can't set it."""
+LAST_SECONDS = 3.0
 """Seconds that a leaving trainer waits for a copy to end, so that its event is in the record; then the copy continues
 without it."""
 
@@ -30,8 +34,8 @@ class Copies:
         self, run: str, rank: int, directory: Path, table: CheckpointTable, send: Callable[[m.FromTrainer], None]
     ) -> None:
         self._run, self._rank, self._send = run, rank, send
-        self._target = table.copy_to or " ".join(table.copy_command)
-        where = ["--", *table.copy_command] if table.copy_command else ["--to", table.copy_to]
+        self._target = table.copy_to
+        where = ["--", *_command()] if table.copy_to == COPY_COMMAND else ["--to", table.copy_to]
         self._argv = [
             sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(directory), *where
         ]  # fmt: skip
@@ -80,7 +84,8 @@ class Copies:
             _lower_priority(process.pid)
             assert process.stdout is not None
             for text in process.stdout:
-                self._pass_on(msgspec.json.decode(text, type=Line))
+                with contextlib.suppress(msgspec.MsgspecError):  # a line that its end has cut off
+                    self._pass_on(msgspec.json.decode(text, type=Line))
 
     def _pass_on(self, line: Line) -> None:
         if line.state == "failed":
@@ -102,9 +107,22 @@ def check(table: CheckpointTable, where: str) -> None:
     """Whether this machine has what the copies need. Raises InvalidInputError."""
     if is_rsync_target(table.copy_to) and shutil.which("rsync") is None:
         raise InvalidInputError(f"{where}: checkpoint.copy_to", "rsync is not installed on this node; install it")
-    if table.copy_command and shutil.which(table.copy_command[0]) is None:
-        problem = f"{table.copy_command[0]!r} is no program on this node's PATH; install it, or give its whole path"
-        raise InvalidInputError(f"{where}: checkpoint.copy_command", problem)
+    if table.copy_to != COPY_COMMAND:
+        return
+    command, field = _command(), f"{where}: checkpoint.copy_to"
+    if not command:
+        problem = f"this node has no command: set it with trainctl-agent install --env {COMMAND_VARIABLE}=..."
+        raise InvalidInputError(field, problem)
+    if shutil.which(command[0]) is None:
+        problem = f"{COMMAND_VARIABLE}: {command[0]!r} is no program on this node's PATH; install it, or give its path"
+        raise InvalidInputError(field, problem)
+
+
+def _command() -> list[str]:
+    try:
+        return shlex.split(os.environ.get(COMMAND_VARIABLE, ""))
+    except ValueError:  # an open quotation mark
+        return []
 
 
 def _lower_priority(pid: int) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from trainctl.protocol.record.checkpoints import MANIFEST_NAME, Manifest
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, sync
 from trainctl.trainer.common.errors import first_line
 
+_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
 LOCK, COPYING = ".copy.lock", ".copying"
 """Files in `checkpoints`: the lock of the only copying process; its process ID and the step that it copies."""
 BACKOFF_SECONDS: Final = (5.0, 20.0, 60.0, 180.0)
@@ -66,10 +68,13 @@ def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable
     """Copy the newest complete checkpoint, and newer ones that come meanwhile; whether the newest is copied."""
     folder, done = run_directory / "checkpoints", None
     while (newest := _newest(folder)) is not None and newest != done:
-        step, begun = checkpoints.read_manifest(newest).step, time.monotonic()
-        (folder / COPYING).write_text(f"{os.getpid()} {step}", "utf-8")
+        step, begun = int(newest.name.removeprefix("step-")), time.monotonic()
         say(Line(step, "copying"))
-        problem = _tried(newest, copy)
+        try:
+            (folder / COPYING).write_text(f"{os.getpid()} {step}", "utf-8")
+            problem = _tried(newest, copy)
+        except OSError as error:
+            problem = first_line(error)
         say(Line(step, "failed" if problem else "copied", time.monotonic() - begun, problem))
         if problem and _newest(folder) == newest:  # else the newer one is tried
             return False
@@ -101,7 +106,12 @@ def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
 def to_path(target: Path, folder: Path) -> None:
     """Copy into `target`/RUN/checkpoints. Files that an earlier try has copied whole stay. Raises OSError, and
     InvalidInputError if the copy isn't what the manifest says."""
+    if not target.is_dir():
+        raise FileNotFoundError(f"{target} is no folder; make it, or mount its disk")
     place = target / folder.parent.parent.name / "checkpoints"
+    for old in place.glob(".step-*.part") if place.is_dir() else ():
+        if old.name != f".{folder.name}.part":  # a copy that was given up
+            shutil.rmtree(old, ignore_errors=True)
     final, part = place / folder.name, place / f".{folder.name}.part"
     manifest = checkpoints.read_manifest(folder)
     if final.is_dir() and _holds(final, manifest):
@@ -182,6 +192,9 @@ def main() -> int:
     parser.add_argument("--to", default="", metavar="TARGET", help="absolute path or rsync target")
     parser.add_argument("command", nargs="*", metavar="WORD", help="command that is given the folder")
     arguments = parser.parse_args()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # a trainer blocks them
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # also ends the program that copies
     run_directory: Path = arguments.run_directory.resolve()
     set_title("checkpoint copy", f"of {run_directory.name}")
     if arguments.command:

@@ -109,9 +109,11 @@ class Saver:
     def write(self) -> m.CheckpointInfo:
         """Copy and write at once; training waits. Raises as `write_copy`."""
         begun, copied = time.perf_counter(), self.copy()
-        info = self.write_copy(copied, copied.meter())
-        del copied
-        self._host_copy.release()
+        try:
+            info = self.write_copy(copied, copied.meter())
+        finally:
+            del copied
+            self._host_copy.release()
         return msgspec.structs.replace(info, loop_seconds=time.perf_counter() - begun)
 
     def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:

@@ -125,7 +125,7 @@ def _run(
     return PlannedRun(
         file=str(file), steps=config.run.steps, global_batch=config.batch.global_, unit=objective.sample_unit,
         tokens_per_sample=data.tokens / data.samples if data is not None and data.packing == "none" else tokens,
-        sequences=objective.sequences, dtype=config.model.computed, lead=lead,
+        sequences=objective.sequences, dtype=config.model.computed, auto_dtype=config.model.dtype == "auto", lead=lead,
         parameters=memory.parameters if memory else None, trained=memory.trained if memory else None,
         gradient_bytes=memory.gradient_bytes if memory else None, adapter_gradient_bytes=_with_adapter(config, model),
         flops=step_flops(config.adapter, model, str(file)),

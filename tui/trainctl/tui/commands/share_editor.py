@@ -36,7 +36,7 @@ class Split:
 
     @property
     def changed(self) -> bool:
-        """Whether the shares differ from the plan's."""
+        """Whether shares or micro-batches differ from the plan's."""
         return bool(self.micros) or self.shares != tuple(seat.share for seat in self.seats)
 
     @property

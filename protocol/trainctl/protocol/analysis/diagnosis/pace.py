@@ -13,6 +13,8 @@ WINDOW_STEPS, WINDOW_SECONDS = 24, 20.0
 """Newest steps of one plan that are judged, and the seconds that they take, both at most. LEAST_STEPS always are."""
 LASTING_SECONDS = 10.0
 """Seconds of steps over which a rank must be slow: shorter ones, such as of a tiny model, may meet a busy moment."""
+LASTING_STEPS = 300
+"""Steps that are enough instead, however short they are: a diagnosis reads some 400."""
 LEAST_STEPS = 8
 """Steps below which nothing is concluded from their seconds."""
 FIRST_STEPS = 2
@@ -87,12 +89,14 @@ def recent(present_steps: Sequence[Parts]) -> list[Parts]:
 
 
 def lasting(present_steps: Sequence[Parts], recent_steps: Sequence[Parts]) -> list[Parts]:
-    """The recent steps, with as many before them as make up LASTING_SECONDS; empty if there are too few."""
-    count = len(recent_steps)
-    while count < len(present_steps) and _seconds(present_steps[-count:]) < LASTING_SECONDS:
-        count += 1
-    found = [*present_steps[-count:]] if count else []
-    return found if _seconds(found) >= LASTING_SECONDS else []
+    """The recent steps, with as many before them as make up LASTING_SECONDS or LASTING_STEPS; empty if there are too
+    few."""
+    taken, count = _seconds(recent_steps), len(recent_steps)
+    for parts in reversed(present_steps[: len(present_steps) - count]):
+        if taken >= LASTING_SECONDS or count >= LASTING_STEPS:
+            break
+        taken, count = taken + _seconds([parts]), count + 1
+    return [*present_steps[-count:]] if count and (taken >= LASTING_SECONDS or count >= LASTING_STEPS) else []
 
 
 def _seconds(steps: Sequence[Parts]) -> float:

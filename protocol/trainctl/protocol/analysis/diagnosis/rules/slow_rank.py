@@ -44,7 +44,7 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
     if by_own is None and by_split is None:
         yield _clear_split(s)
     elif not s.lasting:
-        yield Unknown("enough seconds of the present plan")
+        yield Unknown("10 s or 300 steps of the present plan")
     elif crowded is None:
         yield Unknown("CPU pressure, and all processors are in use")
     elif part < (CROWDED_STEPS if crowded else MOST_STEPS):

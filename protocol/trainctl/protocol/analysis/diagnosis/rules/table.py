@@ -170,8 +170,8 @@ RULES: Final = (
         ),
     ),
     Rule(
-        "slow-rank", "A rank is slow", "for 10 s another split of the batch is 5 % faster, or the rank's own slowdown "
-        "explains half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
+        "slow-rank", "A rank is slow", "for 10 s or 300 steps another split of the batch is 5 % faster, or the rank's "
+        "own slowdown explains half of the others' wait", slow_rank.slow_rank, ("below-calibration", "low-use"),
         (
             Rung("give each rank the share that its present speed allows", "trainctl send rebalance auto=true",
                  lambda s, found: bool(found.values.get("split"))),
