@@ -40,7 +40,7 @@ with BlockingClient(sys.argv[1], by="script") as client:
     runs = client.runs()
 print(json.dumps({
     "state": reply.state, "step": reply.step, "committed": committed.step, "run": snapshot.run.run,
-    "points": {series.metric: len(series.steps) for series in history.series}, "runs": len(runs.runs),
+    "points": {series.metric: len(series.steps) for series in history.series}, "runs": [run.run for run in runs.runs],
 }))
 """
 
@@ -79,7 +79,7 @@ def test_a_client_attaches_commands_and_reads_history(live: AgentProcess) -> Non
     said = json.loads(python(DRIVE, live.address))
     assert said["state"] == "applied"
     assert said["committed"] >= said["step"] > 0
-    assert said["run"] and said["runs"] == 1
+    assert said["run"] in said["runs"], "other tests may have had runs on this agent"
     assert {*said["points"]} == {"loss", "busy_seconds"} and all(said["points"].values())
 
 

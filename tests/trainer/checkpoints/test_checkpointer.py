@@ -30,6 +30,9 @@ class FullDevice:
     def __init__(self) -> None:
         self.errors, self.discards = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], 0
 
+    def host_arrays(self) -> dict[str, Any]:
+        return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+
     def copy_out(self, part: str, arrays: dict[str, Any]) -> None:
         if part == "exp_avg" and self.errors:
             raise self.errors.pop()

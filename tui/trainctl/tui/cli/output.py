@@ -12,7 +12,8 @@ from trainctl.protocol import errors
 ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.NotCachedError, "invalid-input"), (errors.SeveralInvalidError, "invalid-input"),
     (errors.InvalidInputError, "invalid-input"),
-    (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"), (errors.UnreachableError, "unreachable"),
+    (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"),
+    (errors.NotConnectedError, "unreachable"), (errors.UnreachableError, "unreachable"),
     (errors.NotAuthorisedError, "not-authorised"), (errors.VersionError, "version"), (errors.ProtocolError, "protocol"),
 )  # fmt: skip
 """The `error.code` of each exception, first match."""
