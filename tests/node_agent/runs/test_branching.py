@@ -10,7 +10,7 @@ import tomli_w
 from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
-from trainctl.node_agent.planning.durable import Branch, Durable, RankSetting, Rollback, Settings, Skipped
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.node_agent.records.keys import settings_key
@@ -80,7 +80,7 @@ def test_it_has_what_commands_had_changed_up_to_its_step(parent: RunPaths) -> No
     opening.recorder.close()
     durable, progress = opening.conductor.durable, opening.conductor.progress
     assert (durable.settings.ranks, durable.settings.lr) == (CHANGED.ranks, CHANGED.lr)
-    assert durable.branch == Branch("parent", 3, cursor_after(parent, 3))
+    assert durable.branch == m.BranchPoint("parent", 3, cursor_after(parent, 3))
     assert (progress.step, progress.cursor) == (3, cursor_after(parent, 3))
     assert durable.skipped == SKIPPED[:1]
     assert durable.resumed == Resumed(3, {0: SETUP}), "what the checkpoint's step was made with"

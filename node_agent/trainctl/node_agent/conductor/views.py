@@ -4,7 +4,6 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import mode_of
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.planning.durable import Branch
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.policies import POLICIES
@@ -29,12 +28,8 @@ def run_view(
         skipped=tuple((skip.start, skip.count) for skip in durable.skipped),
         policies=tuple(m.PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
         weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, cost=cost,
-        branch=_branch(durable.branch),
+        branch=durable.branch,
     )  # fmt: skip
-
-
-def _branch(started_from: Branch | None) -> m.BranchPoint | None:
-    return m.BranchPoint(*msgspec.structs.astuple(started_from)) if started_from is not None else None
 
 
 def rank_view(

@@ -9,7 +9,7 @@ import msgspec
 from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.setups import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
-from trainctl.protocol.messages import Generation
+from trainctl.protocol.messages import BranchPoint, Generation
 from trainctl.protocol.messages.events import AnyEvent
 
 
@@ -116,14 +116,6 @@ class Writing(msgspec.Struct, frozen=True):
     failed: str = ""  # why a rank's copy is missing
 
 
-class Branch(msgspec.Struct, frozen=True):
-    """The checkpoint of another run that this one started from."""
-
-    run: str
-    step: int
-    cursor: int  # first position after that step
-
-
 class Durable(msgspec.Struct, frozen=True):
     """Kept in the run's record beside the plans, so that a conductor can continue from it."""
 
@@ -150,7 +142,7 @@ class Durable(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()  # by step
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
-    branch: Branch | None = None  # None: the run started at step 0
+    branch: BranchPoint | None = None  # None: the run started at step 0
     setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
     resumed: Resumed | None = None  # until a generation has formed after the run was resumed
 

@@ -1,6 +1,14 @@
-"""Keys under which a run's record keeps values that are not rows of a table."""
+"""Keys under which a run's record keeps values that are not rows of a table, and how such a value is read."""
 
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.schema import VALUES_FROM
+
+T = TypeVar("T")
 
 DURABLE_KEY = "conductor"
 """Key of the state that the conductor must not lose."""
@@ -18,3 +26,11 @@ OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, VALUES_FROM})
 def settings_key(plan_version: int) -> str:
     """Where the record keeps the settings of a plan version."""
     return f"settings-{plan_version}"
+
+
+def decoded(text: str, kind: type[T], record: Path) -> T:
+    """A value of the conductor's. Raises InvalidInputError naming the `record` that it was read from."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidInputError(str(record), f"its conductor's saved state cannot be read: {error}") from None

@@ -4,16 +4,15 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from trainctl.node_agent.planning import share_edits
-from trainctl.node_agent.planning.durable import Branch, Durable, Settings, Skipped
+from trainctl.node_agent.planning.durable import Durable, Settings, Skipped
 from trainctl.node_agent.planning.setups import Resumed
-from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
+from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.protocol import messages as m
@@ -25,8 +24,6 @@ from trainctl.protocol.messages import events as e
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-
-T = TypeVar("T")
 
 
 class Fork(NamedTuple):
@@ -46,18 +43,17 @@ class Fork(NamedTuple):
         """The parent's ID."""
         return self.parent.directory.name
 
-    def start(self, config: RunFile, first: Callable[[RunFile, int], Durable], term: int) -> Durable:
+    def start(self, config: RunFile, begun: Durable) -> Durable:
         """What the branch begins with. What commands had changed up to the step stays, unless `config` has other values
-        than the parent's file in the tables that it belongs to. `first`: what a run without a parent begins with.
+        than the parent's file in the tables that it belongs to. `begun`: what a run without a parent begins with.
         Raises InvalidInputError."""
         if self.step >= config.run.steps:
             problem = f"{config.run.steps}, but the branch starts at step {self.step}: give a larger number"
             raise InvalidInputError("config: run.steps", problem)
-        begun = first(config, term)
         settings, keeps_ranks = self._settings(config, begun.settings)
         return msgspec.structs.replace(
             begun, settings=settings, skipped=self.skipped, checkpoints=(self.step,), written=self.step,
-            branch=Branch(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
+            branch=m.BranchPoint(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
         )  # fmt: skip
 
     def _settings(self, config: RunFile, first: Settings) -> tuple[Settings, bool]:
@@ -121,7 +117,7 @@ def find(paths: RunPaths, step: int | None, node: str) -> Fork:
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
         durable = reader.meta(DURABLE_KEY)
-        known = _decoded(durable, Durable, paths) if durable is not None else None
+        known = decoded(durable, Durable, paths.record) if durable is not None else None
         cursor, version = (rows[0].cursor, rows[0].plan_version) if rows and rows[0].step == step else (None, 1)
         if cursor is None and known is not None and known.branch is not None and known.branch.step == step:
             cursor = known.branch.cursor  # of a branch, the checkpoint that it started from
@@ -129,17 +125,10 @@ def find(paths: RunPaths, step: int | None, node: str) -> Fork:
             raise InvalidInputError("branch", f"{run}: the record on {node} lacks step {step}; choose another node")
         settings = reader.meta(settings_key(version))
     return Fork(
-        paths, step, cursor, folder, _decoded(settings, Settings, paths) if settings is not None else None,
+        paths, step, cursor, folder, decoded(settings, Settings, paths.record) if settings is not None else None,
         tuple(skip for skip in known.skipped if skip.step <= step) if known is not None else (),
         run_file.read(paths.run_file), checkpoint_source.setups_of(paths, known, step) if known is not None else None,
     )  # fmt: skip
-
-
-def _decoded(text: str, kind: type[T], paths: RunPaths) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError("branch", f"{paths.record}: its saved state cannot be read: {error}") from None
 
 
 def _link(source: str, target: str) -> None:

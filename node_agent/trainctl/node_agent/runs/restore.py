@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import tomli_w
@@ -19,7 +19,6 @@ from trainctl.node_agent.conductor.rows import RunSums
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import (
-    Branch,
     Carried,
     Durable,
     PolicyState,
@@ -28,7 +27,7 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
-from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
+from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import checkpoint_source, preflight
 from trainctl.node_agent.runs.branching import Fork
@@ -46,7 +45,6 @@ from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 
-T = TypeVar("T")
 FIRST_GENERATION = m.Generation(1, 0)
 
 
@@ -70,14 +68,13 @@ def new_run(
     nothing then. `fork`: the checkpoint of another run that it starts from.
 
     Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
-    known. `starter` is the id of the command that asked for it,
-    by `by`; it is applied when the first step commits.
+    known. `starter` is the id of the command that asked for it, by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
         preflight.check_on(config, node, placement=placement)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
-    durable = first_durable(config, term) if fork is None else fork.start(config, first_durable, term)
+    durable = first_durable(config, term) if fork is None else fork.start(config, first_durable(config, term))
     carried = {starter: Carried("start-run", by, durable.first_step + 1, durable.settings.plan_version)}
     durable = msgspec.structs.replace(durable, carried=carried)
     recorder = make_directory(paths, config)
@@ -128,7 +125,7 @@ def kept_term(paths: RunPaths) -> int:
 def _read(paths: RunPaths) -> Durable | None:
     with RecordReader(paths) as reader:
         text = reader.meta(DURABLE_KEY)
-    return _decoded(text, Durable, paths.record) if text is not None else None
+    return decoded(text, Durable, paths.record) if text is not None else None
 
 
 def _first_step(paths: RunPaths) -> int:
@@ -302,7 +299,7 @@ def _settings_after(recorder: RunDb, step: int, done: m.StepCommitted | None, la
     if plan is not None and done is not None and plan.generation < done.generation:
         plan = None
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
-    then = _decoded(text, Settings, recorder.path) if text is not None else latest
+    then = decoded(text, Settings, recorder.path) if text is not None else latest
     then = share_edits.as_memory_allows(then, latest)
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
@@ -435,7 +432,7 @@ def _progress(last: m.StepCommitted | None, durable: Durable) -> Progress:
     passed."""
     skips = durable.skipped
     if last is None:
-        begun = durable.branch or Branch("", 0, 0)
+        begun = durable.branch or m.BranchPoint("", 0)
         return Progress(begun.step, _passed(skips, begun.step, begun.cursor))
     assert last.cursor is not None  # a hosted run's always is
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
@@ -451,19 +448,12 @@ def _passed(skips: Sequence[Skipped], step: int, cursor: int) -> int:
 
 def _kept(recorder: RunDb) -> Durable | None:
     text = recorder.meta(DURABLE_KEY)
-    return _decoded(text, Durable, recorder.path) if text is not None else None
+    return decoded(text, Durable, recorder.path) if text is not None else None
 
 
 def _keep(recorder: RunDb, durable: Durable) -> None:
     """So that an agent that is killed before the first plan leaves a run that its successor can lead."""
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
-
-
-def _decoded(text: str, kind: type[T], record: Path) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(record), f"its conductor's saved state cannot be read: {error}") from None
 
 
 def _highest(durable: Durable, state: LastState) -> m.Generation:
