@@ -35,10 +35,15 @@ def memory_groups() -> Path:
 
 def _has_cgroups() -> bool:
     """Whether a control group can be made whose memory is limited: it takes root."""
-    group = memory_groups() / f"tc{os.getpid()}-try"
+    return _makes_group(memory_groups(), "memory.max", "memory.limit_in_bytes")
+
+
+def _makes_group(folder: Path, *settings: str) -> bool:
+    """Whether a control group can be made that has one of these settings."""
+    group = folder / f"tc{os.getpid()}-try"
     try:
         group.mkdir()
-        found = any((group / name).exists() for name in ("memory.max", "memory.limit_in_bytes"))
+        found = any((group / name).exists() for name in settings)
         group.rmdir()
     except OSError:
         return False
@@ -53,14 +58,7 @@ def cpu_groups() -> Path:
 
 def _has_cpu_quota() -> bool:
     """Whether a control group can be made with a CPU quota: it takes root."""
-    group = cpu_groups() / f"tc{os.getpid()}-try"
-    try:
-        group.mkdir()
-        found = any((group / name).exists() for name in ("cpu.max", "cpu.cfs_quota_us"))
-        group.rmdir()
-    except OSError:
-        return False
-    return found
+    return _makes_group(cpu_groups(), "cpu.max", "cpu.cfs_quota_us")
 
 
 def disk_groups() -> Path:
@@ -81,14 +79,8 @@ def disk_of(folder: Path) -> str:
 
 def _has_disk_limit() -> bool:
     """Whether a control group can be made that limits reads from the disk of temporary files: it takes root."""
-    group = disk_groups() / f"tc{os.getpid()}-try"
-    try:
-        group.mkdir()
-        found = any((group / name).exists() for name in ("io.max", "blkio.throttle.read_bps_device"))
-        group.rmdir()
-    except OSError:
-        return False
-    return found and bool(disk_of(Path(tempfile.gettempdir())))
+    limits = _makes_group(disk_groups(), "io.max", "blkio.throttle.read_bps_device")
+    return limits and bool(disk_of(Path(tempfile.gettempdir())))
 
 
 def _has_nodejs() -> bool:

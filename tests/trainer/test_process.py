@@ -132,7 +132,7 @@ def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
 
 
 def test_two_lives(agent: Agent, dead_pid: int, tmp_path: Path, run_file: Callable[..., Any]) -> None:
-    """One that is told to leave after a checkpoint, which it copies; one resumed from that, fenced, and left alone."""
+    """One that leaves on order after a checkpoint, which it copies; one resumed from that, fenced, and left alone."""
     run_file(**settings(tmp_path), checkpoint__copy_to=str(tmp_path / "copies"))
     (tmp_path / "copies").mkdir()
     leftover = agent.paths.checkpoints / f".step-1.{dead_pid}.part"

@@ -210,7 +210,7 @@ def test_what_is_being_copied_stays_and_only_one_process_copies(run: Path, tmp_p
         assert process(run, "--to", str(tmp_path / "there")) == (3, [])
         for step in (3, 5):
             wait_for(lambda at=step: copy_process.step_in_copy(run / "checkpoints") == at)
-            gate.write_text("go on\n")
+            gate.write_text("continue\n")
         assert held.wait(HANG_SECONDS) == 0
     retention.prune(run / "checkpoints", 2, [])
     assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]

@@ -5,27 +5,27 @@ Within `one_document_per_row` it skips that search, and within `documents_by_pos
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-_rows: ContextVar[Literal["unknown", "one", "several"]] = ContextVar("documents per row", default="unknown")
+_Rows = Literal["unknown", "one", "several"]
+_rows: ContextVar[_Rows] = ContextVar("documents per row", default="unknown")
 
 
-@contextmanager
-def one_document_per_row() -> Iterator[None]:
+def one_document_per_row() -> AbstractContextManager[None]:
     """Models that are called within need not look."""
-    token = _rows.set("one")
-    try:
-        yield
-    finally:
-        _rows.reset(token)
+    return _with("one")
+
+
+def documents_by_position() -> AbstractContextManager[None]:
+    """In models that are called within, a document begins wherever a position doesn't follow the one before it."""
+    return _with("several")
 
 
 @contextmanager
-def documents_by_position() -> Iterator[None]:
-    """In models that are called within, a document begins wherever a position doesn't follow the one before it."""
-    token = _rows.set("several")
+def _with(rows: _Rows) -> Iterator[None]:
+    token = _rows.set(rows)
     try:
         yield
     finally:
