@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from tests.tui.support.driving import body, burst, driven, until
 from tests.tui.support.recorded import CONNECTED, RUNS, Recorded, committed, rank_step, run_view, snapshot, source_of
 from textual import events
@@ -13,6 +14,7 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import UnreachableError
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.charts.plots import renamed
 from trainctl.tui.charts.viewport import ALL_RANKS, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
@@ -292,3 +294,10 @@ async def test_a_branch_lies_over_its_parent_where_that_is_known() -> None:
 
     assert await parent_of(RUNS[1].run) == (RUNS[1].run,)
     assert await parent_of("gone-20261001-120000") == ()
+
+
+def test_runs_of_one_name_have_labels_that_differ() -> None:
+    ids = "sft-20261126-174052-3b1c", "sft-20261126-174126-cf8b"
+    views = {run: msgspec.structs.replace(run_view(1), run=run, name="sft") for run in ids}
+    assert [renamed(view, views).name for view in views.values()] == ["3b1c", "cf8b"]
+    assert renamed(views[ids[0]], {ids[0]: views[ids[0]]}).name == "sft"

@@ -184,7 +184,7 @@ def name_of(pick: Pick, run: m.RunView, several: bool, overlaid: bool, other: bo
 
 
 def renamed(run: m.RunView, others: Mapping[str, m.RunView]) -> m.RunView:
-    """A run of the same name as another goes by the end of its id."""
+    """A run of the same name as another goes by the last part of its id, which differs even within a day."""
     if any(other.run != run.run and other.name == run.name for other in others.values()):
-        return msgspec.structs.replace(run, name=run.run.removeprefix(f"{run.name}-") or run.run)
+        return msgspec.structs.replace(run, name=run.run.rpartition("-")[2] or run.run)
     return run
