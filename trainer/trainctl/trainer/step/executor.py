@@ -49,6 +49,7 @@ from trainctl.trainer.step.update_ratio import UpdateRatio
 _CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
 _MOST_NORMS = 4096
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -141,22 +142,20 @@ class Executor:
             self.loss_scale.committed(self._settings.dtype, skipped)
             values |= self._update_ratio.take()
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, batch.samples
+            sums.tokens, sums.own_tokens = tail.tokens, own.tokens
             report = self._report(plan, sums, watch, own.weight, values, grad_norm=norm, skipped=skipped)
-            report = msgspec.structs.replace(report, tokens=tail.tokens, own_tokens=own.tokens)
-            report = self._with_flops(report, plan)
             self._progress.remember(report)
         return report
 
-    def _with_flops(self, report: Report, plan: StepPlan) -> Report:
-        """With the rates of operations, the rank's and the run's."""
-        if self.flops is None or report.step_seconds <= 0:
-            return report
-        unit, each = report.step_seconds * 1e12, self._objective.row.sequences
-        rates = {
-            "tflops": self.flops.of(report.own_tokens, report.own_samples * each) / unit,
-            "run_tflops": self.flops.of(report.tokens, plan.global_batch * each) / unit,
+    def _flop_rates(self, plan: StepPlan, sums: PlanSums, seconds: float) -> Mapping[str, float]:
+        """Operations per second, the rank's and the run's, in 10^12; nothing of a plan that trains on no token."""
+        if self.flops is None or not sums.tokens or seconds <= 0:
+            return _NOTHING
+        unit, each = seconds * 1e12, self._objective.row.sequences
+        return {
+            "tflops": self.flops.of(sums.own_tokens, sums.samples * each) / unit,
+            "run_tflops": self.flops.of(sums.tokens, plan.global_batch * each) / unit,
         }
-        return msgspec.structs.replace(report, values=report.values | rates)
 
     def _wait_for_data(self, plan: StepPlan) -> None:
         """A rank that has just been started has less of a growing file than the others."""
@@ -338,16 +337,18 @@ class Executor:
 
     def _report(
         self, plan: StepPlan, sums: PlanSums, watch: Stopwatch, own_weight: float,
-        values: Mapping[str, float] = MappingProxyType({}), *, grad_norm: float = 0.0, skipped: str | None = None,
+        values: Mapping[str, float] = _NOTHING, *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
-        memory = self._backend.memory()
-        trend = self._memory_trend.add(memory) if plan.kind == "train" else {}
+        memory, seconds = self._backend.memory(), watch.seconds()
+        trend = self._memory_trend.add(memory) if plan.kind == "train" else _NOTHING
+        rates = self._flop_rates(plan, sums, seconds)
         return Report(
             run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
-            grad_norm=grad_norm, skipped=skipped, micro_batch=sums.micro_batch,
-            replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
-            values={**values, **memory.values, **self._backend.memory_parts(memory), **trend},
+            tokens=sums.tokens, own_tokens=sums.own_tokens, grad_norm=grad_norm, skipped=skipped,
+            micro_batch=sums.micro_batch, replays=sums.replays, phases=watch.phases(), step_seconds=seconds,
+            finished_at=time.time(),
+            values={**values, **memory.values, **self._backend.memory_parts(memory), **trend, **rates},
         )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ class PlanSums:
     loss_sum: float = 0.0
     weight: float = 0.0
     samples: int = 0
+    tokens: int = 0  # of all ranks
+    own_tokens: int = 0
 
 
 @dataclass(frozen=True)
