@@ -35,6 +35,7 @@ from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Idle
+from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
 from trainctl.node_agent.trainers.ipc import TrainerLink
@@ -50,7 +51,7 @@ from trainctl.protocol.config import names
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import node_directory, runtime_directory
+from trainctl.protocol.record.paths import node_directory, runs_directory, runtime_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
@@ -245,6 +246,7 @@ class Agent:
 
     async def _take_up_run(self) -> None:
         """Go on with the runs that were active when the last agent of this node ended: one hosted, any of others."""
+        unstarted.remove_left(runs_directory(self.directory), lambda run: self._db.known_run(run) is not None)
         for known in reversed(self._db.runs()):
             if known.state in m.ACTIVE_RUN_STATES and known.kind != "hosted":
                 self._guests.take_up(known)

@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore
+from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
@@ -97,6 +97,8 @@ class Launch:
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
             raise
+        finally:
+            unstarted.unmark(opening.paths.directory)
         return opening._replace(notices=(*opening.notices, precision)) if precision else opening
 
     async def _in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
