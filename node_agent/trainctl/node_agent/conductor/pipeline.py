@@ -213,7 +213,7 @@ class Pipeline:
             case "defragment":
                 self._issue(plans.defragment(*where, {command.node for command in commands}, ids), now)
             case _:
-                self._issue(plans.checkpoint(*where, ids), now)
+                self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
 
     def _issue_sample(self, commands: list[d.Commanded], now: float) -> None:
         """What one command asks; without one, what the run file does."""
