@@ -21,9 +21,11 @@ test: $(VENV)/.ready-dev nodejs
 # and on a mix; a token cache of 3 GB; fine-tuning of 300 steps, disturbed, and preferences of 100; agents killed
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
-# left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; diagnoses of 20
-# simulated runs with each cause; memory of ten models; bytes per parameter of full training; five calibrations of the
-# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
+# left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; a run resumed with
+# each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times by
+# SIGTERM; diagnoses of 20 simulated runs with each cause; memory of ten models; bytes per parameter of full training;
+# five calibrations of the demo's model; real runs with each cause of a diagnosis that can be planted; the example run
+# file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -31,8 +33,10 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
 	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
-	TRAINCTL_CHECKPOINT_KILLS=100 $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
+	TRAINCTL_CHECKPOINT_KILLS=100 TRAINCTL_RESUMES=all \
+	  $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
+	TRAINCTL_TERMS=30 $(BIN)/python -m pytest -s tests/trainer/test_term_signal.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
 	  tests/integration/test_reference.py $(PYTEST_ARGS)
@@ -53,10 +57,12 @@ soak: $(VENV)/.ready-dev
 oracles: $(VENV)/.ready-dev
 	TRAINCTL_ORACLES=all $(BIN)/python -m pytest -m oracle $(PYTEST_ARGS)
 
-# Each family of models on torch and MLX, of which `make test` has some: alone, and in runs of a torch and an MLX rank.
+# Each family of models on torch and MLX, of which `make test` has some: alone, in runs of a torch and an MLX rank, and
+# in runs that go from one to the other.
 families: $(VENV)/.ready-dev
 	TRAINCTL_FAMILIES=all $(BIN)/python -m pytest tests/trainer/backends/test_families.py \
 	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py \
+	  tests/trainer/checkpoints/test_resume.py \
 	  tests/integration/test_family_clusters.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev

@@ -20,6 +20,7 @@ from tests.waiting import HANG_SECONDS, Patience, until
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.machine import shim
+from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
 
@@ -221,6 +222,17 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
 def wait_for_step(client: BlockingClient, step: int, seconds: float = STEP_SECONDS_LIMIT) -> m.Snapshot:
     """A snapshot in which the run has committed `step`, or has ended."""
     return _wait_for_run(client, lambda run: run.step >= step, seconds, f"step {step}")
+
+
+def wait_for_checkpoint(client: BlockingClient, run: str) -> int:
+    """The step of the run's first checkpoint, once that is complete."""
+
+    def written() -> list[int]:
+        events = client.events(run, limit=500).events
+        return [event.data.step for event in events if isinstance(event.data, CheckpointWritten)]
+
+    found: list[int] = until(written, what="a checkpoint", progress=lambda: client.snapshot(0).run)
+    return found[0]
 
 
 def wait_for_end(client: BlockingClient, seconds: float = 120.0) -> m.RunView:

@@ -20,6 +20,7 @@ from tests.integration.conftest import AgentProcess, keep_processes, until, wait
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.records.keys import DURABLE_KEY
+from trainctl.node_agent.runs import unstarted
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import make_command
 from trainctl.protocol.record.schema import open_for_reading
@@ -198,6 +199,15 @@ def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation
     assert (late.state, late.field) == ("rejected", "if_plan")
     assert version(live) == seen + 1
     assert recorded(live, old.id, late.id) == ["rejected", "rejected"]
+
+
+def test_the_next_agent_removes_the_directory_of_a_run_that_was_being_made(live: AgentProcess) -> None:
+    runs = live.directory / "runs"
+    before, left = {*runs.iterdir()}, runs / "half-20261126-120000-beef"
+    unstarted.mark(left)
+    (left / "logs").mkdir(parents=True)
+    restart(live)
+    assert {*runs.iterdir()} == before
 
 
 def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess) -> None:

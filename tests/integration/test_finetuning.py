@@ -53,7 +53,7 @@ def make(run_config: Make, rows: Path) -> Make:
         data = {"path": str(rows / "rows.jsonl"), "kind": "rows", "sequence_length": 128, "held_out": 0.05}
         told: dict[str, Any] = {"model__path": str(rows / "model"), "data": data, "group": {"first_shares": "even"}}
         rate = {"learning_rate": 1e-3, "schedule": "constant"}
-        told |= {"run__steps": STEPS, "optimizer": rate, "checkpoint": {"every_steps": 10, "background": False}}
+        told |= {"run__steps": STEPS, "optimizer": rate, "checkpoint": {"every_steps": 10}}
         return run_config(**(told | changes))
 
     return config

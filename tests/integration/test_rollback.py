@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_checkpoint, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, Cluster, on
 
 from trainctl.protocol.client.blocking import BlockingClient
 
 G = 12
-CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False, "background": False}
+CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False}
 """None goes, however many steps a run makes before it is looked at."""
 
 
@@ -16,6 +16,7 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, r
     with agent.client() as client:
         begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, checkpoint=CHECKPOINT)})
         assert begun.state == "applied", begun.reason
+        assert wait_for_checkpoint(client, begun.run or "") == 5
         wait_for_step(client, 7)
         assert client.send("defragment", {}).state == "applied"
         assert client.send("pause", {}).state == "applied"
@@ -56,7 +57,7 @@ def test_several_nodes_go_back_together_and_none_is_said_to_have_failed(cluster:
         config = run_config(run__steps=FOREVER, nodes=nodes, checkpoint=CHECKPOINT)
         begun = client.send("start-run", {"config": config}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
-        wait_for_step(client, 12)
+        assert wait_for_checkpoint(client, begun.run or "") == 5
         term = client.snapshot(0).run.generation  # type: ignore[union-attr]
         assert client.send("rollback", {"step": 5, "skip_batches": 2}).state == "applied"
         until(lambda: client.snapshot(0).run.generation > term, what="the run, at step 5")  # type: ignore[union-attr]

@@ -47,7 +47,7 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
     seed = SEED + ALL.index(group)
 
     def make(**tables) -> dict:
-        changes = {"checkpoint__every_steps": 10, "checkpoint__background": False, **RATE, **SIZE, **tables}
+        changes = {"checkpoint__every_steps": 10, **RATE, **SIZE, **tables}
         return run_config(run__steps=STEPS, group={"engine": engine, "first_shares": "even"}, **changes)
 
     with (

@@ -119,6 +119,33 @@ def test_a_write_without_progress_fails_its_command_and_not_the_run() -> None:
     assert simulation.conductor.state == "running"
 
 
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize(("copy_to", "writers"), [("/backup", [(0, 1), (1, 0)]), ("", [(0, 1)])])
+def test_a_checkpoint_whose_first_writer_failed_is_written_first_by_another_that_copies_it(
+    background: bool, copy_to: str, writers: list[tuple[int, int]]
+) -> None:
+    simulation = group(every_steps=20, copy_to=copy_to)
+    for rank in simulation.ranks.values():
+        rank.background = background
+    simulation.ranks[0].disk_full = True
+    simulation.until_step(39)
+    assert [plan.writers for plan in simulation.sent_plans if plan.kind == "checkpoint"] == writers
+    simulation.ranks[0].disk_full = False
+    simulation.until_step(79)
+    later = [plan.writers for plan in simulation.sent_plans if plan.kind == "checkpoint"][len(writers) :]
+    assert later == [(1, 0), (0, 1)]
+
+
+def test_the_last_checkpoint_is_copied_though_its_first_writer_failed() -> None:
+    simulation = group(steps=8, at_end=True, copy_to="/backup")
+    simulation.ranks[0].disk_full = True
+    for _ in range(20):
+        simulation.run(2000)
+    assert simulation.ended is not None and simulation.ended.state == "finished"
+    made = [(plan.step, plan.writers) for plan in simulation.sent_plans if plan.kind == "checkpoint"]
+    assert made == [(8, (0, 1)), (8, (1, 0))]
+
+
 def test_a_stop_ends_though_the_write_makes_no_progress() -> None:
     simulation = group("a", at_end=True).until_step(3)
     stop = simulation.command("stop")

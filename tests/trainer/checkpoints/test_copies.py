@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "run-1"
 
 
-def written(run: Path, step: int) -> Path:
-    array = {"w": np.full(2000, step, np.float32)}
+def written(run: Path, step: int, value: float = 1.0) -> Path:
+    array = {"w": np.full(2000, value, np.float32)}
     loop = files.LoopState(
         step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
         layout_digest="l", data_digest="d",
@@ -151,12 +151,34 @@ def _answers(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
+def once_more(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Have something happen after the next run of rsync."""
+    real = copy_process._run
+
+    def run_it(command: Sequence[str], cwd: Path | None = None) -> None:
+        real(command, cwd)
+        monkeypatch.setattr(copy_process, "_run", real)
+        then()
+
+    monkeypatch.setattr(copy_process, "_run", run_it)
+
+
 @pytest.mark.needs("rsync")
-def test_rsync_gets_the_same_folders(run: Path, rsync_server: tuple[str, Path]) -> None:
+def test_rsync_gets_the_same_folders(
+    run: Path, rsync_server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = written(run, 3)
     target, place = rsync_server
     to_rsync(target, folder)
-    checkpoints.verify(place / "run-1" / "checkpoints" / "step-3")
+    copied = place / "run-1" / "checkpoints" / "step-3"
+    checkpoints.verify(copied)
+    once_more(monkeypatch, lambda: written(run, 3, value=4))  # the step is done again while it is copied
+    with pytest.raises(CopyError, match="replaced, while it was copied"):
+        to_rsync(target, folder)
+    with pytest.raises(InvalidInputError, match=r"manifest\.json is missing"):
+        checkpoints.verify(copied)
+    to_rsync(target, folder)
+    assert checkpoints.verify(copied) == checkpoints.read_manifest(folder)
     with pytest.raises(CopyError, match="rsync exited with"):
         to_rsync(f"{target}-of-another", folder)
 

@@ -40,6 +40,9 @@ class BackgroundWrites:
         self._said: dict[int, m.Checkpointed] = {}  # the newest; a rank may be done before others have copied
         self._copies: dict[int, m.CheckpointCopy] = {}  # those under way, by rank
         self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
+        self._copier: int | None = None  # the writer that copies the one under way elsewhere
+        self.failing = set[int]()
+        """Ranks whose last write failed; others write first."""
 
     @property
     def now(self) -> Writing | None:
@@ -88,7 +91,7 @@ class BackgroundWrites:
     def begin(self, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
-        self._is_lost = False
+        self._is_lost, self._copier = False, plan.writers[0]
         self._state.keep(writing=Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands))
         for rank in plan.writers:
             written, why = reports[rank].checkpoint, reports[rank].skipped
@@ -143,13 +146,16 @@ class BackgroundWrites:
             why = problem or "nothing was written"
             self._state.happen(e.CheckpointFailed(node, why), "error", writing.step, node)
             failed = f"no checkpoint on {node}: {why}"
+            self.failing.add(rank)
             self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, failed=failed))
         else:
+            self.failing.discard(rank)
             note(self._state, rank, info, first=not writing.written)
             self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, written=True))
 
     def conclude(self) -> str:
-        """End the commands once no rank is waited for. Gives why a copy is missing, else an empty string."""
+        """End the commands once no rank is waited for. Gives why a copy is missing, else an empty string. A checkpoint
+        that isn't copied elsewhere because its first writer failed is written again, first by one that can."""
         writing = self.now
         if writing is None or writing.ranks:
             return ""
@@ -161,6 +167,9 @@ class BackgroundWrites:
             else:
                 self._state.end(id, "applied", writing.step, made=e.CheckpointWritten(writing.step))
         self._state.persist(writing=None)
+        if self._state.config.checkpoint.copy_to and writing.written and self._copier in self.failing:
+            self._pending.scheduled.add("checkpoint")
+        self._copier = None
         return writing.failed
 
     def look(self) -> bool:

@@ -213,7 +213,7 @@ class Pipeline:
             case "defragment":
                 self._issue(plans.defragment(*where, {command.node for command in commands}, ids), now)
             case _:
-                self._issue(plans.checkpoint(*where, ids), now)
+                self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
 
     def _issue_sample(self, commands: list[d.Commanded], now: float) -> None:
         """What one command asks; without one, what the run file does."""
@@ -277,6 +277,8 @@ class Pipeline:
             version = in_flight.plan.plan_version
             self.rates.reported(in_flight.reports, version)
             self.peaks.reported(in_flight.reports, version)
+        if report.kind == "checkpoint":
+            self.peaks.copied(in_flight.plan.writers)
         self.periodic.note_done(in_flight.plan)
         return in_flight
 

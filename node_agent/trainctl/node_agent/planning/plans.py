@@ -48,12 +48,15 @@ def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, 
     return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
 
 
-def checkpoint(run: str, durable: Durable, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
-    """A checkpoint of `step` by the lowest live rank, and by the lowest one of another node."""
+def checkpoint(
+    run: str, durable: Durable, step: int, cursor: int, commands: Sequence[str], failing: Collection[int] = ()
+) -> StepPlan:
+    """A checkpoint of `step` by the lowest live rank, and by the lowest one of another node; by `failing` ones only
+    where there are no others."""
     ranks = durable.settings.live
-    lowest = min(ranks)
-    elsewhere = [rank for rank in sorted(ranks) if ranks[rank].node != ranks[lowest].node]
-    writers = (lowest, *elsewhere[:1])
+    first, *others = sorted(ranks, key=lambda rank: (rank in failing, rank))
+    elsewhere = [rank for rank in others if ranks[rank].node != ranks[first].node]
+    writers = (first, *elsewhere[:1])
     work = _work(durable, {})
     return _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
 

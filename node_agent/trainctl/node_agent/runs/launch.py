@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore
+from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
@@ -83,7 +83,7 @@ class Launch:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
-        config, precision = await self._in_one_precision(config)
+        config, precision = await self.in_one_precision(config)
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
             max(1, self._db.term), self._context.placement, fork,
@@ -97,10 +97,12 @@ class Launch:
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
             raise
+        finally:
+            unstarted.unmark(opening.paths.directory)
         return opening._replace(notices=(*opening.notices, precision)) if precision else opening
 
-    async def _in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
-        """With the data type that suits all nodes in place of "auto", and why it is that one. Raises
+    async def in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
+        """With the data type that suits all nodes of the run file in place of "auto", and why it is that one. Raises
         InvalidInputError."""
         if config.model.dtype != "auto":
             return config, ""

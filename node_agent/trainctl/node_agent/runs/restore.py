@@ -29,7 +29,7 @@ from trainctl.node_agent.planning.durable import (
 )
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb
-from trainctl.node_agent.runs import checkpoint_source, preflight
+from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.run_costs import close_times
@@ -64,8 +64,8 @@ def new_run(
     placement: preflight.Placement = preflight.Placement(),  # noqa: B008
     fork: Fork | None = None,
 ) -> Opening:  # fmt: skip
-    """Make a run directory and the conductor of its first generation. Raises InvalidInputError or RefusedError; leaves
-    nothing then. `fork`: the checkpoint of another run that it starts from.
+    """Make a run directory, marked as `unstarted` has it, and the conductor of its first generation. Raises
+    InvalidInputError or RefusedError; leaves nothing then. `fork`: the checkpoint of another run that it starts from.
 
     Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
     known. `starter` is the id of the command that asked for it, by `by`; it is applied when the first step commits.
@@ -77,19 +77,28 @@ def new_run(
     durable = first_durable(config, term) if fork is None else fork.start(config, first_durable(config, term))
     carried = {starter: Carried("start-run", by, durable.first_step + 1, durable.settings.plan_version)}
     durable = msgspec.structs.replace(durable, carried=carried)
-    recorder = make_directory(paths, config)
-    conductor = Conductor(run, config, durable, _progress(None, durable))
-    opening = Opening(conductor, paths, recorder, None)
-    if fork is not None:
-        try:
-            folder, said = fork.take(paths, recorder, node, by)
-        except RefusedError:
-            recorder.close()
-            shutil.rmtree(paths.directory, ignore_errors=True)
-            raise
-        opening = opening._replace(resume_from=folder, kept=(said,))
+    unstarted.mark(paths.directory)
+    try:
+        recorder = make_directory(paths, config)
+        opening = Opening(Conductor(run, config, durable, _progress(None, durable)), paths, recorder, None)
+        if fork is not None:
+            opening = _forked(opening, fork, node, by)
+    except RefusedError:
+        unstarted.unmark(paths.directory)
+        raise
     _keep(recorder, durable)
     return opening
+
+
+def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
+    """With a copy of the checkpoint. Raises RefusedError; leaves no run directory then."""
+    try:
+        folder, said = fork.take(opening.paths, opening.recorder, node, by)
+    except RefusedError:
+        opening.recorder.close()
+        shutil.rmtree(opening.paths.directory, ignore_errors=True)
+        raise
+    return opening._replace(resume_from=folder, kept=(said,))
 
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:

@@ -15,6 +15,10 @@ from tests.protocol.support.diagnosed import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
+from trainctl.protocol.analysis.diagnosis.pace import FIRST_STEPS
+from trainctl.protocol.analysis.diagnosis.situation import Situation
+
+FORK = 50
 
 
 def uneven(steps: int = 150, part: float = 1.0) -> DiagnosisFacts:
@@ -97,3 +101,13 @@ def test_without_pressure_a_machine_whose_processors_are_all_in_use_is_not_judge
     full = read(uneven(), 100.0)
     assert causes(full) == []
     assert said_of(full, "slow-rank") == [("unknown", "CPU pressure, and all processors are in use")]
+
+
+def test_the_first_steps_of_a_branch_are_left_out_as_those_of_a_run() -> None:
+    """Where steps of the same run before them are only not read, none is."""
+    facts = healthy_facts()
+    later = dataclasses.replace(facts, parts=tuple(part for part in facts.parts if part.step > FORK))
+    assert facts.view is not None
+    branch = dataclasses.replace(later, view=msgspec.structs.replace(facts.view, branch=m.BranchPoint("parent", FORK)))
+    firsts = [next(iter(Situation(known)._present[0].values())).step for known in (facts, later, branch)]
+    assert firsts == [1 + FIRST_STEPS, FORK + 1, FORK + 1 + FIRST_STEPS]

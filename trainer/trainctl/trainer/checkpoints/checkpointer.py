@@ -21,7 +21,8 @@ class Checkpointer:
         self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None],
         copy: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`copy` has the newest checkpoint copied elsewhere; of a plan's writers, the first one calls it."""
+        """`copy` has the newest checkpoint copied elsewhere; of a plan's writers, the first one calls it. If that fails
+        to write, the conductor plans the checkpoint again, first by another."""
         self._copy = copy
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._writer = BackgroundWriter(self._finished)

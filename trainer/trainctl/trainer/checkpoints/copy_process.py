@@ -137,11 +137,16 @@ def _holds(final: Path, manifest: Manifest) -> bool:
 
 
 def to_rsync(target: str, folder: Path) -> None:
-    """Send to `target`/RUN/checkpoints, the manifest last. Raises CopyError."""
+    """Send to `target`/RUN/checkpoints, the manifest last; one that is there, of a step that was done again, goes
+    first. Raises CopyError, also if the checkpoint is replaced meanwhile, and InvalidInputError without a manifest."""
     runs, run = folder.parent.parent.parent, folder.parent.parent.name
     inside = f"{run}/checkpoints/{folder.name}"
-    for words in (("--delete", f"--exclude={MANIFEST_NAME}", f"{inside}/"), (f"{inside}/{MANIFEST_NAME}",)):
-        _run([*RSYNC, *words, f"{target.rstrip('/')}/"], cwd=runs)
+    place, manifest = f"{target.rstrip('/')}/", checkpoints.read_manifest(folder)
+    files = ("--delete-before", "--delete-excluded", f"--exclude={MANIFEST_NAME}", f"{inside}/")
+    _run([*RSYNC, *files, place], cwd=runs)
+    if checkpoints.read_manifest(folder) != manifest:
+        raise CopyError("the step was done again, and its checkpoint replaced, while it was copied")
+    _run([*RSYNC, f"{inside}/{MANIFEST_NAME}", place], cwd=runs)
 
 
 def by_command(words: Sequence[str], folder: Path) -> None:

@@ -76,8 +76,24 @@ def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elaps
     before = np.maximum.accumulate(np.concatenate([[-np.inf], values]))[: len(values)]
     good = (values > before) & (np.diff(steps, prepend=-np.inf) > 0)
     steps, values = steps[good], values[good]
-    origin = float(values[0]) if elapsed and len(values) else 0.0
+    origin = float(values[0]) if elapsed and kind == "time" and len(values) else 0.0
     return Axis(kind, steps, values - origin, origin)
+
+
+def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
+    """A branch's axis that goes on where its parent's stood at the step `fork`, the last that both have.
+
+    Both are known and of one kind, and times are since each run's first step.
+    """
+    before = 0.0 if branch.kind == "tokens" else float(branch.to_x(fork))  # a branch counts its own tokens
+    there = float(parent.to_x(fork))
+    shared, own = parent.steps < fork, branch.steps > fork
+    return Axis(
+        branch.kind,
+        np.concatenate([parent.steps[shared], [fork], branch.steps[own]]),
+        np.concatenate([parent.values[shared], [there], branch.values[own] - before + there]),
+        branch.origin_seconds + before - there,
+    )
 
 
 def _knots(series: m.Series | None) -> tuple[Floats, Floats]:

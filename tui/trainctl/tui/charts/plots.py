@@ -3,7 +3,7 @@
 import datetime
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts import metrics as catalogue
-from trainctl.tui.charts.axis import Axis, Kind
+from trainctl.tui.charts.axis import Axis, Kind, continued
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
@@ -58,12 +58,21 @@ class Sources:
         return known
 
     def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
-        """A run's axis; without what the record says of it, its steps'."""
+        """A run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's goes on from its
+        parent's at the fork if the parent is known too."""
         known = self.of(run)
-        own = self.state if self.state.run is not None and self.state.run.run == run and self.live else None
         if known is None or kind == "step":
             return Axis()
-        return axis_for(kind, known.coarse, known.fine, own, elapsed=elapsed)
+        live = self.state if self.state.run is not None and self.state.run.run == run and self.live else None
+        own, branch = axis_for(kind, known.coarse, known.fine, live, elapsed=elapsed), known.run.branch
+        if not elapsed or branch is None or not own.known:
+            return own
+        parent = replace(self, data=self._without(run)).axis(branch.run, kind, elapsed=True)
+        return continued(own, parent, branch.step) if parent.kind == kind and parent.known else own
+
+    def _without(self, run: str) -> Mapping[str, RunData]:
+        """The data of the other runs: no run is its own ancestor, whatever an agent says."""
+        return {name: data for name, data in self.data.items() if name != run}
 
 
 def extent(view: ChartView, sources: Sources, columns: int) -> Extent:

@@ -68,13 +68,14 @@ def by_step(facts: DiagnosisFacts) -> list[Parts]:
     return [parts for parts in complete if parts.keys() == ranks]
 
 
-def present(steps: Sequence[Parts]) -> list[Parts]:
-    """The steps of the present plan, without the first ones of its group."""
+def present(steps: Sequence[Parts], first_step: int = 1) -> list[Parts]:
+    """The steps of the present plan, without the first ones of its group. `first_step`: the run's own, after which no
+    earlier one is missing."""
     start = len(steps) - 1
     while start > 0 and _plan(steps[start - 1]) == _plan(steps[-1]):
         start -= 1
     kept = [*steps[start:]]
-    begins = bool(kept) and (start > 0 or next(iter(kept[0].values())).step == 1)
+    begins = bool(kept) and (start > 0 or next(iter(kept[0].values())).step == first_step)
     is_new_group = begins and (start == 0 or _generation(steps[start - 1]) != _generation(kept[0]))
     return kept[FIRST_STEPS if is_new_group else 0 :]
 

@@ -36,7 +36,8 @@ class Situation:
 
     @cached_property
     def _present(self) -> list[Parts]:
-        return pace.present(self._all_steps)
+        branch = self.facts.view.branch if self.facts.view is not None else None
+        return pace.present(self._all_steps, 1 if branch is None else branch.step + 1)
 
     @cached_property
     def recent(self) -> list[Parts]:

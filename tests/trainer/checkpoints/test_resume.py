@@ -1,0 +1,206 @@
+"""A run that continues from a checkpoint is the run without a break, to the bit: of each objective, adapter and data
+type, on either backend.
+
+`make test` takes a few of the combinations, in which each choice is met; TRAINCTL_RESUMES=all takes all of them.
+"""
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import pytest
+from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
+from tests.trainer.support.curves import losses, worst
+from tests.trainer.support.families import FAMILIES, SMALL, save
+from tests.trainer.support.preferences import preferences
+from tests.trainer.support.quantized_model import quantized_copy
+from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
+
+from trainctl.protocol.config.families import TESTED
+from trainctl.protocol.config.objectives import OBJECTIVES
+from trainctl.protocol.config.quantization import FORMATS
+from trainctl.protocol.config.run_tables import AdapterTable, ModelTable, OptimizerTable
+from trainctl.protocol.machine.file_digests import model_digests
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.trainer.checkpoints.saver import Saver
+from trainctl.trainer.collective.shared_buffer import layout_digest
+
+STEPS, BREAK, MICRO = 6, 3, 5
+NewRig, SameBits = Callable[..., Any], Callable[[dict[str, Any], dict[str, Any]], bool]
+ROUND_TRIPS = ("llama",)
+"""Families whose runs `make test` moves between backends; `make families` moves those of all."""
+LORA: dict[str, Any] = {"kind": "lora", "rank": 4, "alpha": 16.0}
+TRAINED: dict[str, dict[str, Any]] = {
+    "pretrain": {"kind": "pretrain"}, "sft": {"kind": "sft"}, "orpo": {"kind": "orpo"}, "seq2seq": {"kind": "seq2seq"},
+    "dpo": {"kind": "dpo"}, "dpo cached": {"kind": "dpo", "reference": "cached", "loss": "ipo"},
+}  # fmt: skip
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {"adapter": {"kind": "full"}}, "lora": {"adapter": LORA}, "rslora": {"adapter": LORA | {"kind": "rslora"}},
+    "dropout": {"adapter": LORA | {"dropout": 0.2}},
+    "nf4": {"adapter": LORA, "model__base": "nf4", "model__double_quantization": True},
+    **{form: {"adapter": LORA, "model__base": form} for form in FORMATS},
+}  # fmt: skip
+PRECISIONS = ("float32", "bfloat16", "bf16-sr", "float16")
+OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit")
+
+
+class Case(NamedTuple):
+    """One combination."""
+
+    objective: str
+    adapter: str
+    precision: str
+    optimizer: str
+    backend: str
+
+    @property
+    def is_possible(self) -> bool:
+        is_torch, packed = self.backend == "torch", self.adapter in ("nf4", *FORMATS)
+        return (
+            (is_torch or (self.adapter != "nf4" and self.objective != "seq2seq" and self.optimizer == "adamw"))
+            and (self.precision != "bf16-sr" or self.adapter == "full")
+            and not (self.objective == "seq2seq" and (packed or self.adapter == "dropout"))
+        )
+
+
+AXES = (TRAINED, ADAPTERS, PRECISIONS, OPTIMIZERS, ("torch", "mlx"))
+ALL = [case for case in itertools.starmap(Case, itertools.product(*AXES)) if case.is_possible]
+
+
+def choices(case: Case) -> set[object]:
+    return {*enumerate(case), (case.precision, case.backend)}
+
+
+def some() -> Iterator[Case]:
+    """A few with each choice of an axis, and each data type on each backend; a seed says which."""
+    chance, missing = random.Random(25), set().union(*map(choices, ALL))
+    while missing:
+        best = max(chance.sample(ALL, len(ALL)), key=lambda case: len(missing & choices(case)))
+        missing -= choices(best)
+        yield best
+
+
+CASES = ALL if os.environ.get("TRAINCTL_RESUMES") == "all" else [*some()]
+
+
+def test_every_choice_of_a_run_file_is_among_them() -> None:
+    assert {row["kind"] for row in TRAINED.values()} == {*OBJECTIVES}
+    known = {*get_args(get_type_hints(AdapterTable)["kind"]), *get_args(get_type_hints(ModelTable)["base"])}
+    assert {*ADAPTERS} > {*itertools.chain(*(get_args(each) or [each] for each in known))} - {"stored"}
+    assert {*PRECISIONS} == {*get_args(get_type_hints(ModelTable)["dtype"])} - {"auto"}
+    assert {*OPTIMIZERS} == {*get_args(get_type_hints(OptimizerTable)["kind"])}
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data of all combinations."""
+    folder = tmp_path_factory.mktemp("resumed")
+    make_chat_model(folder / "chat", hidden=64)
+    make_seq2seq_model(folder / "seq2seq")
+    write_rows(folder / "rows.jsonl", questions(60))
+    write_rows(folder / "pairs.jsonl", preferences(60))
+    write_rows(folder / "sentences.jsonl", sentences(60))
+    (folder / "text").mkdir()
+    (folder / "text" / "a.txt").write_text(Path(random.__file__).read_text("utf-8")[:20_000], "utf-8")
+    return folder
+
+
+def model_of(case: Case, inputs: Path) -> Path:
+    if case.objective == "seq2seq":
+        return inputs / "seq2seq"
+    if case.adapter not in FORMATS:
+        return inputs / "chat"
+    there = inputs / f"chat-{case.adapter}-default"
+    return there if there.exists() else quantized_copy(inputs / "chat", case.adapter)
+
+
+def data_of(case: Case, inputs: Path) -> dict[str, Any]:
+    if case.objective == "pretrain":
+        return {"path": str(inputs / "text"), "kind": "text", "sequence_length": 48}
+    name = {"sft": "rows", "seq2seq": "sentences"}.get(case.objective, "pairs")
+    return {"path": str(inputs / f"{name}.jsonl"), "kind": "rows", "sequence_length": 96, "overlong": "drop"}
+
+
+def run_settings(case: Case, inputs: Path) -> dict[str, Any]:
+    optimizer = {"learning_rate": 2e-3, "weight_decay": 0.1, "kind": case.optimizer}
+    return {
+        "model__path": str(model_of(case, inputs)), "model__dtype": case.precision, "data": data_of(case, inputs),
+        "objective": TRAINED[case.objective], "optimizer": optimizer, **ADAPTERS[case.adapter],
+    }  # fmt: skip
+
+
+def saver_of(rig: Any, paths: RunPaths) -> Saver:
+    digest = model_digests(Path(rig.config.model.path)).whole
+    return Saver(
+        "r", rig.config, paths, rig.backend, rig.dataset, rig.progress, rig.executor.loss_scale,
+        layout_digest(rig.backend.shapes), digest,
+    )  # fmt: skip
+
+
+def train(rig: Any, steps: range) -> list[tuple[float, str | None]]:
+    reports = [rig.train(step, MICRO) for step in steps]
+    return [(report.loss_sum, report.skipped) for report in reports]
+
+
+def parts(rig: Any) -> dict[str, dict[str, Any]]:
+    """Everything that later steps depend on, as arrays by name."""
+    state, scale = rig.backend.export_state(), rig.executor.loss_scale
+    counts = {"updates": state.updates, "scale": scale.value, "good steps": scale.good_steps}
+    return {"weights": state.weights, **state.slots, "random": state.random, "counts": counts}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case).replace(" ", "-"))
+def test_a_resumed_run_is_the_run_to_the_bit(
+    new_rig: NewRig, inputs: Path, tmp_path: Path, same_bits: SameBits, case: Case
+) -> None:
+    paths, settings = RunPaths(tmp_path), run_settings(case, inputs)
+    straight = new_rig(case.backend, **settings)
+    train(straight, range(1, BREAK + 1))
+    written, weights = saver_of(straight, paths).write(), straight.backend.copy_of("weights")
+    expected = train(straight, range(BREAK + 1, STEPS + 1))
+    assert None in {skipped for _, skipped in expected}
+    assert not same_bits(straight.backend.copy_of("weights"), weights), "it has to learn for this to mean anything"
+    whole = parts(straight)
+    resumed = new_rig(case.backend, **settings)
+    saver_of(resumed, paths).resume(Path(written.path))
+    assert train(resumed, range(BREAK + 1, STEPS + 1)) == expected
+    for name, part in parts(resumed).items():
+        assert same_bits(part, whole[name]), name
+
+
+@pytest.mark.parametrize("adapter", [{"kind": "full"}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "name", [name if name in ROUND_TRIPS else pytest.param(name, marks=pytest.mark.family) for name in FAMILIES]
+)
+def test_a_run_goes_from_torch_to_mlx_and_back(
+    new_rig: NewRig, tmp_path: Path, name: str, adapter: dict[str, Any]
+) -> None:
+    """Within the family's tolerance of the run that stays on torch."""
+    write_rows(tmp_path / "samples.jsonl", samples(SMALL["vocab_size"]))
+    data = {"path": str(tmp_path / "samples.jsonl"), "kind": "samples", "sequence_length": 20, "tokenizer": "bytes"}
+    settings = {"model__path": str(save(name, tmp_path / "model")), "data": data, "adapter": adapter}
+    straight = losses(new_rig("torch", **settings), False, 3 * BREAK)
+    moved, folder = list[float](), None
+    for backend in ("torch", "mlx", "torch"):
+        rig = new_rig(backend, **settings)
+        saver = saver_of(rig, RunPaths(tmp_path))
+        saver.resume(folder)
+        reports = [rig.train(len(moved) + at, MICRO) for at in range(1, BREAK + 1)]
+        moved += [report.loss_sum / report.weight for report in reports]
+        folder = Path(saver.write().path)
+    assert 1 - straight[-1] / straight[0] > 10 * TESTED[FAMILIES[name].kind].gradient, "it has to learn"
+    assert 0 < worst(moved, straight) < TESTED[FAMILIES[name].kind].gradient
+
+
+def samples(vocabulary: int) -> list[dict[str, list[int]]]:
+    """Runs of tokens that a small model learns soon."""
+    chance = random.Random(2)
+    found = []
+    for _ in range(60):
+        length, start = chance.choice([3, 5, 9, 20]), chance.randrange(1, vocabulary // 2)
+        tokens = [start + at % 5 for at in range(length)]
+        found.append({"tokens": tokens, "mask": [int(at > length // 3) for at in range(length)]})
+    return found
