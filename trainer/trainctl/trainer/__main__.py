@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.calibration.at_start import calibrate_at_start
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
@@ -54,6 +56,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         if arguments.resume_from is None:
             calibrate_at_start(paths, who.node, who.rank, _saying(progress, status, control))
             control.detail = ""
+        import_library(run_file.on_this_machine(run_file.read(paths.run_file), who.node), who.node, "run file")
         trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
         termination.leave_by(control.leave_by_signal, lambda: trainer.checkpointer.done_bytes)

@@ -33,7 +33,7 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
     check_objective(model, objective.name, config.data.sequence_length, where)
     if config.model.tf32:
         os.environ.setdefault("MLX_ENABLE_TF32", "1")  # which MLX reads once, when it first needs it
-    kind = _backend(choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where))
+    kind = _backend(backend_of(config, node, where))
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     optimizer = config.optimizer if trains else None
     rounding_seed = config.run.seed if config.model.dtype == "bf16-sr" else None
@@ -71,6 +71,11 @@ def _backend(name: BackendName) -> type[Backend]:
     from trainctl.trainer.backends.torch_backend import TorchBackend
 
     return TorchBackend
+
+
+def backend_of(config: RunFile, node: NodeTable, where: str) -> BackendName:
+    """The backend that `node` has in a run of `config`. Raises InvalidInputError if it isn't installed."""
+    return choose("torch" if node.backend == "auto" and needs_torch(config) else node.backend, where)
 
 
 def choose(wanted: str, where: str) -> BackendName:

@@ -14,7 +14,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.trainer.backends.load import choose
+from trainctl.trainer.backends.load import backend_of
 from trainctl.trainer.calibration.node_profile import node_profile
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
@@ -54,8 +54,6 @@ def _fits(config: RunFile, node: str, profiles: Path, model: str) -> bool:
     stored = profile_file.all_stored(profiles)
     if not stored:
         return False
-    kind = config.nodes.get(node, NodeTable()).backend
-    wanted = "torch" if kind == "auto" and run_file.needs_torch(config) else kind
-    backend = choose(wanted, "run file")
+    backend = backend_of(config, config.nodes.get(node, NodeTable()), "run file")
     key = key_of(config, node, backend=backend, device="any", model_digest=model)
     return any(msgspec.structs.replace(one.key, device="any") == key for one in stored)

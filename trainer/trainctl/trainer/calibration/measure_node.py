@@ -25,6 +25,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import disk_speed
 from trainctl.protocol.machine.process_title import set_title
+from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.calibration import device_speed
 from trainctl.trainer.calibration.data_rate import data_rate
@@ -197,6 +198,7 @@ def main() -> int:
     logs.configure()
     try:
         config = run_file.on_this_machine(run_file.read(given.run_file), given.node)
+        import_library(config, given.node, str(given.run_file))
         with tempfile.TemporaryDirectory(prefix="trainctl-calibration-") as folder:
             measuring = _Measuring(config, given.node, given.caches, known, stages, str(given.run_file), Path(folder))
             try:

@@ -22,6 +22,7 @@ from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
+from trainctl.trainer.backends.import_library import import_library
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.garbage import no_collections
@@ -59,6 +60,7 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
     """The loaded model for this kind of work, and its device."""
     paths = RunPaths(wanted.work_directory)
     where, config = str(paths.run_file), run_file.read(paths.run_file)
+    import_library(config, wanted.node, where)
     model = load_checkpoint(wanted.checkpoint, config, wanted.node, where)
     tokenizer = row_tokenizer(model.directory, model.config.data.tokenizer, where)
     device = f"{model.backend.name} {model.backend.device}"

@@ -1,0 +1,28 @@
+"""A process that computes on MLX doesn't import torch."""
+
+SCRIPT = """
+    import sys
+    from pathlib import Path
+
+    import msgspec
+
+    from trainctl.protocol.config.run_tables import RunFile
+    from trainctl.trainer.backends.import_library import import_library
+    from trainctl.trainer.backends.load import load
+
+    folder = Path(sys.argv[1])
+    config = msgspec.convert({
+        "run": {"name": "t", "steps": 1}, "model": {"path": str(folder / "model")}, "batch": {"global": 2},
+        "data": {"path": str(folder / "text"), "tokenizer": "bytes", "sequence_length": 16},
+        "optimizer": {"learning_rate": 1e-3}, "nodes": {"here": {"backend": "mlx"}},
+    }, RunFile)
+    import_library(config, "here", "run file")
+    backend = load(config, config.nodes["here"], "run file")
+    print(backend.name, "transformers" in sys.modules, "torch" in sys.modules)
+    import torch
+    print(torch.ones(3).sum().item())
+"""
+
+
+def test_mlx_is_loaded_without_torch_which_can_still_be_imported(run_python):
+    assert run_python(SCRIPT).splitlines() == ["mlx True False", "3.0"]
