@@ -56,7 +56,7 @@ class DrainingNodes:
 
     def __init__(self, context: AgentContext, role: AgentRole, peers: Peers) -> None:
         self._context, self._role, self._peers = context, role, peers
-        self._wanted: Mapping[int, str] = {}
+        self._wanted: tuple[Session | None, Mapping[int, str]] = (None, {})  # by whom the ranks were last drained
         self._stopped: str | None = None  # the run that was stopped because no node stayed
 
     async def watch(self, session: Session) -> d.Proposed | None:
@@ -66,9 +66,17 @@ class DrainingNodes:
             return None
         action = decide(self._situation(session))
         await self._ask_successor(action.successor)
-        if action.kind == "drain" or self._wanted:
-            await self._drain(session, action.ranks)
-        return self._stop(session) if action.kind == "stop" else None
+        if (session, action.ranks) != self._wanted:
+            self._wanted = session, action.ranks
+            await session.feed(d.Departing(action.ranks))
+        if action.kind != "stop":
+            self._stopped = None
+            return None
+        return self._stop(session)
+
+    async def rest(self) -> None:
+        """No run is led here: no node is asked to lead one in this one's place."""
+        await self._ask_successor("")
 
     def _situation(self, session: Session) -> Situation:
         live = {rank: setting.node for rank, setting in session.conductor.durable.settings.live.items()}
@@ -83,11 +91,6 @@ class DrainingNodes:
     async def _ask_successor(self, successor: str) -> None:
         for node, link in self._peers.links.items():
             await link.yield_lead(wanted=node == successor)
-
-    async def _drain(self, session: Session, ranks: Mapping[int, str]) -> None:
-        if ranks != self._wanted:
-            self._wanted = ranks
-            await session.feed(d.Departing(ranks))
 
     async def _take_back(self, session: Session) -> None:
         """The ranks of nodes that had left, and are there again."""

@@ -285,6 +285,7 @@ class Lead:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session
         if session is None:
+            await self._draining.rest()
             await self._restart()
             return
         await session.watch_trainers()
