@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ class AgentProcess:
 
     def __init__(
         self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, options: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own."""
+        """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own.
+        `options`: further ones of `trainctl-agent run`."""
+        self.options = options
         self._environment = {**(environment or {}), **({"TRAINCTL_KEYS": str(keys)} if keys is not None else {})}
         self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         self.address = "tcp://127.0.0.1:0"
@@ -62,6 +64,7 @@ class AgentProcess:
         if self.live_address is not None:
             command += ["--live", self.live_address]
         command += ["--keys", "require"] if self._keys is not None else []
+        command += self.options
         env = {**os.environ, **self._environment}
         self.process = subprocess.Popen(
             [*command, "--state", str(self.state)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -44,6 +44,15 @@ claims terms with a remainder of 1, and so on.
 A lead that receives a PeerHello with a newer term of its run becomes a follower. A lead that handed its run over waits
 10 s for the claimant's PeerHello. If none arrives, it claims the run again in a newer term.
 
+### Leaving
+
+A follower whose machine is about to go says so with `leaving` in each [PeerBeat](#peerbeat) and in its
+[PeerWelcome](#peerwelcome). The lead has its ranks leave the group at the next step, and sends their trainers a Leave
+once the others have formed a group. When the node's agent is connected again without `leaving`, the lead starts them.
+
+A lead whose own machine is about to go sets `yields` in each [PeerPing](#peerping) to one follower that stays. That
+follower then claims the run, and the old lead, now a follower, leaves as any other does.
+
 ### Resume
 
 `start-run` with `resume` goes to the run's last lead (a `not-lead` refusal gives the lead's address). If that node is

@@ -137,5 +137,11 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     ),
     (2, "2026-11-26", "Added the event setup-changed."),
     (2, "2026-11-26", "Added checkpoint-copy and the event checkpoint-copied: a node copies checkpoints elsewhere."),
+    (
+        2,
+        "2026-11-26",
+        "Added PeerBeat.leaving, PeerWelcome.leaving and PeerPing.yields, by which a node leaves a run before its"
+        " machine goes; PeerBeat.slept_seconds and woke_at; and the state slept of node-state events.",
+    ),
 )
 """(version, date, what it added), oldest first."""

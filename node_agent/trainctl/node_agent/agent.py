@@ -28,16 +28,20 @@ from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.guests.guest_runs import GuestRuns
+from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
+from trainctl.node_agent.roles.own_drain import NodeDrain
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Idle
 from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
+from trainctl.node_agent.services.model import GRACE_SECONDS
+from trainctl.node_agent.services.spot_notice import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
@@ -75,6 +79,9 @@ class Options:
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
     require_keys: bool = False  # on loopback too; off it, or where the cluster file names one, they are anyway
+    drain_on_term: bool = False  # SIGTERM has this node's rank leave its run first
+    grace_seconds: float = GRACE_SECONDS  # for that
+    spot_notice: tuple[str, ...] = ()  # command whose exit status 0 has this node's rank leave its run; empty: none
 
 
 class Agent:
@@ -118,9 +125,16 @@ class Agent:
             self._close()
             raise
         self._assemble(live)
-        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         return self
+
+    def _terminate(self) -> None:
+        """The first SIGTERM may drain the node; a second one ends the agent at once."""
+        if self._options.drain_on_term and not self._drain.exits:
+            self._drain.begin("its agent was terminated", exits=True)
+        else:
+            self.stop()
 
     def _bind(self) -> zmq.asyncio.Socket:
         """All that others can connect to; the socket for live messages."""
@@ -150,6 +164,7 @@ class Agent:
         self._alerts = AlertService(self.node, hooks, self.publisher)
         replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
+        self._drain = NodeDrain(self._role, self._options.grace_seconds)
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node, self.directory, self._db, self.publisher.publish,
@@ -159,7 +174,7 @@ class Agent:
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
         self._follower = Follower(
             context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
-            self._lead.transfer.reclaim,
+            self._lead.transfer.reclaim, self._lead.transfer.succeed,
         )  # fmt: skip
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
@@ -231,9 +246,10 @@ class Agent:
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
-        workers += [self._work_lead.serve]
+        workers += [self._work_lead.serve, self._drain.serve]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._watch_parent] if self._options.watches_parent else []
+        workers += [SpotNotice(spot, self._drain).serve] if (spot := self._options.spot_notice) else []
         workers += [self._advertisement.serve] if self._options.advertise else []
         workers += [self._authenticator.serve, self._guard] if self._authenticator is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
@@ -306,6 +322,9 @@ class Agent:
 
     async def _watch(self) -> None:
         async for _ in _every(WATCH_SECONDS):
+            sleep = self._follower.sleep_clock.look(sleep_clock.read())
+            if sleep is not None:
+                self._lead.slept(sleep.seconds, sleep.woke_at)
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.journal.give_up_left()

@@ -13,6 +13,7 @@ import typer
 
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
+from trainctl.node_agent.services.model import GRACE_SECONDS
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
@@ -85,6 +86,24 @@ def run(
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
     ] = False,
+    drain_on_term: Annotated[
+        bool,
+        typer.Option(
+            "--drain-on-term",
+            help="On SIGTERM, have this node's rank leave its run at the next step, then exit. The last node "
+            "writes a checkpoint.",
+        ),
+    ] = False,
+    grace: Annotated[
+        float, typer.Option(min=1, max=3600, help="Seconds for --drain-on-term; then the agent exits with status 1.")
+    ] = GRACE_SECONDS,
+    spot_notice_command: Annotated[
+        str,
+        typer.Option(
+            help="Program and arguments to run every 5 s; exit status 0 means that this machine will be taken "
+            "back, so that its rank leaves its run."
+        ),
+    ] = "",
     exit_if_stalled: Annotated[
         float, typer.Option(min=0, max=3600, help="Exit if the event loop hangs for this many seconds; 0: never.")
     ] = 0.0,
@@ -100,7 +119,8 @@ def run(
     asyncio.run(
         _serve(
             node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
-            require_keys=keys == "require", stall_seconds=exit_if_stalled,
+            require_keys=keys == "require", stall_seconds=exit_if_stalled, drain_on_term=drain_on_term,
+            grace_seconds=grace, spot_notice=_words(spot_notice_command, "--spot-notice-command"),
         )
     )  # fmt: skip
 
@@ -119,14 +139,20 @@ def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) ->
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
     """What is called about alerts: as the options say, or else the cluster file. Raises InvalidInputError."""
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise InvalidInputError("--alert-command", str(error)) from None
-    check_command(AlertHooks(command=words), "--alert-command")
+    words = _words(command, "--alert-command")
     check_command(cluster.alerts, "cluster file: alerts.command")
     check_webhook(AlertHooks(webhook=webhook), "--alert-webhook")
     return AlertHooks(command=words or cluster.alerts.command, webhook=webhook or cluster.alerts.webhook)
+
+
+def _words(command: str, where: str) -> tuple[str, ...]:
+    """A program and its arguments. Raises InvalidInputError if there is no such program."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidInputError(where, str(error)) from None
+    check_command(AlertHooks(command=words), where)
+    return words
 
 
 def _cluster_of(node: str, path: Path | None) -> Cluster:
@@ -143,6 +169,7 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
     metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, require_keys: bool, stall_seconds: float,
+    drain_on_term: bool, grace_seconds: float, spot_notice: tuple[str, ...],
 ) -> None:  # fmt: skip
     from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
@@ -151,7 +178,10 @@ async def _serve(
 
     set_title("agent", name)
     bind.allow_open_files()
-    options = Options(parent_watch, hooks, metrics, advertise, require_keys=require_keys)
+    options = Options(
+        parent_watch, hooks, metrics, advertise, require_keys=require_keys, drain_on_term=drain_on_term,
+        grace_seconds=grace_seconds, spot_notice=spot_notice,
+    )  # fmt: skip
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
         with registered(name, agent.address, known):

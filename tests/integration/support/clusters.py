@@ -3,7 +3,7 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,18 @@ class Cluster:
     """The agents by node; they outlive the test that asked for them first."""
 
     def __init__(
-        self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None
-    ) -> None:
-        """`environment`: variables by node, beside the test's own."""
+        self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`environment`: variables by node, beside the test's own. `options`: the agents', beside the usual ones."""
         self.file = folder / "cluster.toml"
         addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
         tables = "".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items())
         self.file.write_text(f"quorum = {str(quorum).lower()}\n{tables}")
         self.agents = {
-            node: AgentProcess(folder / "state", node, self.file, environment=(environment or {}).get(node))
+            node: AgentProcess(
+                folder / "state", node, self.file, environment=(environment or {}).get(node), options=options
+            )
             for node in NODES
         }
         for node in NODES:

@@ -411,6 +411,14 @@ def test_a_lost_rank_is_told_at_once_and_a_silent_one_after_a_while() -> None:
     assert world.evaluator.held == 0
 
 
+def test_a_drained_node_may_be_silent() -> None:
+    world = World()
+    world.rank_states[1], world.silent = "drained", {"mbp": "no message from tcp://mbp:7474"}
+    for _ in range(20):
+        world.look(5)
+    assert world.told == []
+
+
 def test_a_follower_tells_of_its_lead() -> None:
     evaluator = Evaluator(CALM, 0.0)
     assert evaluator.lead_silent("mbp", "studio", 3.0, 1.0, 0.0) == []

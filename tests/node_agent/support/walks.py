@@ -5,6 +5,7 @@ import random
 from tests.node_agent.support.simulated_ranks import RUN
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.deadlines import JOINS
 from trainctl.node_agent.conductor.rendezvous import FAILURES
 
@@ -95,6 +96,15 @@ class Chances:
     def promote(self) -> None:
         self.simulation.promote(self._rank())
 
+    def shut_down(self) -> None:
+        """Some nodes are about to shut down, or none are any more."""
+        some = self.random.sample(list(self.simulation.ranks), self.random.randrange(len(self.simulation.ranks) + 1))
+        self.simulation.feed(d.Departing(dict.fromkeys(some, "its agent was terminated")))
+
+    def come_back(self) -> None:
+        """The node of a rank that left is there again."""
+        self.simulation.feed(d.NodeReturned(self._rank().rank))
+
     def lack(self) -> None:
         self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
 
@@ -124,7 +134,7 @@ WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
     Chances.promote: 0.1, Chances.lack: 0.3, Chances.append: 1.0,
-    Chances.hang: 0.1, Chances.starve: 0.05, Chances.spoil: 0.1,
+    Chances.shut_down: 0.2, Chances.come_back: 0.6, Chances.hang: 0.1, Chances.starve: 0.05, Chances.spoil: 0.1,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G
 from tests.trainer.support.preferences import NAMES, run_settings
 
-from trainctl.node_agent.conductor.held_out import Result, result
+from trainctl.node_agent.planning.held_out import Result, result
 from trainctl.protocol import messages as m
 from trainctl.trainer.step.pair_texts import PairTexts
 

@@ -69,8 +69,11 @@ def nodes(snapshot: RunSnapshot) -> list[Finding]:
         lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in snapshot.silent
         say = partial(_say, view.state, view.why, view)
         found.append(Finding("node-lost", lost, view.state in WELL_STATES, say, view.node, view.rank))
+        expected = lost or view.state == "drained"  # a drained node may be switched off
         silence = _silence(view, snapshot)
-        found.append(Finding("node-silent", quiet and not lost, lost or not quiet, silence, view.node, view.rank))
+        found.append(
+            Finding("node-silent", quiet and not expected, expected or not quiet, silence, view.node, view.rank)
+        )
     return found
 
 

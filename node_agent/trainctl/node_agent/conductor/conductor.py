@@ -13,6 +13,7 @@ from trainctl.node_agent.autopilot.policy import Stepped
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
+from trainctl.node_agent.conductor.departures import Departures
 from trainctl.node_agent.conductor.failures import Failures
 from trainctl.node_agent.conductor.hangs import Hangs
 from trainctl.node_agent.conductor.in_flight import PlanInFlight
@@ -51,7 +52,10 @@ class Conductor:
         self._pending.wants_pause = durable.mode == "paused"
         self._followed: Durable | None = None  # the durable state whose changes have been followed
         self._rendezvous, self._proposals = Rendezvous(state, recent is not None), Proposals(state)
-        self._pipeline = Pipeline(state, self._rendezvous, self._pending, self._proposals, recent or ())
+        self._departures = Departures(state, self._rendezvous)
+        self._pipeline = Pipeline(
+            state, self._rendezvous, self._pending, self._proposals, self._departures, recent or ()
+        )
         self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous, self._proposals)
         self._shutdown = Shutdown(state, self._pending, self._rendezvous, recent is not None)
         self._stop_timeout = StopTimeout(state, self._pipeline.deadlines, self._pipeline.writes)
@@ -205,7 +209,7 @@ class Conductor:
         """Until when the group has a rank of a node whose drain was accepted; empty if there is no such drain."""
         node = self.durable.settings.ranks[rank].node
         staged = any(isinstance(command.args, verbs.Drain) and command.node == node for command in self._pending.staged)
-        return self._pipeline.deadlines.end_of_part if staged else ""
+        return self._pipeline.deadlines.end_of_part if staged or rank in self._departures.due else ""
 
     def writing(self, rank: int) -> str:
         """How far a rank's checkpoint is, in words; empty if it writes none."""
@@ -253,6 +257,7 @@ class Conductor:
                 self._rendezvous.on_offered(event, now)
             case m.Formed():
                 if self._rendezvous.on_formed(event, now):
+                    self._departures.release(now)
                     self._pipeline.begin(now)
                     self._advance(now)
             case m.GroupFailed():
@@ -268,6 +273,12 @@ class Conductor:
                 self._failures.on_silent(event, now)
             case d.RankReturned():
                 self._on_returned(event.rank, now)
+            case d.Departing(why=why):
+                self._departures.want(why)
+                self._on_departing(now)
+            case d.NodeReturned(rank=rank):
+                if self._departures.come_back(rank):
+                    self._restarts.start(rank, now)
             case d.Computing(rank=rank):
                 self._restarts.computes(rank)
             case d.Quorum(lacking=lacking):
@@ -289,6 +300,16 @@ class Conductor:
         elif differs:
             raise CannotGoOnError(differs)
         elif sealed != before:
+            self._advance(now)
+
+    def _on_departing(self, now: float) -> None:
+        """A paused run has no boundary to wait for."""
+        is_paused = self.durable.mode == "paused" and self.stage == "formed" and self._pipeline.is_still
+        if is_paused and self._departures.due:
+            self._departures.apply(self.progress.step + 1)
+            self._state.persist()
+            self._departures.release(now)
+        elif self.stage != "leaving":
             self._advance(now)
 
     def _on_quorum(self, lacking: str, now: float) -> None:
@@ -391,6 +412,7 @@ class Conductor:
             self._regroup.leave(late, now)
         if self.stage != "leaving":
             self._restarts.start_due(now)
+        self._departures.release(now)
         self._pipeline.deadlines.tell_slow(now)
         self._failures.look_for_hung(now)
         if self._commands.expire(now):

@@ -1,6 +1,7 @@
 """Events into the conductor and decisions out of it: plain values, no sockets, files or clocks."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -57,6 +58,20 @@ class RankReturned:
 
 
 @dataclasses.dataclass(frozen=True)
+class Departing:
+    """The ranks whose nodes shut down, each with the reason: they leave at the next boundary. No others do."""
+
+    why: Mapping[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeReturned:
+    """The node of a rank that had left is there again."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Computing:
     """A rank that has not loaded yet computes the reference. If it ends, the others' work is not lost."""
 
@@ -90,7 +105,9 @@ Said = (
     | m.GroupFailed
     | m.TrainerFailed
 )
-Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Computing | Quorum | Ticked
+Input = (
+    Said | Commanded | RankEnded | RankSilent | RankReturned | Departing | NodeReturned | Computing | Quorum | Ticked
+)
 
 # ---------------------------------------------------------------- decisions out; what each step has is a struct, which
 # takes less time to make than a dataclass
@@ -233,7 +250,7 @@ class Proposed:
     args: verbs.Args
     by: str
     node: str | None
-    if_plan: int
+    if_plan: int | None
     reason: str
 
 

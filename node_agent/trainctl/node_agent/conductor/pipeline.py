@@ -17,6 +17,7 @@ from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.commits import Commits, Half
 from trainctl.node_agent.conductor.data_supply import DataSupply
 from trainctl.node_agent.conductor.deadlines import Deadlines
+from trainctl.node_agent.conductor.departures import Departures
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
 from trainctl.node_agent.conductor.pending import EXPIRED, Pending
 from trainctl.node_agent.conductor.periodic import PeriodicPlans
@@ -43,10 +44,11 @@ class Pipeline:
 
     def __init__(
         self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals,
-        recent: tuple[m.StepPlan, ...],
+        departures: Departures, recent: tuple[m.StepPlan, ...],
     ) -> None:  # fmt: skip
         """`recent`: the newest train plans of the record, oldest first."""
         self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
+        self._departures = departures
         self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
         self._commits, self._in_flight = Commits(state, recent), InFlight()
         self.writes = BackgroundWrites(state, rendezvous, pending)
@@ -102,7 +104,7 @@ class Pipeline:
                 return "pause" if self.is_still else None
             if self._state.lacking:
                 return None
-            if (self._pending.wants_new_group(now) or self._rendezvous.returning) and not self._change_group(now):
+            if self._wants_new_group(now) and not self._change_group(now):
                 return None
         if not self._rendezvous.is_current:
             return "form"
@@ -111,6 +113,9 @@ class Pipeline:
         elif self._is_supplied(now):
             self._issue_train(now)
         return None
+
+    def _wants_new_group(self, now: float) -> bool:
+        return bool(self._pending.wants_new_group(now) or self._departures.due or self._rendezvous.returning)
 
     def _is_supplied(self, now: float) -> bool:
         """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
@@ -140,6 +145,7 @@ class Pipeline:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
         if self.is_still:
             self._apply_staged(now)
+            self._departures.apply(self.planned_step + 1)
             self.take_back(now)
             self._state.persist()
         return self.is_still

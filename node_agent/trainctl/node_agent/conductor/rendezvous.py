@@ -140,9 +140,8 @@ class Rendezvous:
         settings = self._state.settings
         if len(settings.live) == len(settings.ranks):
             return []
-        lost = (
-            rank for rank in sorted(settings.ranks.keys() - settings.live.keys()) if settings.ranks[rank].out == "lost"
-        )
+        away = settings.ranks.keys() - settings.live.keys() - {*self._state.durable.departed}
+        lost = (rank for rank in sorted(away) if settings.ranks[rank].out == "lost")
         return [rank for rank in lost if (at := self.ranks[rank]).ready is not None and not at.ended]
 
     def begin(self, now: float) -> None:

@@ -77,7 +77,7 @@ class Restarts:
         at.forget()
         given_up = self._state.settings.ranks[rank].out == "failed"
         at.ended, at.why = True, at.why if given_up and at.why else why
-        if self._state.settings.ranks[rank].out != "lost" and not again:
+        if rank in self._state.durable.departed or (self._state.settings.ranks[rank].out != "lost" and not again):
             return
         if starts < STARTS:
             self._due[rank] = now + backoff_seconds(starts)
@@ -89,6 +89,12 @@ class Restarts:
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
         self._state.happen(e.RankChanged((label,), "failed", text), "error")
+
+    def start(self, rank: int, now: float) -> None:
+        """Start the trainer of a lost rank, unless it lives."""
+        self._starts.pop(rank, None)
+        if self._rendezvous.ranks[rank].ended:
+            self._due[rank] = now
 
     def start_due(self, now: float) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""

@@ -7,11 +7,12 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import held_out, probes, rows
+from trainctl.node_agent.conductor import probes, rows
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.probes import Difference
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
+from trainctl.node_agent.planning import held_out
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import AUTHOR

@@ -67,6 +67,8 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     at, out = conductor.ranks[rank], conductor.durable.settings.ranks[rank].out
     if out == "failed" and conductor.final is None:
         return "failed"
+    if rank in conductor.durable.departed and conductor.final is None:
+        return "drained"
     if at.ended and out and conductor.final is None:
         return "lost"
     if at.ended and conductor.final is None and conductor.stage == "loading":

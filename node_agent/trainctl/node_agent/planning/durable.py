@@ -145,6 +145,7 @@ class Durable(msgspec.Struct, frozen=True):
     branch: BranchPoint | None = None  # None: the run started at step 0
     setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
     resumed: Resumed | None = None  # until a generation has formed after the run was resumed
+    departed: tuple[int, ...] = ()  # lost ranks whose nodes shut down, until those are back
 
     @property
     def first_step(self) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.inbound_links import InboundLinks, Say
@@ -44,15 +45,17 @@ class Follower:
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
-        settle: Settle, reclaim: Reclaim,
+        settle: Settle, reclaim: Reclaim, succeed: Callable[[], None],
     ) -> None:  # fmt: skip
         """`conducting`: what this agent leads itself. `settle` is given commands as a lead has them; `reclaim` has
-        this agent lead again, in a term above the one given, what it had handed over."""
+        this agent lead again, in a term above the one given, what it had handed over; `succeed` has it lead the run
+        that it follows, whose lead leaves."""
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
-        self._role, self._hosting = role, hosting
+        self._role, self._hosting, self._succeed = role, hosting, succeed
         self._votes = Votes(context, role, conducting.beyond, self._hand_over)
         self.loop_lag_seconds = 0.0
+        self.sleep_clock = sleep_clock.SleepClock(sleep_clock.read())
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self._pinged: tuple[float, float | None] = (0.0, None)  # when, by the lead of the run, and its round trip
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
@@ -88,9 +91,16 @@ class Follower:
                 ranks = self._hosting.hosted_for(lead)
                 if ranks:
                     self._pinged = time.monotonic(), message.round_trip_seconds
-                await self._links.beat(
-                    lead, message, ranks, self.loop_lag_seconds, self.host_reading if ranks else None
-                )
+                sleep = self.sleep_clock.reported(time.monotonic())
+                beat = m.PeerBeat(
+                    link="", seq=0, ranks=ranks, loop_lag_seconds=self.loop_lag_seconds,
+                    host=self.host_reading if ranks else None, sent_monotonic=message.sent_monotonic,
+                    leaving=self._role.leaving, slept_seconds=sleep.seconds if sleep is not None else 0.0,
+                    woke_at=sleep.woke_at if sleep is not None else 0.0,
+                )  # fmt: skip
+                await self._links.beat(lead, beat)
+                if message.yields and ranks:
+                    self._succeed()
             else:
                 self._orders.put_nowait((lead, message))
 
@@ -116,7 +126,7 @@ class Follower:
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
             version=self._context.version, generation=self._db.generation, ranks=ranks,
-            devices=await asyncio.to_thread(read_devices),
+            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving,
         )  # fmt: skip
         await self._links.greet(identity, hello, welcome)
         if over is not None:

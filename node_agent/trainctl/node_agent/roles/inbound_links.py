@@ -5,6 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
+import msgspec
+
 from trainctl.node_agent.transport.sequencing import Numbers, Order
 from trainctl.protocol import messages as m
 
@@ -67,18 +69,11 @@ class InboundLinks:
         talk.identity = identity
         return lead
 
-    async def beat(
-        self, lead: str, ping: m.PeerPing, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float,
-        host: m.HostReading | None,
-    ) -> None:  # fmt: skip
-        """Answer a ping."""
+    async def beat(self, lead: str, beat: m.PeerBeat) -> None:
+        """Answer a ping; its link and number are given to the beat here."""
         talk = self._links[lead]
-        link, seq = talk.numbers.link, talk.numbers.sent
-        beat = m.PeerBeat(
-            link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host,
-            sent_monotonic=ping.sent_monotonic,
-        )  # fmt: skip
-        await self._send(talk.identity, beat)
+        numbered = msgspec.structs.replace(beat, link=talk.numbers.link, seq=talk.numbers.sent)
+        await self._send(talk.identity, numbered)
 
     async def answer(self, lead: str, message: m.FromPeer) -> bool:
         """Say something in the conversation with a lead, which gives it link and number; False if there is none."""

@@ -14,6 +14,7 @@ from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.adoption import Adoption
+from trainctl.node_agent.roles.draining_nodes import DrainingNodes
 from trainctl.node_agent.roles.peer_events import PeerEvents
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
@@ -74,6 +75,7 @@ class Lead:
         self.launch = Launch(context, self.peers, self._name_run)
         self._recovery = Recovery(context, self.peers, self._begin_again)
         self.transfer = Transfer(context, role, self, hosting)
+        self._draining = DrainingNodes(context, role, self.peers)
         self._adoption = Adoption(context, role, self.peers, self.launch)
         late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
         handlers = Handlers(
@@ -275,18 +277,30 @@ class Lead:
         else:
             await session.feed(answer)
 
+    def slept(self, seconds: float, woke_at: float) -> None:
+        """This machine has slept."""
+        self._peer_events.slept(self._context.node, seconds, woke_at)
+
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session
         if session is None:
+            await self._draining.rest()
             await self._restart()
             return
         await session.watch_trainers()
         await session.lacks(self.superseded or (self.peers.lacking() if self._context.cluster.quorum else ""))
         await self._give_up_lost(session)
+        await self._drain(session)
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
             session.check_record()
+
+    async def _drain(self, session: Session) -> None:
+        """Have the ranks of nodes that leave do so."""
+        stop = await self._draining.watch(session)
+        if stop is not None and session is self.session:
+            self.journal.propose(stop)
 
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait forever for a node that can't be reached; its trainer ends when it can."""

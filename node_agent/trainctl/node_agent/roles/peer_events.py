@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
@@ -39,6 +40,7 @@ class PeerEvents:
         """`read` is given other machines' readings."""
         self._context, self._db, self._lead, self._read = context, context.db, lead, read
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
+        self._woke: dict[str, float] = {}  # when each node last woke, by its own clock
 
     def hello(self, link: str) -> m.PeerHello:
         """How this agent introduces itself."""
@@ -114,6 +116,16 @@ class PeerEvents:
     def read(self, reading: m.HostReading) -> None:
         """Another node's agent tells how its machine is."""
         self._read(reading)
+
+    def slept(self, node: str, seconds: float, woke_at: float) -> None:
+        """A node's machine has slept; told repeatedly for a while."""
+        session = self._lead.session
+        if session is None or self._woke.get(node) == woke_at:
+            return
+        self._woke[node] = woke_at
+        if node in {setting.node for setting in session.conductor.durable.settings.ranks.values()}:
+            slept = e.NodeState(node, "slept", sleep_clock.in_words(seconds))
+            session.note(d.Happened(slept, "info", node, session.conductor.progress.step))
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent leads: no more steps are made, until the one

@@ -10,6 +10,9 @@ from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol.errors import InvalidInputError
 
+HAND_OVER_PART = 0.5
+"""Part of the grace within which a leaving lead tries to hand its run over."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
@@ -150,6 +153,19 @@ def let_go(role: Role) -> Idle:
             raise TransitionError("let go", role)
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnDrain:
+    """This node's ranks must leave their run."""
+
+    why: str
+    since_monotonic: float
+    grace_seconds: float  # the agent may be ended after this long
+
+    def may_hand_over(self, now: float) -> bool:
+        """Whether there is still time to hand over a run that is led here; the rest is for a checkpoint."""
+        return now < self.since_monotonic + HAND_OVER_PART * self.grace_seconds
+
+
 # ---------------------------------------------------------------- the owner
 
 
@@ -160,6 +176,7 @@ class AgentRole:
         self._now: Role = Idle()
         self.work = self.worker = ""  # IDs of separate work: that this agent leads, and that it has a worker for
         self.is_calibrating = False
+        self.own_drain: OwnDrain | None = None  # None: this node stays
         self._changed = asyncio.Event()
 
     @property
@@ -206,11 +223,19 @@ class AgentRole:
         return isinstance(self._now, Idle)
 
     def check_no_work(self) -> None:
-        """Raises InvalidInputError during separate work or a calibration, which need the machine."""
+        """Raises InvalidInputError during separate work or a calibration, which need the machine, and while this node
+        leaves."""
+        if self.own_drain is not None:
+            raise InvalidInputError("run", f"this node takes no rank: {self.own_drain.why}")
         if self.is_calibrating:
             raise InvalidInputError("run", "a calibration is in progress; wait about a minute until it ends")
         if work := self.work or self.worker:
             raise InvalidInputError("run", f"separate work {work} is in progress; wait until it ends, or cancel it")
+
+    @property
+    def leaving(self) -> str:
+        """Why this node's rank must leave its run, empty if it needn't."""
+        return self.own_drain.why if self.own_drain is not None else ""
 
     @property
     def is_busy(self) -> bool:

@@ -1,5 +1,6 @@
 """Transfer of an active run's leadership to this node, while its trainers continue."""
 
+import asyncio
 import contextlib
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
@@ -45,6 +46,7 @@ class Transfer:
 
     def __init__(self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting) -> None:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
+        self._succession: asyncio.Task[None] | None = None  # the newest try to succeed a lead that leaves
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
         """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
@@ -55,6 +57,19 @@ class Transfer:
         step = await self._take_over(followed, term)
         self._context.db.set_run(command.id, followed.run)
         return d.CommandEnded(command.id, "applied", step, made=e.LeadChanged(before, self._context.node, term))
+
+    def succeed(self) -> None:
+        """Begin to lead the run that is followed here, whose lead leaves; called again and again until that has
+        succeeded. Not on a node that leaves too."""
+        is_free = self._succession is None or self._succession.done()
+        if is_free and self._role.followed is not None and self._role.own_drain is None:
+            self._succession = asyncio.get_running_loop().create_task(self._succeed(self._role.followed))
+
+    async def _succeed(self, followed: FollowedRank) -> None:
+        with contextlib.suppress(InvalidInputError, RefusedError):
+            self._check_copy(followed)
+            self._conducting.launch.check_take_over(followed.paths)
+            await self._take_over(followed, await self._consented(followed, False))
 
     async def reclaim(self, term: int) -> None:
         """Lead again the run that is followed and was handed over in `term`, for its claimant has not greeted this
@@ -100,6 +115,12 @@ class Transfer:
             raise InvalidInputError("node", f"{node} has no rank in an active run, so it has no record of one")
         if command.run is not None and command.run != followed.run:
             raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
+        self._check_copy(followed)
+        return followed
+
+    def _check_copy(self, followed: FollowedRank) -> None:
+        """Raises InvalidInputError if this node's copy of the record isn't recent enough to lead from."""
+        node = self._context.node
         if followed.recorder.meta(DURABLE_KEY) is None:
             raise InvalidInputError("node", f"{node} has not received the run's record yet; try again in a moment")
         known = followed.recorder.last_state()
@@ -107,4 +128,3 @@ class Transfer:
         if planned > step + LAG_STEPS:
             text = f"{node}'s copy of the record is still catching up: it has step {step:,} of {planned:,}"
             raise InvalidInputError("node", text)
-        return followed

@@ -8,6 +8,9 @@ Manager = Literal["systemd", "launchd"]
 Scope = Literal["system", "user"]
 STOP_SECONDS = 120
 """Seconds an agent may take to end before it is killed."""
+GRACE_SECONDS = 15.0
+"""Seconds within which a node leaves its run by default once its agent is terminated. What ends the agent, such as
+Kubernetes, must wait longer."""
 OPEN_FILES = 65536
 WATCHDOG_SECONDS = 30
 """Seconds after which a hung event loop ends the agent, by systemd or, under launchd, by itself."""

@@ -37,6 +37,7 @@ class PeerListener(Protocol):
     async def superseded(self, refusal: m.PeerRefusal) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
+    def slept(self, node: str, seconds: float, woke_at: float) -> None: ...
 
 
 class PeerLink:
@@ -52,6 +53,8 @@ class PeerLink:
         self.line = Line()
         self._since_at, self._since_monotonic = time.time(), time.monotonic()
         self.ranks: tuple[m.HostedRank, ...] = ()  # as it last reported
+        self.leaving = ""  # why its ranks must leave, as it last reported; empty: they needn't
+        self._yields = False  # whether it is asked to lead the run
         self._context, self._lead = context, lead
         self._socket: Any = None
         self._round_trip_seconds: float | None = None  # of the last ping that was answered
@@ -136,6 +139,12 @@ class PeerLink:
         A `state` of "starting" says that the run never began: nothing of it is kept.
         """
         return await self.send(m.PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
+
+    async def yield_lead(self, *, wanted: bool) -> None:
+        """Whether its agent is asked to lead the run in this one's place: with each ping, and now."""
+        begins, self._yields = wanted and not self._yields, wanted
+        if begins:
+            await self._keep_up()
 
     def renew(self) -> None:
         """Begin the conversation again: what this agent says of itself has changed."""
@@ -228,7 +237,7 @@ class PeerLink:
         elif self.line.open:
             await self._transmit(m.PeerPing(
                 link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),
-                round_trip_seconds=self._round_trip_seconds,
+                round_trip_seconds=self._round_trip_seconds, yields=self._yields,
             ))  # fmt: skip
 
     def _lose(self, why: str) -> None:
@@ -265,16 +274,18 @@ class PeerLink:
     async def _hear(self, message: m.FromPeer) -> None:
         match message:
             case m.PeerWelcome():
-                self.ranks = message.ranks
+                self.ranks, self.leaving = message.ranks, message.leaving
                 await self._lead.welcomed(self.node, message)
                 self._welcomed.set()
                 if self._hosting is not None:
                     await self.send(self._hosting[0])
             case m.PeerBeat():
-                self.ranks = message.ranks
+                self.ranks, self.leaving = message.ranks, message.leaving
                 self._round_trip_seconds = max(0.0, time.monotonic() - message.sent_monotonic)
                 if message.host is not None and message.host.node == self.node:
                     self._lead.read(message.host)
+                if message.slept_seconds:
+                    self._lead.slept(self.node, message.slept_seconds, message.woke_at)
             case m.PeerHosted():
                 self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():

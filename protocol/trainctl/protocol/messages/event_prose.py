@@ -17,8 +17,10 @@ def text(data: e.AnyEvent, verb: str | None = None, outcome: str | None = None) 
 def _title(data: e.AnyEvent, verb: str | None, outcome: str | None) -> str:
     """The part before the colon; may be empty."""
     match data:
+        case e.SharesChanged(lost="", returned="", node=node) if node:
+            return f"{'admitted' if data.after.get(node) else 'drained'} {node}"
         case e.SharesChanged(lost="", returned=""):
-            return {"drain": f"drained {data.node}", "admit": f"admitted {data.node}"}.get(verb or "", "rebalanced")
+            return "rebalanced"
         case e.MicroBatchChanged():
             return "micro-batch"
         case e.LearningRateChanged():
@@ -266,6 +268,8 @@ def _node(data: e.NodeState) -> str:
             return f"{data.node}'s agent is connected"
         case "moved":
             return f"{data.node}'s agent is now at {data.detail}"
+        case "slept":
+            return f"{data.node} slept for {data.detail}"
         case "trainer-back":
             return f"reconnected to {data.node}'s trainer"
 

@@ -305,12 +305,12 @@ class SharesUnmeasured(EventData, tag="shares-unmeasured", frozen=True):
 
 
 class NodeState(EventData, tag="node-state", frozen=True):
-    """The lead noticed a change in a different node's agent."""
+    """The lead noticed a change in a node's agent, or in its machine."""
 
     category: ClassVar[Category] = "agent"
     node: str  # node, or node:rank
-    state: Literal["silent", "in-touch", "moved", "trainer-back"]  # new state
-    detail: str = ""  # reason for the silence, or the new address
+    state: Literal["silent", "in-touch", "moved", "trainer-back", "slept"]  # new state
+    detail: str = ""  # reason for the silence, the new address, or how long the machine slept
 
 
 # ---------------------------------------------------------------- alerts and the record

@@ -104,6 +104,7 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
     seq: Count  # sequence number of the last message sent, so that the receiver detects lost ones
     sent_monotonic: float = 0.0  # sender's monotonic clock; the answer repeats it
     round_trip_seconds: float | None = None  # round trip of the last answered ping
+    yields: bool = False  # whether the receiver is to lead the run, because the lead's node is leaving
 
 
 ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
@@ -120,6 +121,7 @@ class PeerWelcome(Message, tag="peer-welcome", frozen=True):
     generation: Generation | None = None  # newest generation that it has seen
     ranks: tuple[HostedRank, ...] = ()
     devices: tuple[DeviceTypes, ...] = ()  # devices that it can compute on, each backend's default first
+    leaving: str = ""  # why its ranks must leave the group, such as a shutdown; empty: they needn't
 
 
 class PeerHosted(Message, tag="peer-hosted", frozen=True):
@@ -177,6 +179,9 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     loop_lag_seconds: float = 0.0
     host: HostReading | None = None  # newest reading of its machine
     sent_monotonic: float = 0.0  # value from the ping
+    leaving: str = ""  # why its ranks must leave the group, such as a shutdown; empty: they needn't
+    slept_seconds: float = 0.0  # how long its machine slept the last time; 0: it hasn't since the agent started
+    woke_at: float = 0.0  # when that sleep ended
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):

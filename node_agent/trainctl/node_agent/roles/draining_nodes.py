@@ -1,0 +1,112 @@
+"""Draining nodes: what the lead of a run does for nodes that must leave it, its own included.
+
+Their ranks leave the group at the next boundary. If the lead's own node must leave, another node that stays is asked to
+lead the run first. If no node stays, the run stops with a checkpoint.
+"""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.transport.peer_pool import Peers
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import verbs
+
+
+class Situation(NamedTuple):
+    """What is known when the lead decides."""
+
+    here: str  # the lead's node
+    live: Mapping[int, str]  # node of each rank in the group
+    leaving: Mapping[str, str]  # reasons by node
+    reachable: frozenset[str]  # other nodes that are in touch
+    may_hand_over: bool  # whether there is time left to hand the run over
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """What the lead does about it."""
+
+    kind: Literal["none", "drain", "hand-over", "stop"]
+    ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # drain: the reasons
+    successor: str = ""  # hand-over: the node that is to lead
+
+
+def decide(now: Situation) -> Action:
+    """Pure. The run stops if no node stays that has a rank."""
+    if not now.leaving:
+        return Action("none")
+    staying = [node for node in now.live.values() if node not in now.leaving]
+    if not staying:
+        return Action("stop")
+    if now.here in now.leaving:
+        successors = [node for node in staying if node in now.reachable]
+        return Action("hand-over", successor=successors[0]) if successors and now.may_hand_over else Action("stop")
+    return Action("drain", {rank: now.leaving[node] for rank, node in now.live.items() if node in now.leaving})
+
+
+class DrainingNodes:
+    """Called a few times a second by the lead while it leads a run."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, peers: Peers) -> None:
+        self._context, self._role, self._peers = context, role, peers
+        self._wanted: tuple[Session | None, Mapping[int, str]] = (None, {})  # by whom the ranks were last drained
+        self._stopped: str | None = None  # the run that was stopped because no node stayed
+
+    async def watch(self, session: Session) -> d.Proposed | None:
+        """A command to the run, if one is needed."""
+        await self._take_back(session)
+        if session.conductor.final is not None:
+            return None
+        action = decide(self._situation(session))
+        await self._ask_successor(action.successor)
+        if (session, action.ranks) != self._wanted:
+            self._wanted = session, action.ranks
+            await session.feed(d.Departing(action.ranks))
+        if action.kind != "stop":
+            self._stopped = None
+            return None
+        return self._stop(session)
+
+    async def rest(self) -> None:
+        """No run is led here: no node is asked to lead one in this one's place."""
+        await self._ask_successor("")
+
+    def _situation(self, session: Session) -> Situation:
+        live = {rank: setting.node for rank, setting in session.conductor.durable.settings.live.items()}
+        leaving = {node: link.leaving for node, link in self._peers.links.items() if link.leaving}
+        own = self._role.own_drain
+        if own is not None:
+            leaving[self._context.node] = own.why
+        reachable = frozenset(node for node, link in self._peers.links.items() if link.line.open)
+        in_time = own is None or own.may_hand_over(time.monotonic())
+        return Situation(self._context.node, live, leaving, reachable, in_time)
+
+    async def _ask_successor(self, successor: str) -> None:
+        for node, link in self._peers.links.items():
+            await link.yield_lead(wanted=node == successor)
+
+    async def _take_back(self, session: Session) -> None:
+        """The ranks of nodes that had left, and are there again."""
+        for rank in session.conductor.durable.departed:
+            node = session.conductor.durable.settings.ranks[rank].node
+            link = self._peers.links.get(node)
+            is_back = self._role.own_drain is None if link is None else link.line.open and not link.leaving
+            if is_back and (link is not None or node == self._context.node):
+                await session.feed(d.NodeReturned(rank))
+
+    def _stop(self, session: Session) -> d.Proposed | None:
+        """Once for each run; not if a person has stopped it."""
+        if self._stopped == session.run or session.conductor.durable.mode == "stopping":
+            return None
+        self._stopped = session.run
+        text = "all nodes with a rank are shutting down: the run stops with a checkpoint and can be resumed"
+        session.note(d.Happened(e.Notice(text), "warning", "auto", session.conductor.progress.step))
+        id = f"{secrets.token_hex(4)}-drain"
+        return d.Proposed(id, "stop", verbs.Stop(), "auto", None, None, text)

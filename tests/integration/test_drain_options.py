@@ -1,0 +1,102 @@
+"""One agent alone with --drain-on-term, --grace and --spot-notice-command: it leaves a checkpoint of the last step."""
+
+import os
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER
+from tests.waiting import HANG_SECONDS
+
+
+@pytest.fixture
+def alone(tmp_path) -> Iterator[AgentProcess]:
+    """An agent that a test starts with options of its own; its run must have ended when the test does."""
+    process = AgentProcess(tmp_path / "state")
+    yield process
+    process.clean_up()
+
+
+def start(agent: AgentProcess, *options: str) -> None:
+    agent.options = options
+    agent.start()
+
+
+def begin(agent: AgentProcess, config: dict) -> str:
+    with agent.client() as client:
+        started = client.send("start-run", {"config": config})
+        assert started.state == "applied", started.reason
+        wait_for_step(client, 3)
+    assert started.run is not None
+    return started.run
+
+
+def exit_status(agent: AgentProcess) -> tuple[int, str]:
+    assert agent.process is not None and agent.process.stderr is not None
+    status, said = agent.process.wait(HANG_SECONDS), agent.process.stderr.read()
+    agent.kill()
+    return status, said
+
+
+def newest_checkpoint(agent: AgentProcess, run: str) -> int:
+    return max(int(path.name.removeprefix("step-")) for path in agent.run_paths(run).checkpoints.glob("step-*"))
+
+
+def test_what_cannot_leave_in_time_is_left_running_and_a_second_sigterm_waits_for_nothing(alone, run_config):
+    start(alone, "--drain-on-term", "--grace", "3600")
+    run = begin(alone, run_config(run__steps=FOREVER))
+    (trainer,) = alone.trainer_pids()
+    os.kill(trainer, signal.SIGSTOP)
+    alone.process.send_signal(signal.SIGTERM)
+    with alone.client() as client:
+        until(lambda: client.snapshot(0).run.state == "stopping", what="the stop")
+    alone.process.send_signal(signal.SIGTERM)
+    assert exit_status(alone)[0] == 0
+    assert alone.trainer_pids() == [trainer]
+
+    start(alone, "--drain-on-term", "--grace", "1")
+    alone.process.send_signal(signal.SIGTERM)
+    status, said = exit_status(alone)
+    assert status == 1 and "had not left after 1 s; its trainer was left running" in said
+    assert alone.trainer_pids() == [trainer]
+
+    start(alone, "--drain-on-term", "--grace", "3600")
+    os.kill(trainer, signal.SIGCONT)
+    with alone.client() as client:
+        assert wait_for_end(client).state == "stopped"
+        last = client.snapshot(0).run.step
+    assert newest_checkpoint(alone, run) == last
+    alone.process.send_signal(signal.SIGTERM)
+    assert exit_status(alone)[0] == 0
+
+
+def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(alone, run_config, tmp_path: Path):
+    """The last node leaves a checkpoint, and its agent stays until the machine is taken."""
+    notice = tmp_path / "notice"
+    start(alone, "--spot-notice-command", shlex.join(["test", "-e", str(notice)]))
+    run = begin(alone, run_config(run__steps=FOREVER))
+    notice.touch()
+    with alone.client() as client:
+        view = wait_for_end(client)
+        assert (view.state, newest_checkpoint(alone, run)) == ("stopped", view.step)
+        refused = client.send("start-run", {"resume": run})
+        assert (refused.state, refused.reason) == ("rejected", "this node takes no rank: a spot notice")
+        notice.unlink()
+        until(lambda: client.send("start-run", {"resume": run}).state == "applied", what="the resumed run")
+        wait_for_step(client, view.step + 2)
+        said = [event.text for event in client.events(run, limit=500).events]
+        client.send("stop", {"checkpoint": False})
+        assert wait_for_end(client).state == "stopped"
+    assert any("the run stops with a checkpoint and can be resumed" in text for text in said)
+    assert alone.process.poll() is None
+
+
+def test_a_command_that_does_not_exist_is_refused(tmp_path: Path):
+    agent = AgentProcess(tmp_path / "state")
+    agent.options = ("--spot-notice-command", "no-such-program-here")
+    with pytest.raises(AssertionError, match="--spot-notice-command: program 'no-such-program-here' not found"):
+        agent.start()
+    agent.kill()

@@ -1,0 +1,94 @@
+"""Agents that are terminated and drain their nodes: no step is lost, and the run stays on the undisturbed curve.
+
+TRAINCTL_PREEMPTIONS says how often one, two and all of three agents are terminated each; unset, once.
+TRAINCTL_PREEMPTION_SEED replays a schedule that failed.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.conftest import all_steps, wait_for_end
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.faults import naming
+from tests.integration.support.preemption import GRACE_SECONDS, Preempted, Preemption, schedule
+from tests.integration.support.reference import one_rank_curve
+from tests.waiting import slowness
+
+from trainctl.protocol.messages import events as e
+
+COUNT = int(os.environ.get("TRAINCTL_PREEMPTIONS", "1"))
+SEED = int(os.environ.get("TRAINCTL_PREEMPTION_SEED", "5"))
+WAIT_SECONDS = 2.0
+"""Most seconds that the ranks which stay wait for a drain, beside a step, on a machine that isn't busy."""
+TOLERANCE = 1e-5
+pytestmark = pytest.mark.timeout(300 + 90 * COUNT)
+
+
+@pytest.fixture
+def spot_nodes(tmp_path) -> Iterator[Cluster]:
+    """Three agents that drain their nodes when they are terminated, with more time than a busy machine takes."""
+    made = Cluster(tmp_path, options=("--drain-on-term", "--grace", "120"))
+    made.in_touch()
+    yield made
+    made.stop()
+
+
+def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_nodes, run_config):
+    """One, two and all of three; the lead among them, and in sums. Alone, a node leaves a checkpoint of the last
+    step."""
+    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4, "batch__micro": 1}
+    even = {"first_shares": "even"}
+    config = run_config(run__steps=FOREVER, nodes=on(*NODES), group=even, data__sequence_length=64, **rate)
+    with spot_nodes.client("alpha") as client:
+        begun = client.send("start-run", {"config": config})
+        assert begun.state == "applied", begun.reason
+    preempted = Preempted(spot_nodes, begun.run)
+    preempted.goes_on(3)
+    for preemption in schedule(SEED, COUNT):
+        with naming(f"TRAINCTL_PREEMPTION_SEED={SEED}, {preemption}"):
+            preempted.whole()
+            _preempt(preempted, preemption)
+    preempted.goes_on(preempted.last_step()[0] + 2)
+    lead = preempted.lead
+    with spot_nodes.client(lead) as client:
+        client.send("stop", {"checkpoint": False})
+        view = wait_for_end(client)
+        steps = all_steps(client, begun.run)
+    check_ledger(spot_nodes, begun.run, view.step, was_lost=(), lead=lead)
+    alone = config | {"nodes": on("alpha", alpha={"micro": 6})}
+    worst = worst_deviation(steps, one_rank_curve(alone, view.step))
+    waits, exits = preempted.waits, preempted.exits
+    print(f"{len(exits)} preemptions in {view.step} steps, worst relative deviation {worst:.1e}, load {slowness():.1f}")
+    print(f"waits (s): {sorted(round(wait, 3) for wait in waits)}", f"exits (s): {sorted(round(x, 1) for x in exits)}")
+    assert worst <= TOLERANCE
+
+
+def _preempt(preempted: Preempted, preemption: Preemption) -> None:
+    if len(preemption.nodes) == len(NODES):
+        preempted.strike(preemption)
+        last, _ = preempted.last_step()
+        assert preempted.exits[-1] < GRACE_SECONDS * slowness()
+        preempted.resume(preemption.nodes)
+        assert preempted.resumed_from() == last
+        return
+    stays = next(node for node in NODES if node not in preemption.nodes)
+    newest = max((event.id for event in preempted.events(stays)), default=0)
+    preempted.strike(preemption)
+    before, _ = preempted.last_step()
+    preempted.goes_on(before + 2)
+    _check_drained(preempted, preemption, stays, newest)
+    preempted.start(preemption.nodes)
+
+
+def _check_drained(preempted: Preempted, preemption: Preemption, stays: str, after: int) -> None:
+    """By the record of a node that stayed: each node was drained, none was lost, and the others hardly waited."""
+    said = [event.data for event in preempted.events(stays, after)]
+    left = {data.node for data in said if isinstance(data, e.SharesChanged) and data.node}
+    assert left == {*preemption.nodes}, said
+    assert not [data for data in said if isinstance(data, e.SharesChanged) and data.lost], said
+    assert not [data for data in said if isinstance(data, e.StepRetracted | e.RankChanged | e.RunStateChanged)], said
+    waits = [wait for data in said if isinstance(data, e.GenerationFormed) and (wait := data.waited_seconds)]
+    assert waits and max(waits) < (WAIT_SECONDS + preempted.step_seconds(stays)) * slowness(), waits
+    preempted.waits += waits
