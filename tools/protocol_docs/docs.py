@@ -32,6 +32,7 @@ from trainctl.protocol.messages import (
     guests,
     kept,
     peers,
+    profiles,
     replies,
     requests,
     telemetry,
@@ -43,7 +44,9 @@ from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
-SOURCES = (base, prompts, profile, trainer, telemetry, events, guests, requests, peers, kept, diagnosis, replies)
+SOURCES = (
+    base, prompts, profile, profiles, trainer, telemetry, events, guests, requests, peers, kept, diagnosis, replies,
+)  # fmt: skip
 """Where messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""

@@ -116,6 +116,9 @@ _HOST = m.HostReading(
 )  # fmt: skip
 _SAMPLING = m.Sampling(("Once upon a time", (ChatMessage("user", "Why?"),)), 128, 0.8, 0.95, 7)
 _PAIR = m.EvaluatedPair(7, 0.41, -0.12, "2+2?", "4", "5")
+_FORWARD = m.PhaseProfile(
+    "forward", 0.84, 0.0, (m.OperatorTime("aten::mm", 84, 0.61, 0.0), m.OperatorTime("aten::add", 240, 0.05, 0.0))
+)
 _PAIRS = m.HeldOutPairs(120, 1_770_000_200.0, (_PAIR,))
 _SAMPLE = m.Sample(
     run=_RUN, step=121, at=_AT, number=0, prompt="Once upon a time", answer=" there was a loop.", tokens=6, ended=True,
@@ -181,6 +184,18 @@ _EVENT_DATA: tuple[events.AnyEvent, ...] = (
     events.RecordState(problem="the disk is full"),
     events.Notice(text="taken up again without mbp"),
     events.CheckpointCopied("mbp", 120, "backup@host:runs", 4.2),
+    events.Profiled(
+        node="studio",
+        rank=0,
+        first_step=122,
+        last_step=124,
+        file="rank-0.steps-122-124.trace.json.gz",
+        size_bytes=1_204_300,
+        digest="b7" * 32,
+        phases=(_FORWARD,),
+        loop_seconds=0.041,
+    ),
+    events.ProfileFailed("mbp", "its trainer ended before the trace was written"),
     events.SetupChanged(step=120, changes=("mbp: torch instead of mlx, device cpu instead of device gpu",)),
 )
 """One of each kind of event."""
@@ -231,6 +246,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "samples-request": m.SamplesRequest(rid=_RID, after_row=12),
         "pairs-request": m.PairsRequest(rid=_RID, limit=5),
+        "traces-request": m.TracesRequest(rid=_RID, run=_RUN),
+        "trace-request": m.TraceRequest(
+            rid=_RID, run=_RUN, node="mbp", file="rank-1.steps-122-124.trace.json.gz", offset_bytes=61_440
+        ),
         "diagnosis-request": m.DiagnosisRequest(rid=_RID, run=_RUN, last_step=120),
         "policies-request": m.PoliciesRequest(rid=_RID),
         "hosts-request": m.HostsRequest(rid=_RID, after_row=40),
@@ -332,6 +351,8 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
         "pairs": m.Pairs(rid=_RID, run=_RUN, evaluations=(_PAIRS,)),
+        "traces": m.Traces(rid=_RID, run=_RUN, profiles=()),
+        "trace-part": m.TracePart(rid=_RID, offset_bytes=61_440, size_bytes=61_444, data=b"\x00\x01\x02\x03"),
         "policies": m.Policies(rid=_RID, run=_RUN, step=121, policies=(_STATUS,)),
         "diagnosis": m.DiagnosisReply(rid=_RID, run=_RUN, live=True, diagnosis=_DIAGNOSIS),
         "samples": m.Samples(rid=_RID, run=_RUN, samples=(_SAMPLE,), last_row=13, more=False),
@@ -437,6 +458,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-plan-defragment": msgspec.structs.replace(
             _PLAN, kind="defragment", finishes=None, work=(m.RankWork(0, (), 8),), learning_rate=0.0
         ),
+        "step-plan-profile": msgspec.structs.replace(
+            _PLAN, kind="profile", finishes=None, work=(m.RankWork(0, (), 8),), learning_rate=0.0, profile_steps=3
+        ),
         "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
         "reference-slice": m.ReferenceSlice(
             run=_RUN, ask=7, reference=_REFERENCE, slice=1, first=1, units=1, offset=0,
@@ -495,6 +519,13 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "checkpoint-copy": m.CheckpointCopy(
             run=_RUN, rank=0, step=120, to="backup@host:runs", state="failed", seconds=270.0,
             problem="rsync exited with 255: ssh: connect to host host port 22: Connection refused",
+        ),
+        "profile-written": m.ProfileWritten(
+            run=_RUN, rank=0, seq=131, first_step=122, last_step=124, file="rank-0.steps-122-124.trace.json.gz",
+            size_bytes=1_204_300, digest="b7" * 32, phases=(_FORWARD,), loop_seconds=0.041,
+        ),
+        "profile-written-failed": m.ProfileWritten(
+            run=_RUN, rank=0, seq=131, problem="the rank left before all steps were recorded"
         ),
         "report": _REPORT,
         "report-checkpoint": msgspec.structs.replace(

@@ -136,6 +136,12 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added RankView.micro_set and micro_most, by which clients choose micro-batches with shares as the lead does.",
     ),
     (2, "2026-11-26", "Added the event setup-changed."),
+    (
+        2,
+        "2026-11-26",
+        "Added the verb profile and its plan, profile-written, the events profiled and profile-failed, traces-request"
+        " and trace-request with their replies.",
+    ),
     (2, "2026-11-26", "Added checkpoint-copy and the event checkpoint-copied: a node copies checkpoints elsewhere."),
     (
         2,

@@ -14,7 +14,7 @@ COMMANDS: tuple[tuple[str, dict], ...] = (
     ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
     ("set-global-batch", {"value": 6}), ("set-global-batch", {"value": 24, "schedule": "scale"}),
     ("set-global-batch", {"value": 3}), ("checkpoint", {}), ("evaluate", {}), ("pause", {}), ("resume", {}),
-    ("sample", {"prompt": "x"}),
+    ("sample", {"prompt": "x"}), ("profile", {"steps": 2}), ("profile", {"steps": 1, "nodes": ["b"]}),
     ("resume", {}), ("note", {"text": "here"}), ("rebalance", {"auto": True}), ("rebalance", {"shares": {"a": 3}}),
     ("rebalance", {"shares": {"b": "50%"}}), ("rebalance", {"shares": {"a": 8, "b": 4}}),
     ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),

@@ -56,6 +56,9 @@ def test_no_two_kinds_say_the_same() -> None:
         (e.CommandApplied("a", "defragmented"), "defragment", "defragment a: defragmented"),
         (e.CommandApplied(), "note", "note"),
         (e.CheckpointWritten(40), None, "checkpoint step-40"),
+        (e.Profiled("a", 0, 5, 7, "rank-0.steps-5-7.trace.json.gz", 1_204_300, "", (), 0.041), None,
+         "a profiled steps 5 to 7: 1.2 MB, loop paused 41 ms"),
+        (e.ProfileFailed("a", "its trainer ended"), None, "no profile from a: its trainer ended"),
     ],
 )  # fmt: skip
 def test_the_words_of_what_people_read_most(data: e.AnyEvent, verb: str | None, words: str) -> None:

@@ -18,6 +18,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "evaluate": {},
     "sample": {"prompt": "x", "max_tokens": 5},
     "defragment": {},
+    "profile": {"steps": 2},
     "drain": {},
     "admit": {},
     "promote": {"old_lead_is_off": True},
@@ -195,3 +196,20 @@ def test_a_branch_is_typed_with_its_settings_by_name() -> None:
     assert typed == "start-run branch=sft-1b-1@50 optimizer.learning_rate=1e-4"
     pairs = dict(word.split("=") for word in typed.split()[1:])
     assert verbs.parse_args("start-run", pairs) == args
+
+
+def test_nodes_of_a_profile_are_typed_in_one_word() -> None:
+    args = verbs.parse_args("profile", {"steps": "4", "nodes": "studio,mbp"})
+    assert args == {"steps": 4, "nodes": ["studio", "mbp"]}
+    assert verbs.written("profile", args) == "profile steps=4 nodes=studio,mbp"
+    assert verbs.check("profile", args) == verbs.Profile(steps=4, nodes=("studio", "mbp"))
+    assert verbs.check("profile", {}) == verbs.Profile(steps=3, nodes=())
+
+
+@pytest.mark.parametrize(
+    ("pairs", "field"), [({"steps": "0"}, "steps"), ({"steps": "21"}, "steps"), ({"step": "3"}, "step")]
+)
+def test_a_profile_has_from_1_to_20_steps(pairs: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        verbs.parse_args("profile", pairs)
+    assert refused.value.where == field

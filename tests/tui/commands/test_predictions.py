@@ -22,7 +22,8 @@ EXAMPLES = {
     "start-run": "start-run resume=sft-1b-20261119-110000", "resize-batch": "resize-batch micro=4 --node forge",
     "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
     "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate",
-    "sample": "sample prompt=x", "defragment": "defragment --node mbp", "drain": "drain --node mbp",
+    "sample": "sample prompt=x", "defragment": "defragment --node mbp",
+    "profile": "profile steps=2 nodes=mbp,forge", "drain": "drain --node mbp",
     "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
     "rollback": "rollback steps=100 skip_batches=200",
     "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
@@ -139,6 +140,8 @@ def test_two_lengths_are_told_in_one_unit() -> None:
         ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
         ("sample", "one rank answers the prompt after step 18,240 while the others wait; curve unchanged"),
         ("defragment", "clears caches on mbp; the next steps may be slower; curve unchanged"),
+        ("profile", "records the next 2 steps on mbp, forge after one that warms up; these steps are slower; "
+         "curve unchanged"),
         ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
         ("admit", "mini is lost; unless it was drained"),
         ("promote", "forge leads instead of studio; curve unchanged"),

@@ -42,12 +42,14 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.growing_dataset import GrowingDataset, SealedChunks, open_growing
 from trainctl.trainer.data.token_cache import Report
 from trainctl.trainer.data.training_data import Look, TrainingData
+from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.references.preparation import Company, ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.pair_texts import PairTexts
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, Sampler
+from trainctl.trainer.step.stopwatch import Ranges
 
 LOG_SECONDS = 10.0
 """Seconds between two lines in the log about the progress of loading."""
@@ -79,6 +81,8 @@ class Trainer:
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
         self._pair_texts = PairTexts(config, dataset)
+        self.profiler = Profiler(who.run, who.rank, paths.profiles, backend, control.send, self._show_phases)
+        control.profile_state = self.profiler.state
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_tables.NodeTable()).interface
@@ -123,6 +127,7 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self.checkpointer.close()
+            self.profiler.close()
             self._executor.close()
             self._dataset.close()
             self._membership.close()
@@ -229,12 +234,14 @@ class Trainer:
         logs.reported(report)
         if plan.kind == "train":
             self._metrics.append(report)
+            self.profiler.step_ended(plan.step)
         self._status.show("idle")
 
     def _run_plan(self, plan: m.StepPlan, started: float) -> m.Report:
         match plan.kind:
             case "train":
-                return self._executor.train(plan, started)
+                with self.profiler.step(plan.step):
+                    return self._executor.train(plan, started)
             case "evaluate":
                 return self._evaluate(plan, started)
             case "checkpoint":
@@ -249,6 +256,8 @@ class Trainer:
                 return self._sample(plan, started)
             case "defragment":
                 return self._executor.defragment(plan, started)
+            case "profile":
+                return self._profile(plan, started)
 
     def _evaluate(self, plan: m.StepPlan, started: float) -> m.EvaluationReport:
         """A tokenizer that fails costs the texts of pairs, not the evaluation."""
@@ -270,6 +279,15 @@ class Trainer:
             failure = f"sample failed: {first_line(error)}"
         report = self._executor.written(plan, started, failure)
         return m.SampleReport(**msgspec.structs.asdict(report), answers=answers)
+
+    def _profile(self, plan: m.StepPlan, started: float) -> m.Report:
+        """What prevents a profile costs the profile, not the run: the report says why."""
+        self._status.show("profile")
+        problem = self.profiler.arm(plan)
+        return self._executor.written(plan, started, problem)
+
+    def _show_phases(self, ranges: Ranges | None) -> None:
+        self._executor.ranges = ranges
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a later message if it

@@ -31,7 +31,7 @@ class Rights(NamedTuple):
         if self.role == "node":
             return (
                 ""
-                if isinstance(message, m.LogRequest | m.WorksRequest)
+                if isinstance(message, m.LogRequest | m.TraceRequest | m.WorksRequest)
                 else f"{self.name} is a node's agent; agents send no requests"
             )
         if self.role == "viewer" and isinstance(message, _OF_OPERATORS):

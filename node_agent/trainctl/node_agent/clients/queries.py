@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -113,6 +114,10 @@ async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply
             return await _hosts(request, source)
         case m.SamplesRequest():
             return await _samples(request, source)
+        case m.TracesRequest():
+            return await _traces(request, source)
+        case m.TraceRequest():
+            return await _trace(request, source)
         case m.PairsRequest():
             return await _pairs(request, source)
         case m.PoliciesRequest():
@@ -335,6 +340,44 @@ async def _samples(request: m.SamplesRequest, source: QuerySource) -> m.Samples:
         paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
     )  # fmt: skip
     return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
+
+
+async def _traces(request: m.TracesRequest, source: QuerySource) -> m.Traces:
+    paths = _paths(request.run, source)
+    found = await _from_record(paths, lambda reader: reader.newest_events(request.limit, kind="profile"))
+    return m.Traces(rid=request.rid, run=paths.directory.name, profiles=found)
+
+
+async def _trace(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+    """From this node's disk, or from the agent of the node that has it."""
+    if request.node != source.node:
+        return await _trace_elsewhere(request, source)
+    path = _paths(request.run, source).profiles / request.file
+    return await asyncio.to_thread(_read_trace, request, path)
+
+
+def _read_trace(request: m.TraceRequest, path: Path) -> m.TracePart:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(request.offset_bytes, size))
+            data = file.read(m.TRACE_PART_BYTES)
+    except FileNotFoundError:
+        problem = f"{request.node} no longer has {request.file}: only the newest traces are kept; profile again"
+        raise InvalidInputError("file", problem) from None
+    return m.TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
+
+
+async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+    address = source.address_of(request.node)
+    if address is None:
+        raise InvalidInputError("node", f"{request.node} is unreachable: its traces cannot be read")
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
+            part = await client.trace_part(request.run, request.node, request.file, request.offset_bytes)
+    except TrainctlError as error:
+        raise InvalidInputError("node", f"{request.node}: {error}") from None
+    return msgspec.structs.replace(part, rid=request.rid)
 
 
 async def _pairs(request: m.PairsRequest, source: QuerySource) -> m.Pairs:

@@ -106,6 +106,8 @@ class Commands:
                 self._pending.side["defragment"].append(command)
             case verbs.Defragment():
                 self.refuse(command, "node", f"no rank of {command.node} is in the group")
+            case verbs.Profile():
+                self._profile(command, args)
             case verbs.SampleModel(prompt=prompt):
                 if prompt is None and not self._state.config.samples.prompts:
                     self.refuse(command, "prompt", "the run file has no [samples] prompts: add prompt=TEXT")
@@ -115,6 +117,18 @@ class Commands:
                     self._pending.side["sample"].append(command)
             case _ as missing:
                 assert_never(missing)
+
+    def _profile(self, command: d.Commanded, args: verbs.Profile) -> None:
+        absent = [node for node in args.nodes if not plans.on_node(self._state.durable, node)]
+        left = self._state.config.run.steps - self._pipeline.planned_step
+        if absent:
+            self.refuse(command, "nodes", f"no rank of {', '.join(absent)} is in the group")
+        elif self._state.durable.mode == "stopping" or left < args.steps + 1:
+            need = f"a profile of {args.steps} needs {args.steps + 1}: the first warms up"
+            left = 0 if self._state.durable.mode == "stopping" else left
+            self.refuse(command, "steps", f"the run has {left} step{'s' if left != 1 else ''} left, and {need}")
+        else:
+            self._pending.side["profile"].append(command)
 
     # ------------------------------------------------------------ modes
 

@@ -251,6 +251,8 @@ class Conductor:
                     self._conclude_write(now)
             case m.CheckpointCopy():
                 self._pipeline.writes.on_copy(event)
+            case m.ProfileWritten():
+                side_plans.profiled(self._state, event)
             case m.Fenced():
                 self._regroup.on_fenced(event, now)
             case m.Offered():
@@ -268,6 +270,7 @@ class Conductor:
                 self._on_command(event, now)
             case d.RankEnded():
                 self._pipeline.writes.forget_copy(event.rank)
+                side_plans.profile_lost(self._state, event.rank)
                 self._failures.on_ended(event, now)
             case d.RankSilent():
                 self._failures.on_silent(event, now)

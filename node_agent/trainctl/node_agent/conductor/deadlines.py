@@ -27,7 +27,7 @@ JOINS = 2.0
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint at step {step}",
     "measure": "the measurement of initial shares", "probe": "the probe", "sample": "the samples at step {step}",
-    "defragment": "the clearing of caches at step {step}",
+    "defragment": "the clearing of caches at step {step}", "profile": "the start of the profile at step {step}",
 }  # fmt: skip
 
 

@@ -98,6 +98,7 @@ Said = (
     | m.CheckpointProgress
     | m.Checkpointed
     | m.CheckpointCopy
+    | m.ProfileWritten
     | m.Report
     | m.Fenced
     | m.Offered

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 EXPIRED = "no step could apply the command in time"
-SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "sample", "defragment", "checkpoint")
+SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "sample", "defragment", "profile", "checkpoint")
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
 
@@ -37,8 +37,8 @@ class Pending:
 
     def take_side(self, kind: str) -> list[Commanded]:
         """The commands that a side plan answers; whatever wanted that plan is satisfied by it. Each command to sample
-        has a plan of its own."""
-        if kind == "sample" and self.side[kind]:
+        or to profile has a plan of its own."""
+        if kind in ("sample", "profile") and self.side[kind]:
             return [self.side[kind].pop(0)]
         taken, self.side[kind] = self.side[kind], []
         self.scheduled.discard(kind)

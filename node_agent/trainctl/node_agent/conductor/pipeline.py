@@ -218,6 +218,10 @@ class Pipeline:
                 self._issue_sample(commands, now)
             case "defragment":
                 self._issue(plans.defragment(*where, {command.node for command in commands}, ids), now)
+            case "profile":
+                asked = commands[0].args
+                assert isinstance(asked, verbs.Profile)
+                self._issue(plans.profile(*where, asked, ids), now)
             case _:
                 self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
 
@@ -299,8 +303,8 @@ class Pipeline:
             elif plan.kind != "train" and not plan.commands:
                 self._pending.scheduled.add(plan.kind)
         for id, carried in list(self._state.durable.carried.items()):
-            if carried.verb == "sample":
-                self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED)
+            if carried.verb in side_plans.INTERRUPTED:
+                self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED[carried.verb])
             elif carried.verb in self._pending.side and id not in self.writes.commands:
                 self._pending.put_back(id, carried)
                 self._state.uncarry(id)

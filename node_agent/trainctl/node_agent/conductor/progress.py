@@ -9,7 +9,7 @@ import dataclasses
 from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
-WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample")
+WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample", "profile")
 """Phases in which a rank works by itself; in all others it waits or loads."""
 FIRST_TIMES = 5.0
 """Factor by which the first time that a process does something may take longer: it may compile."""
@@ -84,4 +84,4 @@ class StallDetector:
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""
         phase = self._of[rank].mark[1] if rank in self._of else ""
-        return phase if phase in ("evaluate", "checkpoint", "probe", "sample") else "train"
+        return phase if phase in ("evaluate", "checkpoint", "probe", "sample", "profile") else "train"

@@ -26,7 +26,7 @@ JOIN_SECONDS = 30.0
 """Seconds for joining, before any state is sent; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
 """Seconds beyond a deadline that the ranks keep themselves, for the answer to arrive."""
-LENGTHY_PHASES = ("checkpoint", *m.BUSY_PHASES, "evaluate", "probe", "sample")
+LENGTHY_PHASES = ("checkpoint", *m.BUSY_PHASES, "evaluate", "probe", "sample", "profile")
 FAILURES = 8
 """Formations in a row without a step between them after which the run fails."""
 

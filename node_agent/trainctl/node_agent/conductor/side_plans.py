@@ -19,8 +19,12 @@ from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.messages import events as e
 
 Reports = Mapping[int, m.Report]
-INTERRUPTED = "the group re-formed before the model had answered; send the command again"
-"""Why a plan to sample is not repeated: what interrupts it may be caused by it, such as a lack of memory."""
+INTERRUPTED = {
+    "sample": "the group re-formed before the model had answered; send the command again",
+    "profile": "the group re-formed before the profile began; send the command again",
+}
+"""Verbs whose plans are not repeated, and what is said then: what interrupts them may be caused by them, such as a lack
+of memory."""
 ANSWER_CHARACTERS = 8000
 """Most characters of all answers in the reply to a command; an event in the record has fewer."""
 
@@ -44,6 +48,8 @@ def conclude(
             sample(state, plan, reports)
         case "defragment":
             defragmentation(state, plan, reports)
+        case "profile":
+            profile(state, plan, reports)
         case "checkpoint":
             return checkpoint(writes, plan, reports)
     return ""
@@ -120,9 +126,53 @@ def defragmentation(state: ConductorState, plan: m.StepPlan, reports: Reports) -
         state.end(id, "applied", plan.step, made=e.CommandApplied(node or "", result))
 
 
+def profile(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
+    """Which ranks record the steps that follow. The commands fail only if none does."""
+    refused = {rank: report.skipped for rank, report in reports.items() if report.skipped}
+    for rank, why in refused.items():
+        state.happen(e.ProfileFailed(state.node(rank), why), "warning", plan.step)
+    begun = {rank: plan.seq for rank in reports if rank not in refused}
+    state.persist(profiling={**state.durable.profiling, **begun})
+    first, last = plan.step + 2, plan.step + 1 + plan.profile_steps
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    result = f"{steps} on {state.nodes(begun)}; step {first - 1} warms up"
+    for id in plan.commands:
+        if begun:
+            state.end(id, "applied", plan.step, made=e.CommandApplied("", result))
+        else:
+            state.end(id, "failed", plan.step, "; ".join(dict.fromkeys(refused.values())))
+
+
+def profiled(state: ConductorState, said: m.ProfileWritten) -> None:
+    """A rank's trace is written, or failed; repeated messages are ignored."""
+    if state.durable.profiling.get(said.rank) != said.seq:
+        return
+    node = state.node(said.rank)
+    _profile_ended(state, said.rank)
+    if said.problem:
+        state.happen(e.ProfileFailed(node, said.problem), "warning")
+        return
+    done = e.Profiled(
+        node, said.rank, said.first_step, said.last_step, said.file, said.size_bytes, said.digest, said.phases,
+        said.loop_seconds, said.lacks,
+    )  # fmt: skip
+    state.happen(done, step=said.last_step)
+
+
+def profile_lost(state: ConductorState, rank: int) -> None:
+    """A trainer has ended that was recording a profile."""
+    if rank in state.durable.profiling:
+        _profile_ended(state, rank)
+        state.happen(e.ProfileFailed(state.node(rank), "its trainer ended before the trace was written"), "warning")
+
+
+def _profile_ended(state: ConductorState, rank: int) -> None:
+    state.persist(profiling={other: seq for other, seq in state.durable.profiling.items() if other != rank})
+
+
 def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:
     """The group was left while a rank answered."""
-    _no_answer(state, plan, state.node(plan.work[0].rank), INTERRUPTED)
+    _no_answer(state, plan, state.node(plan.work[0].rank), INTERRUPTED["sample"])
 
 
 def _no_answer(state: ConductorState, plan: m.StepPlan, node: str, why: str) -> None:

@@ -144,6 +144,7 @@ class Durable(msgspec.Struct, frozen=True):
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
     branch: BranchPoint | None = None  # None: the run started at step 0
     setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
+    profiling: dict[int, int] = {}  # seq of the plan by rank, of profiles whose trace is not written yet
     resumed: Resumed | None = None  # until a generation has formed after the run was resumed
     departed: tuple[int, ...] = ()  # lost ranks whose nodes shut down, until those are back
 

@@ -11,7 +11,7 @@ from trainctl.protocol.batch.apportion import spread
 from trainctl.protocol.config.prompts import ChatMessage
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sampling, StepPlan
-from trainctl.protocol.messages.verbs import SampleModel
+from trainctl.protocol.messages.verbs import Profile, SampleModel
 
 
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
@@ -107,6 +107,14 @@ def defragment(
     chosen = {rank for node in nodes if node for rank in on_node(durable, node)} if None not in nodes else set()
     work = tuple(work for work in _work(durable, {}) if work.rank in chosen or not chosen)
     return _plan(run, durable, "defragment", step, cursor, work, commands=tuple(commands))
+
+
+def profile(run: str, durable: Durable, step: int, cursor: int, asked: Profile, commands: Sequence[str]) -> StepPlan:
+    """The ranks of some nodes, or all, record the steps that follow."""
+    chosen = {rank for node in asked.nodes for rank in on_node(durable, node)}
+    work = tuple(work for work in _work(durable, {}) if work.rank in chosen or not asked.nodes)
+    plan = _plan(run, durable, "profile", step, cursor, work, commands=tuple(commands))
+    return msgspec.structs.replace(plan, profile_steps=asked.steps)
 
 
 def on_node(durable: Durable, node: str) -> list[int]:

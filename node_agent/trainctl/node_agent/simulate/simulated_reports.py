@@ -161,6 +161,8 @@ def side_report(
             return m.Report(**same, checkpoint=_written(facts, plan.step, links.state_bytes))
         case "sync":
             return m.Report(**same, drift=0.0)
+        case "profile":
+            return m.Report(**same, skipped="a simulated rank has no operators to profile")
         case "sample":
             prompts = _prompts(plan)
             answers = tuple(m.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)

@@ -60,6 +60,8 @@ class BlockingClient:
     steps = _blocking(Client.steps)
     hosts = _blocking(Client.hosts)
     samples = _blocking(Client.samples)
+    traces = _blocking(Client.traces)
+    trace_part = _blocking(Client.trace_part)
     pairs = _blocking(Client.pairs)
     policies = _blocking(Client.policies)
     diagnosis = _blocking(Client.diagnosis)

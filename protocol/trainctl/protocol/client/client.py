@@ -209,6 +209,15 @@ class Client(AttachedRuns):
         request = m.SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
         return await self.ask(request, m.Samples)
 
+    async def traces(self, run: str | None = None, limit: int = 64) -> m.Traces:
+        """The newest profiles of a run's steps, one event for each rank's, oldest first."""
+        return await self.ask(m.TracesRequest(rid=_rid(), run=run, limit=limit), m.Traces)
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+        """Part of a profile's trace, from the node that has it; at most TRACE_PART_BYTES."""
+        request = m.TraceRequest(rid=_rid(), run=run, node=node, file=file, offset_bytes=offset_bytes)
+        return await self.ask(request, m.TracePart)
+
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         """The held-out pairs of the newest evaluations, oldest first."""
         return await self.ask(m.PairsRequest(rid=_rid(), run=run, limit=limit), m.Pairs)

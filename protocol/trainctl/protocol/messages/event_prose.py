@@ -98,6 +98,10 @@ def brief(data: e.AnyEvent) -> str:
             return f"{data.node} {said}: {data.tokens} tokens, took {_seconds(data.seconds)}"
         case e.SampleFailed(node=node, reason=reason):
             return f"no answer from {node}: {reason}"
+        case e.Profiled():
+            return _profiled(data)
+        case e.ProfileFailed(node=node, reason=reason):
+            return f"no profile from {node}: {reason}"
         case e.CheckpointWritten():
             return f"checkpoint step-{data.step}{checkpoint_cost(data)}"
         case e.CheckpointFailed(node=node, reason=reason):
@@ -210,6 +214,13 @@ def _sizes_changed(before: e.Pairs, after: e.Pairs) -> str:
         )
         nodes += [node] if node not in nodes else []
     return "; ".join(f"{', '.join(nodes)} {change}".strip() for change, nodes in parts.items())
+
+
+def _profiled(data: e.Profiled) -> str:
+    first, last = f"{data.first_step:,}", f"{data.last_step:,}"
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    cost = f"{data.size_bytes / 1e6:,.1f} MB, loop paused {data.loop_seconds * 1e3:,.0f} ms"
+    return f"{data.node} profiled {steps}: {cost}{f'; {data.lacks}' if data.lacks else ''}"
 
 
 def _seconds(value: float) -> str:

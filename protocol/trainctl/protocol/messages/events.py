@@ -9,10 +9,11 @@ import msgspec
 
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import Count, Generation
+from trainctl.protocol.messages.profiles import PhaseProfile
 
 Category = Literal[
     "command", "run", "rank", "checkpoint", "evaluation", "sample", "probe", "agent", "alert", "note",
-    "record",
+    "record", "profile",
 ]  # fmt: skip
 """Kinds of events grouped as filters and tables show them."""
 Pairs = tuple[tuple[str, Count], ...]
@@ -283,6 +284,30 @@ class CheckpointCopied(EventData, tag="checkpoint-copied", frozen=True):
     problem: str = ""  # reason for the failure, on one line; empty: it was copied
 
 
+class Profiled(EventData, tag="profiled", frozen=True):
+    """A rank recorded a profile of some steps; its trace is on its node."""
+
+    category: ClassVar[Category] = "profile"
+    node: str  # node of the rank
+    rank: Count  # rank number
+    first_step: Count  # first profiled step
+    last_step: Count  # last profiled step
+    file: str  # name of the trace in the run's folder `profiles` on the node
+    size_bytes: Count  # size of that file
+    digest: str  # SHA-256 digest of that file
+    phases: tuple[PhaseProfile, ...]  # phases of the steps, in their order
+    loop_seconds: float = 0.0  # time that the training loop was stopped for it
+    lacks: str = ""  # what the trace lacks on this device, and why; empty: nothing
+
+
+class ProfileFailed(EventData, tag="profile-failed", frozen=True):
+    """A rank couldn't record a profile; training continues."""
+
+    category: ClassVar[Category] = "profile"
+    node: str  # node of the rank
+    reason: str  # reason for the failure
+
+
 # ---------------------------------------------------------------- ranks, nodes and agents
 
 
@@ -364,7 +389,7 @@ AnyEvent = (
     | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
     | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
     | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | SetupChanged
-    | CheckpointCopied
+    | CheckpointCopied | Profiled | ProfileFailed
 )  # fmt: skip
 """The closed union of events."""
 Change = (
@@ -395,7 +420,7 @@ def nodes_of(data: AnyEvent) -> frozenset[str]:
             found = {*data.nodes}
         case (
             NodeStateChanged() | CommandApplied() | CommandFailed() | CheckpointFailed() | CheckpointCopied()
-            | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed()
+            | NodeState() | AlertRaised() | AlertCleared() | Sampled() | SampleFailed() | Profiled() | ProfileFailed()
         ):  # fmt: skip
             found = {data.node}
         case _:

@@ -177,6 +177,25 @@ class Samples(Reply, tag="samples", frozen=True):
     more: bool
 
 
+class Traces(Reply, tag="traces", frozen=True):
+    """Profiles of a run's steps."""
+
+    run: str | None
+    profiles: tuple[Event, ...]  # events of profiles, oldest first
+
+
+TRACE_PART_BYTES = 60 * 1024
+"""Size of the parts in which a trace is sent."""
+
+
+class TracePart(Reply, tag="trace-part", frozen=True):
+    """Part of a trace's file; it is shorter than 60 KiB only at the end."""
+
+    offset_bytes: Count  # file offset of the first byte of `data`
+    size_bytes: Count  # total size of the file
+    data: bytes  # contents of this part
+
+
 class Pairs(Reply, tag="pairs", frozen=True):
     """Held-out pairs with their rewards."""
 
@@ -467,6 +486,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DiagnosisReply | LogPart
     | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | RunKept | Works | WorkStatus
-    | WorkHosted | WorkFilePart | SliceReply
+    | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

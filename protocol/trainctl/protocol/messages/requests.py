@@ -10,6 +10,7 @@ from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.guests import MOST_GUEST_RANKS, GuestRank, GuestStep
+from trainctl.protocol.messages.profiles import TraceName
 
 
 class Request(Message, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +80,22 @@ class SamplesRequest(Request, tag="samples-request", frozen=True, forbid_unknown
     after_row: Count = 0  # `last_row` of the previous page
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
     newest: bool = False  # whether to return the last `limit` answers instead of the first
+
+
+class TracesRequest(Request, tag="traces-request", frozen=True, forbid_unknown_fields=True):
+    """Requests the newest profiles of a run's steps, from its record."""
+
+    run: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 64  # number of events, one for each rank's profile
+
+
+class TraceRequest(Request, tag="trace-request", frozen=True, forbid_unknown_fields=True):
+    """Requests part of the file of a profile's trace, from any agent of the run."""
+
+    run: Name
+    node: Name  # node that has the file
+    file: TraceName
+    offset_bytes: Count = 0
 
 
 class PairsRequest(Request, tag="pairs-request", frozen=True, forbid_unknown_fields=True):
@@ -322,6 +339,7 @@ CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
+    | TracesRequest | TraceRequest
     | DigestsRequest | DiskRequest | CalibrateRequest | ProfilesRequest | LinkRequest | AuditRequest | AttachRun
     | RunSteps | EndRun | WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork
     | WorkFileRequest | SliceRequest

@@ -20,6 +20,7 @@ from trainctl.protocol.messages.base import (
     ReferenceName,
     Values,
 )
+from trainctl.protocol.messages.profiles import PhaseProfile
 
 FREED: Final = "memory_freed_bytes"
 """In the report of a `defragment` plan: what the allocator gave back to the device."""
@@ -53,6 +54,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     `train` moves the cursor; `evaluate` and `checkpoint` don't. `sync` copies the lowest rank's state to all ranks.
     `measure` times micro-batches without adding gradients. `probe` checks that all ranks have the same model.
     `sample` has the model answer prompts; only one rank has work. `defragment` clears the allocators' caches.
+    `profile` has the ranks with work record the steps that follow.
     """
 
     run: Name
@@ -70,6 +72,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     writers: tuple[int, ...] = ()  # checkpoint: ranks that write it
     commands: tuple[str, ...] = ()  # IDs of the commands that take effect with this plan
     sampling: Sampling | None = None  # sample: what is asked
+    profile_steps: Count = 0  # profile: number of steps to record, after one that warms up
 
 
 class Offer(Message, tag="offer", frozen=True):
@@ -300,6 +303,24 @@ class CheckpointCopy(Message, tag="checkpoint-copy", frozen=True):
     problem: str = ""  # reason for the failure, on one line; empty: none
 
 
+class ProfileWritten(Message, tag="profile-written", frozen=True):
+    """The rank has written the trace of the steps that a `profile` plan asked for, or has failed to. Repeated with 20
+    heartbeats."""
+
+    run: Name
+    rank: Count
+    seq: Count  # seq of the profile plan
+    first_step: Count = 0  # first profiled step
+    last_step: Count = 0  # last profiled step
+    file: Annotated[str, Meta(max_length=120)] = ""  # name of the trace in the run's folder `profiles`
+    size_bytes: Count = 0  # size of the trace
+    digest: str = ""  # SHA-256 digest of the trace
+    phases: tuple[PhaseProfile, ...] = ()  # phases of the steps, in their order
+    loop_seconds: float = 0.0  # time that the training loop was stopped for it
+    lacks: str = ""  # what the trace lacks on this device, and why; empty: nothing
+    problem: str = ""  # reason for the failure, on one line; empty: none
+
+
 class Report(Message, tag="report", frozen=True):
     """A rank has finished a plan. Sums are global for `train` and the rank's own for `evaluate`."""
 
@@ -477,6 +498,7 @@ FromTrainer = (
     | CheckpointProgress
     | Checkpointed
     | CheckpointCopy
+    | ProfileWritten
     | Report
     | Probed
     | SampleReport

@@ -20,6 +20,8 @@ from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
+MAX_PROFILE_STEPS = 20
+"""Most steps of one profile: a trace grows with each of them."""
 PERCENT = r"^\d{1,3}(\.\d{1,3})?%\Z"
 """A share of the global batch in percent: `62.5%`."""
 Scope = Literal["agent", "run", "edit", "boundary"]
@@ -198,6 +200,34 @@ class Defragment(Args, frozen=True):
     """It has no arguments."""
 
 
+class Profile(Args, frozen=True):
+    """Without nodes, all ranks of the group are profiled. The first step only warms up the profiler."""
+
+    usage: ClassVar[str] = "[steps=N] [nodes=NODE,NODE ...]"
+
+    steps: Annotated[int, _about("steps to profile", "steps", ge=1, le=MAX_PROFILE_STEPS)] = 3
+    nodes: Annotated[
+        Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=64)],
+        _about("nodes to profile, separated by commas; empty: all"),
+    ] = ()
+
+    @classmethod
+    def parse(cls, pairs: Mapping[str, str]) -> dict[str, Any]:
+        """Nodes are separated by commas."""
+        for name in pairs:
+            if name not in ("steps", "nodes"):
+                raise InvalidInputError(name, f"profile has no argument {name!r}; it takes {cls.usage}")
+        values = super().parse({name: text for name, text in pairs.items() if name == "steps"})
+        nodes = {"nodes": [node for node in pairs["nodes"].split(",") if node]} if "nodes" in pairs else {}
+        return {**values, **nodes}
+
+    @classmethod
+    def spoken(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Nodes in one word."""
+        nodes = {"nodes": ",".join(args["nodes"])} if args.get("nodes") else {}
+        return {**{name: value for name, value in args.items() if name != "nodes"}, **nodes}
+
+
 class SampleModel(Args, frozen=True):
     """Without a prompt, the model answers those of the run file. What isn't given is as in the run file."""
 
@@ -280,7 +310,7 @@ class Autopilot(Args, frozen=True):
 AgentArgs = StartRun | Promote | Acknowledge | Mute
 RunArgs = Pause | Resume | Rollback | Stop | Note | Autopilot
 EditArgs = ResizeBatch | Rebalance | SetGlobalBatch | SetLr | Drain | Admit
-BoundaryArgs = Checkpoint | Evaluate | SampleModel | Defragment
+BoundaryArgs = Checkpoint | Evaluate | SampleModel | Defragment | Profile
 AnyArgs = AgentArgs | RunArgs | EditArgs | BoundaryArgs
 """The closed union. A handler that takes it, or one scope's, ends in `assert_never`: mypy says what is missing."""
 _BY_SCOPE: Final[dict[Scope, Any]] = {"agent": AgentArgs, "run": RunArgs, "edit": EditArgs, "boundary": BoundaryArgs}
@@ -337,6 +367,8 @@ VERBS: dict[str, Verb] = {
              "nothing", None, "prompt='Once upon a time' max_tokens=64", takes_node=True),
         Verb("defragment", Defragment, "clear the allocators' caches on one node or all at the next step boundary",
              "nothing", None, "--node studio", takes_node=True),
+        Verb("profile", Profile, "record what each operator takes in the next steps, on some nodes or all",
+             "nothing", None, "steps=3 nodes=studio,mbp"),
         Verb("drain", Drain, "remove a node from the group at the next step; its trainer keeps running",
         "speed", "admit",
              "--node studio", _SHARES, takes_node=True, needs_node=True),

@@ -49,6 +49,7 @@ class RunPaths:
         self.record = directory / "record.db"
         self.checkpoints = directory / "checkpoints"
         self.logs = directory / "logs"
+        self.profiles = directory / "profiles"
 
     @property
     def node_data(self) -> Path:

@@ -14,7 +14,7 @@ from trainctl.protocol.messages import BUSY_PHASES
 
 STATUS_PHASES = (
     "starting", "idle", *BUSY_PHASES, "sync", "optimizer", "commit", "evaluate", "checkpoint",
-    "regroup", "probe", "sample",
+    "regroup", "probe", "sample", "profile",
 )  # fmt: skip
 _LAYOUT = struct.Struct("<QQQQQQd")
 _SIZE = 64

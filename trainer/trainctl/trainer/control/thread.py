@@ -35,7 +35,7 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
-_LONG_PHASES = ("starting", "checkpoint", "probe", "sample")
+_LONG_PHASES = ("starting", "checkpoint", "probe", "sample", "profile")
 
 
 class Control:
@@ -52,6 +52,8 @@ class Control:
         self._sealed: m.Sealed | None = None  # of a growing file
         self.checkpoint_state: Callable[[], m.FromTrainer | None] = lambda: None
         """What heartbeats repeat of the newest checkpoint."""
+        self.profile_state: Callable[[], m.FromTrainer | None] = lambda: None
+        """The same of the newest profile."""
         self._outbox = Outbox()
         self._reference_slices: SimpleQueue[m.ReferenceSlice] = SimpleQueue()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
@@ -149,7 +151,7 @@ class Control:
             now = time.monotonic()
             if now >= self._next_alive and self._away_since is None:
                 self._say(self._alive())
-                for repeated in (self._sealed, self.checkpoint_state()):
+                for repeated in (self._sealed, self.checkpoint_state(), self.profile_state()):
                     if repeated is not None:
                         self._say(repeated)
                 self._next_alive = now + _ALIVE_SECONDS

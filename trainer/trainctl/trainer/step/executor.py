@@ -43,7 +43,7 @@ from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
 from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
-from trainctl.trainer.step.stopwatch import Stopwatch
+from trainctl.trainer.step.stopwatch import Ranges, Stopwatch
 from trainctl.trainer.step.update_ratio import UpdateRatio
 
 _CLIP_EPSILON = 1e-6
@@ -98,6 +98,7 @@ class Executor:
         self.group: Group = Solo()
         self.flops: StepFlops | None = None  # of the model, if its sizes are known
         self.loss_scale = LossScale.of(settings.dtype)
+        self.ranges: Ranges | None = None  # of the phases, while steps are profiled
         self._micro_batches = MicroBatches(settings.micro_tokens)
         self._prefetch = Prefetch(self._data, settings.prefetch, settings.workers)
         self._memory_trend = MemoryTrend()
@@ -254,7 +255,7 @@ class Executor:
     def _begin_plan(self, started: float) -> Stopwatch:
         """Time and memory are this plan's from here on."""
         self._backend.reset_peak()
-        return Stopwatch(self._status, started)
+        return Stopwatch(self._status, started, self.ranges)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._progress.exclusive(plan.generation):

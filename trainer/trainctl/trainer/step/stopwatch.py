@@ -1,8 +1,8 @@
 """A stopwatch for a plan's phases, shown on the status page while they run."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -10,22 +10,26 @@ from trainctl.protocol.messages import PHASES, Phases
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
 
+Ranges = Callable[[str], AbstractContextManager[object]]
+"""Makes a range of a phase in a profile."""
 _in_order = itemgetter(*PHASES)
 
 
 class Stopwatch:
     """One plan's phases, in seconds by the monotonic clock; it starts when the wait for the plan began."""
 
-    def __init__(self, status: StatusWriter, started: float) -> None:
-        self._status = status
+    def __init__(self, status: StatusWriter, started: float, ranges: Ranges | None = None) -> None:
+        """`ranges`: of a step that is profiled."""
+        self._status, self._ranges = status, ranges
         self._started = started
         waited = time.perf_counter() - started
         self._marks: list[tuple[str, Any, Any]] = []
         self._spent = {**dict.fromkeys(PHASES, 0.0), "wait": waited}
 
-    def phase(self, name: str) -> "Phase":
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is done within; an abandoned phase counts too."""
-        return Phase(self._status, self._spent, name)
+        timed = Phase(self._status, self._spent, name)
+        return timed if self._ranges is None else _both(timed, self._ranges(name))
 
     @contextmanager
     def on_device(self, name: str, backend: Backend) -> Iterator[None]:
@@ -36,7 +40,11 @@ class Stopwatch:
                 yield
             return
         self._status.show(name)
-        yield
+        if self._ranges is None:
+            yield
+        else:
+            with self._ranges(name):
+                yield
         self._marks.append((name, begun, backend.mark()))
 
     def settle(self, backend: Backend) -> None:
@@ -51,6 +59,12 @@ class Stopwatch:
     def seconds(self) -> float:
         """Since the wait for the plan began."""
         return time.perf_counter() - self._started
+
+
+@contextmanager
+def _both(timed: "Phase", profiled: AbstractContextManager[object]) -> Iterator[None]:
+    with timed, profiled:
+        yield
 
 
 class Phase:

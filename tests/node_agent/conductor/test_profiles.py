@@ -1,0 +1,84 @@
+"""Profiles: at one boundary, on some ranks; their outcomes are recorded once, and a rank that is lost is named."""
+
+from typing import Any
+
+import pytest
+from tests.node_agent.conductor.test_groups import texts
+from tests.node_agent.support.simulated_ranks import RUN
+from tests.node_agent.support.simulation import Simulation, config, durable
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+
+
+def group(steps: int = 400) -> Simulation:
+    return Simulation(config(steps, 12), durable(("a", "b"), 12)).begin().until_step(3)
+
+
+def begun(simulation: Simulation, **args: Any) -> m.StepPlan:
+    """The plan of an accepted profile, once it is reported."""
+    id = simulation.command("profile", **args)
+    simulation.until(lambda: id in simulation.ends)
+    assert simulation.ends[id].state == "applied"
+    return next(plan for plan in reversed(simulation.sent_plans) if plan.kind == "profile")
+
+
+def written(plan: m.StepPlan, rank: int, **more: Any) -> m.ProfileWritten:
+    first = plan.step + 2
+    return m.ProfileWritten(
+        run=RUN, rank=rank, seq=plan.seq, first_step=first, last_step=first + 1, file="t.gz", size_bytes=9, **more
+    )
+
+
+def profiles(simulation: Simulation) -> list[str]:
+    return [text for text in texts(simulation) if "profile" in text]
+
+
+def test_all_ranks_or_those_of_some_nodes_are_asked_at_one_boundary() -> None:
+    simulation = group()
+    plans = [begun(simulation, steps=2), begun(simulation, steps=1, nodes=["b"])]
+    assert [[work.rank for work in plan.work] for plan in plans] == [[0, 1], [1]]
+    assert [plan.profile_steps for plan in plans] == [2, 1]
+    made = [end.made for end in simulation.ends.values()][-2:]
+    assert made == [
+        e.CommandApplied("", f"steps {plans[0].step + 2} to {plans[0].step + 3} on a, b; step {plans[0].step + 1} "
+                         "warms up"),
+        e.CommandApplied("", f"step {plans[1].step + 2} on b; step {plans[1].step + 1} warms up"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "reason"),
+    [
+        ({"nodes": ["b", "c"]}, "nodes", "no rank of c is in the group"),
+        ({"steps": 20}, "steps", "the run has 16 steps left, and a profile of 20 needs 21: the first warms up"),
+    ],
+)
+def test_what_cannot_be_is_refused(args: dict[str, Any], field: str, reason: str) -> None:
+    simulation = group(steps=20)
+    left = 20 - simulation.conductor._pipeline.planned_step
+    end = simulation.ends[simulation.command("profile", **args)]
+    assert (end.state, end.field, end.reason) == ("rejected", field, reason.replace("16", str(left)))
+
+
+def test_an_outcome_is_recorded_once_however_often_it_is_repeated() -> None:
+    simulation = group()
+    plan = begun(simulation, steps=2)
+    for _ in range(3):
+        simulation.feed(written(plan, 0))
+    simulation.feed(written(plan, 1, problem="the disk is full"))
+    simulation.feed(written(plan, 1))
+    first = plan.step + 2
+    assert profiles(simulation) == [
+        f"a profiled steps {first} to {first + 1}: 0.0 MB, loop paused 0 ms", "no profile from b: the disk is full"
+    ]  # fmt: skip
+    assert simulation.conductor.durable.profiling == {}
+
+
+def test_a_rank_whose_trainer_ends_first_is_named() -> None:
+    simulation = group()
+    plan = begun(simulation, steps=2)
+    simulation.kill(simulation.ranks[1])
+    simulation.until(lambda: len(profiles(simulation)) == 1)
+    simulation.feed(written(plan, 1))
+    assert profiles(simulation) == ["no profile from b: its trainer ended before the trace was written"]

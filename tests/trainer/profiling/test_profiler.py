@@ -1,0 +1,209 @@
+"""A rank's profile: the steps it has, its file and its outcome, and what makes one impossible."""
+
+import gzip
+import hashlib
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.trainer.conftest import Rig
+from tests.waiting import until
+
+from trainctl.protocol import messages as m
+from trainctl.trainer.profiling import profiler as profiling
+from trainctl.trainer.profiling import trace_process
+from trainctl.trainer.profiling.metal_recorder import CAPTURE, NO_CAPTURE, VARIABLE, MetalRecorder
+from trainctl.trainer.profiling.profiler import Profiler
+
+PHASES = {"data", "forward", "backward", "sync", "optimizer"}
+
+
+class Profiled:
+    """A rig whose steps can be profiled, as the runtime does it."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.rig, self.folder, self.said = rig, folder, list[m.ProfileWritten]()
+        self.step = 0
+
+        def show(ranges: Any) -> None:
+            rig.executor.ranges = ranges
+
+        self.profiler = Profiler("r", 0, folder, rig.backend, self.said.append, show)
+
+    def arm(self, steps: int) -> str | None:
+        return self.profiler.arm(self.rig.plan(self.step, 4, kind="profile", profile_steps=steps, work=()))
+
+    def train(self, count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            self.step += 1
+            with self.profiler.step(self.step):
+                found.append(self.rig.train(self.step, 4).loss_sum)
+            self.profiler.step_ended(self.step)
+        return found
+
+    def outcome(self) -> m.ProfileWritten:
+        until(lambda: self.said, what="the trace")
+        return self.said.pop()
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_steps_after_one_that_warms_up_are_in_the_trace(
+    backend: str, new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    plain = Profiled(new_rig(backend), tmp_path / "other").train(6)
+    at = Profiled(new_rig(backend), tmp_path / "profiles")
+    losses = at.train(1)
+    assert at.arm(2) is None
+    assert "is in progress" in (at.arm(2) or "")
+    losses += at.train(5)
+    assert losses == plain
+    done = at.outcome()
+    assert (done.problem, done.first_step, done.last_step) == ("", 3, 4)
+    content = (at.folder / done.file).read_bytes()
+    assert (hashlib.sha256(content).hexdigest(), len(content)) == (done.digest, done.size_bytes)
+    names = [event.get("name") for event in json.loads(gzip.decompress(content))["traceEvents"]]
+    assert PHASES | {"step 3", "step 4"} <= set(names)
+    assert not {"step 2", "step 5"} & set(names)
+    assert {phase.name for phase in done.phases} == PHASES
+    assert all(bool(phase.operators) == (backend == "torch") for phase in done.phases if phase.name == "forward")
+    assert at.rig.executor.ranges is None
+    assert [path.name for path in at.folder.iterdir()] == [done.file], "nothing half-written is left"
+    repeated = [at.profiler.state() for _ in range(profiling.REPEATS + 1)]
+    assert repeated == [*[done] * profiling.REPEATS, None]
+    at.profiler.close()
+
+
+def test_another_profile_can_follow_and_only_the_newest_traces_are_kept(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "TRACES_KEPT", 1)
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    files = []
+    for _ in range(2):
+        until(lambda: at.arm(1) is None, what="the end of the one before")
+        at.train(2)
+        files.append(at.outcome().file)
+    assert files == ["rank-0.steps-2-2.trace.json.gz", "rank-0.steps-4-4.trace.json.gz"]
+    assert [path.name for path in at.folder.iterdir()] == files[1:]
+    at.profiler.close()
+
+
+def test_a_recording_that_takes_long_ends_early_and_says_so(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "MOST_SECONDS", 0.0)
+    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    assert at.arm(9) is None
+    at.train(3)
+    done = at.outcome()
+    assert (done.first_step, done.last_step) == (2, 2)
+    assert done.lacks == "1 of 9 steps: recording ends after 0 s"
+    at.profiler.close()
+
+
+def test_a_rank_that_leaves_before_the_end_says_so_and_leaves_nothing(
+    new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    assert at.arm(3) is None
+    at.train(2)
+    at.profiler.close()
+    assert at.outcome().problem == "the rank left before all steps were recorded"
+    assert not [*at.folder.iterdir()]
+    assert at.rig.executor.ranges is None
+
+
+def test_a_folder_that_takes_no_file_costs_the_profile_and_not_the_step(
+    new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    (tmp_path / "profiles").write_text("in the way")
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    assert at.arm(1)
+    assert at.train(1)
+
+
+def test_a_trace_that_no_viewer_opens_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_process, "MOST_TRACE_BYTES", 10)
+    (tmp_path / trace_process.TRACE).write_text('{"traceEvents": []}')
+    made = trace_process.make(tmp_path, "a.trace.json.gz")
+    assert "profile fewer steps" in made.problem
+    assert not (tmp_path / "a.trace.json.gz").exists()
+
+
+def test_a_trace_that_cannot_be_read_is_kept_without_a_table(tmp_path: Path) -> None:
+    (tmp_path / trace_process.TRACE).write_text('{"traceEvents": [{"ph": "X", "ts": "soon"}]}')
+    made = trace_process.make(tmp_path, "a.trace.json.gz")
+    assert (made.phases, made.problem) == ((), "")
+    assert made.lacks.startswith("no table of operators")
+    assert gzip.decompress((tmp_path / "a.trace.json.gz").read_bytes()).startswith(b'{"traceEvents"')
+
+
+# ---------------------------------------------------------------- Metal, whose library is not at hand
+
+
+class Metal:
+    """Stands for mlx.core.metal."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+
+    def start_capture(self, path: str) -> None:
+        assert self.path is None
+        self.path = Path(path)
+        self.path.mkdir()
+
+    def stop_capture(self) -> None:
+        assert self.path is not None
+        (self.path / "metadata").write_bytes(b"captured")
+        self.path = None
+
+
+def recorded(recorder: MetalRecorder) -> None:
+    recorder.start()
+    for _ in range(3):
+        with recorder.range("forward"):
+            time.perf_counter()
+        recorder.step_ended()
+    recorder.stop()
+
+
+def test_on_metal_the_first_step_is_captured_and_zipped_with_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    metal = Metal()
+    recorder = MetalRecorder(metal, tmp_path)
+    recorded(recorder)
+    assert metal.path is None, "the capture has ended"
+    assert "first step only" in recorder.lacks
+    recorder.write(tmp_path / trace_process.TRACE)
+    made = trace_process.make(tmp_path, "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.read(f"{CAPTURE}/metadata") == b"captured"
+        trace = json.loads(archive.read(trace_process.TRACE))
+    assert [event["name"] for event in trace["traceEvents"]] == ["forward"] * 2
+    assert [phase.name for phase in made.phases] == ["forward"]
+    assert made.size_bytes == (tmp_path / "a.zip").stat().st_size
+
+
+def test_without_the_variable_the_trace_says_how_to_get_a_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    recorder = MetalRecorder(Metal(), tmp_path)
+    recorded(recorder)
+    assert NO_CAPTURE in recorder.lacks
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_outcome_of_many_operators_is_small() -> None:
+    operators = tuple(m.OperatorTime("o" * 80, 10_000, 1.2345, 1.2345) for _ in range(m.OPERATORS_KEPT))
+    phases = tuple(m.PhaseProfile(name, 1.0, 1.0, operators) for name in m.PHASES)
+    said = m.ProfileWritten(run="r", rank=0, seq=1, phases=phases)
+    assert len(msgspec.msgpack.encode(said)) < 8192
