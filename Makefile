@@ -23,7 +23,8 @@ test: $(VENV)/.ready-dev nodejs
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; diagnoses of 20
 # simulated runs with each cause; memory of ten models; bytes per parameter of full training; five calibrations of the
-# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
+# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective; the whole
+# self-test.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -41,6 +42,8 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_PLANTED=all $(BIN)/python -m pytest -s tests/integration/test_diagnosis.py $(PYTEST_ARGS)
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
+	TRAINCTL_SELFTEST=all $(BIN)/python -m pytest -s tests/integration/test_selftest.py \
+	  tests/trainer/selftest --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
 	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
 	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)
