@@ -25,7 +25,7 @@ test: $(VENV)/.ready-dev nodejs
 # with each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times
 # by SIGTERM; 30 preemptions of one, two and all of three nodes each; diagnoses of 20 simulated runs with each cause;
 # memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
-# cause of a diagnosis that can be planted; the example run file of each objective.
+# cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -46,6 +46,8 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
 	TRAINCTL_PLANTED=all $(BIN)/python -m pytest -s tests/integration/test_diagnosis.py $(PYTEST_ARGS)
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
+	TRAINCTL_SELFTEST=all $(BIN)/python -m pytest -s tests/integration/test_selftest.py \
+	  tests/trainer/selftest --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
 	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
 	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)

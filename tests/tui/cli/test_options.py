@@ -56,6 +56,7 @@ FROZEN = {
     "--timeout -f -h RUN.toml",
     "score": "--answers --best --cluster --connect --help --max-tokens --nodes --output --resume --seed --server-key "
     "--step --temperature --top-p -h FILE RUN",
+    "selftest": "--help --json --list --only --out --seconds -h",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
     "simulate": "--help --json --output --parameters --seed --speed --steps --watch -h -o CLUSTER.toml RUN.toml",
@@ -98,7 +99,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
 READING = {
     "", "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench",
     "data preview", "diagnose", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
-    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "simulate", "status", "watch",
+    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "selftest", "simulate", "status", "watch",
 }  # fmt: skip
 
 

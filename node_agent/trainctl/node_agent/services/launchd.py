@@ -20,11 +20,11 @@ LACKS = (
 _GONE_SECONDS = model.STOP_SECONDS + 10.0
 
 
-def plist(service: model.Service) -> bytes:
-    """The property list."""
+def plist(service: model.Service, label: str = LABEL) -> bytes:
+    """The property list; `label`: what launchd calls the job."""
     boot_log = str(service.logs / BOOT_LOG)
     job: dict[str, Any] = {
-        "Label": LABEL,
+        "Label": label,
         "ProgramArguments": list(service.command),
         "EnvironmentVariables": model.variables(service, "launchd"),
         "RunAtLoad": True,

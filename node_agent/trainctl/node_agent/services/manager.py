@@ -53,7 +53,7 @@ class Machine:
 
     def __init__(self, scope: model.Scope, manager: model.Manager | None = None, root: Path = Path("/")) -> None:
         """`manager`: None finds it. Raises NoManagerError."""
-        self.scope, self.manager, self._root = scope, manager or _manager_here(), root
+        self.scope, self.manager, self._root = scope, manager or manager_here(), root
 
     @property
     def service(self) -> str:
@@ -100,7 +100,7 @@ class Machine:
     def install_steps(self, service: model.Service, found: Found) -> tuple[model.Step, ...]:
         """What is to be done for `service` to run here."""
         if self.manager == "systemd":
-            lingering = self.scope == "system" or systemd.lingers(_answer(systemd.linger_question(service.user)))
+            lingering = self.scope == "system" or systemd.lingers(answer(systemd.linger_question(service.user)))
             return systemd.install_steps(service, found.file, found.data, found.state, lingering=lingering)
         return launchd.install_steps(service, found.file, found.data, found.state, os.getuid())
 
@@ -206,7 +206,7 @@ def _run(words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
         raise ManagerError(f"{' '.join(words)}: did not finish within {_CALL_SECONDS:g} s") from None
 
 
-def _answer(words: tuple[str, ...]) -> str:
+def answer(words: tuple[str, ...]) -> str:
     """What a question that may fail says; nothing then."""
     with contextlib.suppress(ManagerError):
         return _run(words).stdout
@@ -218,7 +218,8 @@ def _failure(words: tuple[str, ...], done: "subprocess.CompletedProcess[str]") -
     return f"{' '.join(words)}: {said[0] if said else f'exit status {done.returncode}'}"
 
 
-def _manager_here() -> model.Manager:
+def manager_here() -> model.Manager:
+    """What runs this machine's services. Raises NoManagerError."""
     if sys.platform == "darwin":
         return "launchd"
     if BOOTED.is_dir():

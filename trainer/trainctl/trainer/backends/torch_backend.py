@@ -61,6 +61,7 @@ class TorchBackend(Backend):
     name: BackendName = "torch"
     out_of_memory_words = (
         "out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation",
+        "invalid buffer size",  # of Metal, above its largest buffer
     )  # fmt: skip
 
     def __init__(

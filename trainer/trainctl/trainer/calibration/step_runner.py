@@ -1,4 +1,4 @@
-"""One rank alone that runs the product's own steps, at a learning rate of 0 so that the weights stay as they are."""
+"""One rank alone that runs the product's own steps; without a learning rate, the weights stay as they are."""
 
 import contextlib
 import ctypes
@@ -48,9 +48,12 @@ class StepTime(NamedTuple):
 class StepRunner:
     """Raises DeviceMemoryError where a micro-batch doesn't fit, and what the executor raises."""
 
-    def __init__(self, config: RunFile, node: str, backend: Backend, data: TrainingData, folder: Path) -> None:
+    def __init__(
+        self, config: RunFile, node: str, backend: Backend, data: TrainingData, folder: Path,
+        learning_rate: float = 0.0,
+    ) -> None:  # fmt: skip
         """`folder` is for temporary files."""
-        self._backend, self._data, self._seed = backend, data, config.run.seed
+        self._backend, self._data, self._seed, self._learning_rate = backend, data, config.run.seed, learning_rate
         self._fastest: dict[int, list[tuple[Indices, float]]] = {}  # of each size: micro-batches and their times
         self._progress = Progress()
         self._progress.load(0, 0)
@@ -116,9 +119,13 @@ class StepRunner:
 
     def step(self, micro: int, samples: int) -> StepTime:
         """A training step of so many samples."""
-        plan = self._plan("train", micro, (m.Range(0, samples),))
-        report = self._report(micro, lambda: self._executor.train(plan, time.perf_counter()))
+        report = self.train(micro, samples)
         return StepTime(report.step_seconds, max(report.step_seconds - report.phases.busy, 1e-9))
+
+    def train(self, micro: int, samples: int) -> m.Report:
+        """The report of a training step of the first so many samples."""
+        plan = self._plan("train", micro, (m.Range(0, samples),))
+        return self._report(micro, lambda: self._executor.train(plan, time.perf_counter()))
 
     def _pieces(self, micro: int, count: int) -> list[Indices]:
         """The first micro-batches of the data, with samples of like length together as during training."""
@@ -136,7 +143,8 @@ class StepRunner:
         step, samples = self._progress.last_step + 1, sum(one.count for one in ranges)
         return m.StepPlan(
             run="calibration", generation=_GENERATION, seq=step, kind=kind, step=step, plan_version=step, cursor=0,
-            global_batch=samples, work=(m.RankWork(0, ranges, micro),), learning_rate=0.0,
+            global_batch=samples, work=(m.RankWork(0, ranges, micro),),
+            learning_rate=self._learning_rate,
             divisor=max(1.0, samples * self._data.mean_weight),
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from trainctl.tui.demo.folder import Session
 from trainctl.tui.demo.heartbeat_watch import HUNG_SECONDS, until_lost
@@ -27,8 +27,11 @@ class StartError(Exception):
 class AgentProcess:
     """One node's agent, started again on the same addresses whenever it ends unasked or hangs."""
 
-    def __init__(self, session: Session, node: str, listen: str, log: Log) -> None:
-        self._session, self._node, self._log = session, node, log
+    def __init__(
+        self, session: Session, node: str, listen: str, log: Log, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: the agent's; None: that of this process."""
+        self._session, self._node, self._log, self._environment = session, node, log, environment
         self._addresses = ["--listen", listen, "--live", "tcp://127.0.0.1:0"]
         self._said = session.agent_log(node)
         self._process: asyncio.subprocess.Process | None = None
@@ -43,7 +46,7 @@ class AgentProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *command, *self._addresses, *where,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
-                pass_fds=self._session.lock_descriptors(),
+                pass_fds=self._session.lock_descriptors(), env=self._environment,
             )  # fmt: skip
         assert self._process.stdout is not None
         try:
@@ -115,9 +118,12 @@ class AgentProcess:
 class Agents:
     """All of a demo's, by node; the first is the one that the run is started at."""
 
-    def __init__(self, session: Session, addresses: dict[str, str], log: Log) -> None:
+    def __init__(
+        self, session: Session, addresses: dict[str, str], log: Log, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: the agents'; None: that of this process."""
         self.nodes = tuple(addresses)
-        self._all = [AgentProcess(session, node, address, log) for node, address in addresses.items()]
+        self._all = [AgentProcess(session, node, address, log, environment) for node, address in addresses.items()]
 
     @property
     def leaving(self) -> bool:

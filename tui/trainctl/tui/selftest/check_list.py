@@ -1,0 +1,49 @@
+"""The checks of `trainctl selftest`, in the order in which they run."""
+
+import os
+from typing import Final
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.check_outcome import CheckOutcome
+from trainctl.tui.selftest import machine_checks, raw_outputs, reading_checks, training_checks
+from trainctl.tui.selftest.check_runner import Check
+from trainctl.tui.selftest.shared_parts import SharedParts
+
+
+async def service(shared: SharedParts) -> CheckOutcome:
+    """An agent under the user's service manager. It needs this user's real runtime folder."""
+    own = {name: value for name, value in os.environ.items() if name in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")}
+    environment = {name: value for name, value in shared.home.environment.items() if name != "XDG_RUNTIME_DIR"} | own
+    words = ("--folder", str(shared.home.folder / "service"), "--runtime", str(shared.home.runtime))
+    module = "trainctl.node_agent.services.service_trial"
+    return await shared.home.outcome_of(module, *words, environment=environment)
+
+
+CHECKS: Final = (
+    Check("versions", "the program, its libraries, the system and its devices", 20, machine_checks.versions),
+    Check("cpu", "products on the CPU, by each backend", 40, machine_checks.processor),
+    Check("cuda", "torch on an NVIDIA GPU: products, memory counters, a failed allocation", 40, machine_checks.cuda),
+    Check("metal", "MLX on a GPU: products, memory counters, a failed allocation", 40, machine_checks.metal),
+    Check("mps", "torch on an Apple GPU: products, memory counters, a failed allocation", 40, machine_checks.mps),
+    Check("readings", "the agent's readings of processor, memory and disk while a rank trains", 60,
+          reading_checks.readings),
+    Check("power", "readings of power, temperature and thermal pressure", 60, reading_checks.power),
+    Check("nvml", "readings of NVIDIA devices: power, temperature, clocks, processes", 60, reading_checks.nvml),
+    Check("service", "an agent under launchd or systemd --user: started, killed, restarted, removed", 60, service),
+    Check("interfaces", "a sum of two ranks through each network interface", 60, machine_checks.interfaces),
+    Check("precision", "five steps in each data type, compared with float32", 90, machine_checks.precision),
+    Check("checkpoint", "a checkpoint in the background; the losses after resuming are the same bits", 90,
+          training_checks.checkpoint),
+    Check("group", "the losses of two ranks on this machine, compared with one rank", 90, training_checks.group),
+    Check("command", "a command takes effect at one step on both ranks", 90, training_checks.command),
+    Check("recordings", "outputs of the system's own programs, for tests to replay", 40, raw_outputs.recordings),
+)  # fmt: skip
+
+
+def chosen(names: list[str]) -> tuple[Check, ...]:
+    """The checks of these names, in their order here; all without names. Raises InvalidInputError."""
+    known = [check.name for check in CHECKS]
+    for name in names:
+        if name not in known:
+            raise InvalidInputError("--only", f"no check {name!r}; the checks are {', '.join(known)}")
+    return tuple(check for check in CHECKS if not names or check.name in names)

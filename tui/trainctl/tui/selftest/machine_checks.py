@@ -1,0 +1,83 @@
+"""Checks of the machine itself: versions, devices, data types and network interfaces."""
+
+import sys
+from typing import Final
+
+import msgspec
+
+from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, failed, judged
+from trainctl.protocol.machine.devices import capabilities, read_devices
+from trainctl.tui.selftest.local_cluster import run_tables, torch_table, write_tables
+from trainctl.tui.selftest.shared_parts import SharedParts
+
+MOST_INTERFACES: Final = 5
+"""Interfaces that are tried: a machine with containers may have dozens."""
+
+
+async def versions(shared: SharedParts) -> CheckOutcome:
+    """The program, its libraries, the system and the devices that it reports."""
+    facts, devices = shared.facts, read_devices()
+    faults = [] if shared.backends else ["neither torch nor mlx is installed here, so this machine can't train"]
+    titles = ", ".join(f"{one.backend} {one.device}" for one in devices) or "none"
+    return judged(
+        faults, f"{facts.system} {facts.release} {facts.machine}, Python {facts.python}; devices: {titles}",
+        libraries=facts.libraries, environment=sorted(facts.environment), cpu_count=facts.cpu_count,
+        cpu_quota=facts.cpu_quota, memory_total_bytes=facts.memory_total_bytes,
+        memory_limit_bytes=facts.memory_limit_bytes, open_files=facts.open_files, on_battery=facts.on_battery,
+        lid_closed=facts.lid_closed, compute_capabilities=[list(one) for one in capabilities()],
+        devices=[{"backend": one.backend, "device": one.device, "types": list(one.types)} for one in devices],
+    )  # fmt: skip
+
+
+async def processor(shared: SharedParts) -> CheckOutcome:
+    """Products on the CPU, by each backend."""
+    parts = [(backend, await shared.rank_check("device", backend, "cpu")) for backend in shared.backends]
+    return combined(parts) if parts else absent("neither torch nor mlx is installed")
+
+
+async def cuda(shared: SharedParts) -> CheckOutcome:
+    """NVIDIA devices."""
+    if "torch" not in shared.backends:
+        return absent("torch is not installed")
+    return await shared.rank_check("device", "torch", "cuda")
+
+
+async def metal(shared: SharedParts) -> CheckOutcome:
+    """MLX on an Apple GPU, or on an NVIDIA device where MLX is built for it."""
+    if "mlx" not in shared.backends:
+        return absent("mlx is not installed")
+    return await shared.rank_check("device", "mlx", "gpu")
+
+
+async def mps(shared: SharedParts) -> CheckOutcome:
+    """torch on an Apple GPU."""
+    if sys.platform != "darwin" or "torch" not in shared.backends:
+        return absent("mps needs macOS and torch")
+    return await shared.rank_check("device", "torch", "mps")
+
+
+async def precision(shared: SharedParts) -> CheckOutcome:
+    """Each data type, on each backend's default device."""
+    if not shared.backends:
+        return absent("neither torch nor mlx is installed")
+    await shared.assets()
+    parts = []
+    for backend in shared.backends:
+        file = shared.home.folder / f"precision-{backend}" / "run.toml"
+        file.parent.mkdir()
+        write_tables(file, run_tables(shared.home.assets, {"a": torch_table(backend)}, steps=10))
+        parts.append((backend, await shared.rank_check("precision", str(file), "a")))
+    return combined(parts)
+
+
+async def interfaces(shared: SharedParts) -> CheckOutcome:
+    """Sums of two ranks through each network interface that is up and has an IPv4 address."""
+    usable = [one.name for one in shared.facts.interfaces if one.is_up and one.addresses]
+    if not shared.backends:
+        return absent("neither torch nor mlx is installed")
+    if not usable:
+        return failed("no network interface has an IPv4 address, not even loopback")
+    found = await shared.rank_check("interfaces", *usable[:MOST_INTERFACES])
+    if left_out := usable[MOST_INTERFACES:]:
+        found = msgspec.structs.replace(found, figures={**found.figures, "left_out": left_out})
+    return found
