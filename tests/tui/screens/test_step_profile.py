@@ -13,7 +13,7 @@ from tests.tui.support.recorded import Recorded, app_of, source_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.tui.screens import step_profile_view as view
-from trainctl.tui.state import step_profiles
+from trainctl.tui.screens import step_profiles
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import plain
 

@@ -174,8 +174,7 @@ async def _profiled(client: "Client", run: str | None, nodes: list[str], after_i
 def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) -> int:
     """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
     from trainctl.protocol.client.trace_download import download
-    from trainctl.tui.screens import step_profile_view
-    from trainctl.tui.state import step_profiles
+    from trainctl.tui.screens import step_profile_view, step_profiles
 
     groups, run = step_profiles.groups(events.profiles), events.run or ""
     if not groups:

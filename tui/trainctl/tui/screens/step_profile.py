@@ -9,11 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import step_profile_view
+from trainctl.tui.screens import step_profile_view, step_profiles
 from trainctl.tui.screens.polled_screen import PolledScreen
-from trainctl.tui.state import step_profiles
+from trainctl.tui.screens.step_profiles import StepProfile
 from trainctl.tui.state.source import Source
-from trainctl.tui.state.step_profiles import StepProfile
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.styled_line import Line
 

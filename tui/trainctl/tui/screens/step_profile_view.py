@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.tui.state.step_profiles import StepProfile, phase_of
+from trainctl.tui.screens.step_profiles import StepProfile, phase_of
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
