@@ -96,6 +96,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/reference_speed.py
 	$(BIN)/python benchmarks/data_wait.py
 	$(BIN)/python benchmarks/checkpoint_cost.py
+	$(BIN)/python benchmarks/profile_cost.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/terminal_cost.py
 	$(BIN)/python benchmarks/own_metrics.py

@@ -20,6 +20,7 @@ SOURCES: Final = {
     "alert.svg": "test_alerts/test_picture_of_alerts_on_the_overview[why].svg",
     "diagnosis.svg": "test_diagnosis/test_the_screen[several-120x40].svg",
     "policies.svg": "test_policies/test_the_panel_on_a_policy_that_has_acted[120x40].svg",
+    "profile.svg": "test_step_profile/test_the_screen[120x40].svg",
     "split.svg": "test_pictures/test_split_dialog[plan].svg",
 }
 """Picture of the docs -> picture of the tests."""

@@ -49,6 +49,7 @@ FROZEN = {
     "ls": "--cluster --connect --help --json --server-key -h",
     "mirror": "--cluster --connect --follow --help --offline --output --project --server-key --to -f -h RUN",
     "policies": "--cluster --connect --help --json --run --server-key -h",
+    "profile": "--cluster --connect --help --json --last --node --out --server-key --steps --timeout -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "quantize": "--group-size --help --json --output --to -h MODEL",
     "replay": "--help --speed -h RUN",

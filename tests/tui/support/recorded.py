@@ -482,6 +482,8 @@ class Recorded:
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
+        self.known_profiles: tuple[m.Event, ...] = ()
+        self.known_traces: dict[tuple[str, str], bytes] = {}  # by node and file
         self.known_policies: m.Policies | None = None
         self.known_diagnosis: m.DiagnosisReply | None = None
         self.known_profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node
@@ -561,6 +563,14 @@ class Recorded:
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
+
+    async def traces(self, run: str | None = None) -> m.Traces:
+        return m.Traces(rid="r", run=run, profiles=self.known_profiles)
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+        data = self.known_traces[node, file]
+        part = data[offset_bytes : offset_bytes + m.TRACE_PART_BYTES]
+        return m.TracePart(rid="r", offset_bytes=offset_bytes, size_bytes=len(data), data=part)
 
     async def policies(self, run: str | None = None) -> m.Policies:
         if self.known_policies is None:

@@ -38,6 +38,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("4", "show('events')", "events", tooltip="all events; / filters", priority=True),
     Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
     Binding("6", "show('samples')", "samples", tooltip="the model's answers", priority=True),
+    Binding("7", "show('step_profile')", "profile", show=False, tooltip="profiles of steps", priority=True),
     *_verb_keys(range(_ALERTS_PLACE)),
     Binding("a", "show('alerts')", "alerts", tooltip="open alerts", priority=True),
     Binding("w", "why", "why", show=False, tooltip="why an alert is open", priority=True),

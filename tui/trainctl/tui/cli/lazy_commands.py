@@ -13,7 +13,7 @@ FILES = {
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
     "diagnose": "inspect",
     "events": "inspect", "logs": "inspect",
-    "send": "send", "promote": "send",
+    "send": "send", "profile": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
     "simulate": "replay_export", "mirror": "mirror",
     "config": "config", "keys": "keys", "init": "init", "quantize": "init", "data": "run", "doctor": "doctor",
@@ -22,8 +22,8 @@ FILES = {
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
-    "run", "send", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
-    "cluster remove", "cluster sync", "calibrate",
+    "run", "send", "profile", "promote", "demo", "score", "init", "keys new", "keys authorize", "keys revoke",
+    "cluster add", "cluster remove", "cluster sync", "calibrate",
 })  # fmt: skip
 """Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
@@ -49,6 +49,7 @@ SUMMARIES = {
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",
     "send": "Send a command to a run; see `trainctl send VERB --help`.",
+    "profile": "Record what each operator takes in the next steps.",
     "promote": "Make another node the lead.",
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",

@@ -1,17 +1,26 @@
-"""The subcommands that change a run or its cluster: `send` and `promote`."""
+"""The subcommands that command a run or its cluster: `send`, `profile` and `promote`."""
 
+import asyncio
 import contextlib
-from typing import Annotated, Literal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages.verbs import VERBS
+from trainctl.protocol.errors import ExpiredError, RefusedError, TrainctlError
+from trainctl.protocol.messages.events import ProfileFailed
+from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.help_topics import VerbCommand
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
 from trainctl.tui.commands import arguments, command, targets
+from trainctl.tui.state.rank_speed import live_ranks
+
+if TYPE_CHECKING:
+    from trainctl.protocol.client.client import Client
 
 app = subcommands()
 
@@ -89,6 +98,99 @@ def _perplexity(address: str, reply: m.CommandReply) -> str:
     if run is None or run.eval_step != reply.step or run.perplexity is None:
         return ""
     return f", perplexity {run.perplexity:.4g}"
+
+
+PROFILE_POLL_SECONDS = 0.5
+"""How often the record is asked for the profile."""
+
+
+@app.command()
+def profile(
+    ctx: typer.Context,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run id. Default: the active run, or the newest.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MAX_PROFILE_STEPS, help="Steps to profile.")] = 3,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", help="A node to profile; repeatable. Default: all nodes.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Copy the traces to this folder.", show_default=False)
+    ] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="Record nothing; show the newest profile of the run, which may have ended.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the traces.")] = 600.0,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Record what each operator takes in the next steps, and print the ten longest of each phase. A step before them
+    warms up the profiler."""
+    at = where(ctx, connect, cluster)
+    for text in (run, *(node or ())):
+        arguments.check_text(text or "", "RUN" if text == run else "--node")
+    lead = agent_call.find_lead(at.addresses)
+    order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run)
+    with command_result.told(order, json=json):
+        events = (
+            agent_call.call(lead, lambda client: client.traces(run), lead=run is None)
+            if last
+            else _record(lead, order, timeout, json=json)
+        )
+        return _show_profile(lead, events, out, json=json)
+
+
+def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> m.Traces:
+    """Send the command, and wait for the events of its traces. Exits if it is refused. Raises ExpiredError."""
+    before = agent_call.call(lead, lambda client: client.traces(order.run, 1), lead=order.run is None).profiles
+    reply = command_result.send(lead, order, "applied", seconds)
+    code = command.exit_code(reply)
+    if code:
+        command_result.finish(order, reply, json=json, code=code)
+        raise typer.Exit(code)
+    output.tell(f"profiles {reply.after}")
+    after_id, nodes = before[-1].id if before else 0, order.args["nodes"]
+    return agent_call.call(lead, lambda client: _profiled(client, reply.run, nodes, after_id, seconds), lead=True)
+
+
+async def _profiled(client: "Client", run: str | None, nodes: list[str], after_id: int, seconds: float) -> m.Traces:
+    """The profile's events, once every rank has said how it ended. Raises ExpiredError."""
+    until = time.monotonic() + seconds
+    while True:
+        view = (await client.snapshot(0, run)).run
+        found = await client.traces(run)
+        new = tuple(event for event in found.profiles if event.id > after_id)
+        wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]
+        ended = view is None or view.state not in m.ACTIVE_RUN_STATES
+        if len(new) >= max(len(wanted), 1) or (ended and new):
+            return msgspec.structs.replace(found, profiles=new)
+        if ended or time.monotonic() >= until:
+            why = "the run ended" if ended else f"{seconds:g} s passed"
+            raise ExpiredError(f"profile: {why} before all ranks had written their traces; see trainctl profile --last")
+        await asyncio.sleep(PROFILE_POLL_SECONDS)
+
+
+def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) -> int:
+    """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
+    from trainctl.protocol.client.trace_download import download
+    from trainctl.tui.screens import step_profile_view, step_profiles
+
+    groups, run = step_profiles.groups(events.profiles), events.run or ""
+    if not groups:
+        failures = [event.data for event in events.profiles if isinstance(event.data, ProfileFailed)]
+        said = "; ".join(map(step_profile_view.failure_words, failures)) or "the run has no profile yet"
+        raise RefusedError(f"no profile: {said}")
+    newest, files = groups[-1], list[str]()
+    if out is not None:
+        folder = out
+
+        async def copied(client: "Client") -> list[str]:
+            return [str(await download(client, run, rank, folder)) for rank in newest.ranks]
+
+        files = agent_call.call(lead, copied)
+    text = step_profile_view.text(newest) + "".join(f"\n{file}" for file in files)
+    return output.answer(text, json=json, run=run, files=files, **step_profile_view.objects(newest))
 
 
 @app.command()

@@ -227,6 +227,15 @@ class ReplaySource:
         found = [one for one in self._reader.held_out_pairs(m.MAX_COUNT) if one.step <= self.head.step]
         return m.Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
 
+    async def traces(self, run: str | None = None) -> m.Traces:
+        """Those up to the place."""
+        found = self._reader.newest_events(64, self._shown_to, kind="profile")
+        return m.Traces(rid="", run=self._view.run, profiles=found)
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+        """Raises RefusedError: a record doesn't have the traces of all nodes."""
+        raise RefusedError("a replay shows a record: traces are in the run's folder profiles on their nodes")
+
     async def policies(self, run: str | None = None) -> m.Policies:
         """Raises RefusedError: a record doesn't have what policies saw."""
         raise RefusedError("a replay shows a record: policies see something only in a live run")

@@ -11,6 +11,7 @@ KINDS: Final = {
     "overview": "OverviewScreen", "runs": "RunsScreen", "charts": "ChartsScreen", "events": "EventsScreen",
     "alerts": "AlertsScreen", "node": "NodeScreen", "logs": "LogsScreen", "samples": "SamplesScreen",
     "policies": "PoliciesScreen", "calibration": "CalibrationScreen", "diagnosis": "DiagnosisScreen",
+    "step_profile": "StepProfileScreen",
 }  # fmt: skip
 """By name, in the module of that name."""
 

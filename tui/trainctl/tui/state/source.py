@@ -42,6 +42,10 @@ class Source(Protocol):
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs: ...
 
+    async def traces(self, run: str | None = None) -> m.Traces: ...
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart: ...
+
     async def policies(self, run: str | None = None) -> m.Policies: ...
 
     async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply: ...
@@ -169,6 +173,12 @@ class ClusterSource:
 
     async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
         return await self._client.pairs(run, limit)
+
+    async def traces(self, run: str | None = None) -> m.Traces:
+        return await self._client.traces(run)
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+        return await self._client.trace_part(run, node, file, offset_bytes)
 
     async def policies(self, run: str | None = None) -> m.Policies:
         return await self._client.policies(run)

@@ -1,0 +1,78 @@
+"""Copies of profiles' traces: in parts from the node that has one, continued after an interruption, and never half."""
+
+import asyncio
+import fcntl
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import events as e
+
+AT_ONCE = 4
+"""Parts of a file that are requested at a time."""
+
+
+class TraceSource(Protocol):
+    """The part of an agent's client that is needed."""
+
+    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart: ...
+
+
+def path_of(trace: e.Profiled, folder: Path) -> Path:
+    """Where the copy is. Raises InvalidInputError for names that no node gives."""
+    if not re.match(NAME_PATTERN, trace.node) or not re.match(m.TRACE_NAME, trace.file):
+        raise InvalidInputError("trace", f"{trace.node!r}, {trace.file!r} are no names of a node and a trace")
+    return folder / f"{trace.node}-{trace.file}"
+
+
+async def download(
+    source: TraceSource, run: str, trace: e.Profiled, folder: Path, show: Callable[[int], None] = lambda done: None
+) -> Path:
+    """Copy a trace into `folder`, under a name of its own; a complete copy that is there stays. `show` is given the
+    bytes that are there. An interrupted copy is continued by the next call.
+
+    Raises RefusedError if it arrives damaged or another program copies it, OSError, and what `source` raises."""
+    path = path_of(trace, folder)
+    if await asyncio.to_thread(_is_there, path, trace):
+        return path
+    part = folder / f".{path.name}.part"
+    with part.open("ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(f"another program is copying {path.name} to {folder}: wait until it is done") from None
+        await _fill(file, source, run, trace, show)
+        file.flush()
+        if await asyncio.to_thread(_digest, part) != trace.digest:
+            part.unlink()
+            raise RefusedError(f"{path.name} was damaged while it was copied, or {trace.node} has another: try again")
+        part.replace(path)
+    return path
+
+
+async def _fill(file: IO[Any], source: TraceSource, run: str, trace: e.Profiled, show: Callable[[int], None]) -> None:
+    """Append what is missing."""
+    done = file.seek(0, 2)
+    while done < trace.size_bytes:
+        places = range(done, min(trace.size_bytes, done + AT_ONCE * m.TRACE_PART_BYTES), m.TRACE_PART_BYTES)
+        for part in await asyncio.gather(*(source.trace_part(run, trace.node, trace.file, at) for at in places)):
+            if not part.data:
+                return
+            file.write(part.data)
+            done += len(part.data)
+        show(done)
+
+
+def _is_there(path: Path, trace: e.Profiled) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.is_file() and _digest(path) == trace.digest
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

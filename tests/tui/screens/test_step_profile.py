@@ -1,0 +1,146 @@
+"""The Profile screen: phases by rank, the operators of one, older profiles, and copies of the traces."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tui.screens.test_pictures import Compare, still
+from tests.tui.support.driving import until
+from tests.tui.support.recorded import Recorded, app_of, source_of
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+from trainctl.tui.screens import step_profile_view as view
+from trainctl.tui.screens import step_profiles
+from trainctl.tui.text.glyphs import ASCII, UNICODE
+from trainctl.tui.text.styled_line import plain
+
+SECONDS = {"data": 0.03, "forward": 1.9, "backward": 4.1, "sync": 0.6, "optimizer": 0.4}
+OPERATORS = ("aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::mul", "aten::native_layer_norm")
+CONTENT = os.urandom(100_000)
+
+
+def profiled(node: str, rank: int, first: int, *, factor: float = 1.0, device: bool = False, **more: Any) -> e.Profiled:
+    def phase(name: str, seconds: float) -> m.PhaseProfile:
+        seconds *= factor
+        found = tuple(
+            m.OperatorTime(name, 84 * (at + 1), seconds / 2 ** (at + 1), 0.8 * seconds / 2 ** (at + 1) if device else 0)
+            for at, name in enumerate(OPERATORS if name in ("forward", "backward") else ())
+        )
+        return m.PhaseProfile(name, seconds, 0.8 * seconds if device else 0.0, found)
+
+    return e.Profiled(
+        node, rank, first, first + 2, f"rank-{rank}.steps-{first}-{first + 2}.trace.json.gz", len(CONTENT),
+        hashlib.sha256(CONTENT).hexdigest(), tuple(phase(*item) for item in SECONDS.items()), 0.041, **more,
+    )  # fmt: skip
+
+
+def events(*data: e.AnyEvent) -> tuple[m.Event, ...]:
+    return tuple(
+        m.Event(id=at + 1, at=1000.0 + at, severity="info", by="auto", data=one) for at, one in enumerate(data)
+    )
+
+
+MIXED = events(
+    profiled("studio", 0, 40), profiled("mbp", 1, 40),
+    profiled("studio", 0, 122),
+    profiled("mbp", 1, 122, factor=1.6, lacks="MLX records no operators: the trace has only the wall times"),
+    profiled("forge", 2, 122, factor=0.3, device=True),
+    e.ProfileFailed("mini", "its trainer ended before the trace was written"),
+)  # fmt: skip
+
+
+def source_with(found: tuple[m.Event, ...]) -> Recorded:
+    source = source_of(4)
+    source.known_profiles = found
+    source.known_traces = {(one.data.node, one.data.file): CONTENT for one in found if isinstance(one.data, e.Profiled)}
+    return source
+
+
+def test_ranks_that_recorded_the_same_steps_are_one_profile_with_its_failures() -> None:
+    older, newest = step_profiles.groups(MIXED)
+    assert [group.label(rank) for group in (older, newest) for rank in group.ranks] == [
+        "studio", "mbp", "studio", "mbp", "forge"
+    ]  # fmt: skip
+    assert (older.failed, [one.node for one in newest.failed]) == ((), ["mini"])
+    assert newest.phases == m.PHASES[:5]
+    assert step_profiles.groups(events(e.ProfileFailed("mini", "x"))) == ()
+
+
+def test_two_ranks_of_a_node_are_told_apart() -> None:
+    (group,) = step_profiles.groups(events(profiled("a", 0, 5), profiled("a", 1, 5), profiled("b", 2, 5)))
+    assert [group.label(rank) for rank in group.ranks] == ["a:0", "a:1", "b"]
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize(("columns", "rows"), [(40, 8), (80, 22), (200, 60)])
+def test_lines_have_their_size_whatever_the_names_are(glyphs: Any, columns: int, rows: int) -> None:
+    odd = profiled("n" * 60, 9, 5, lacks="\x1b[2J\t" + "w" * 400)
+    (group,) = step_profiles.groups(events(odd, *(profiled(f"node{at}", at, 5) for at in range(8))))
+    for phase in group.phases:
+        for column in range(len(group.ranks)):
+            made = [plain(line) for line in view.lines(group, phase, column, columns, rows, glyphs)]
+            assert len(made) == rows and {len(line) for line in made} == {columns}
+            assert not any("\x1b" in line or "\t" in line for line in made)
+
+
+def test_the_share_on_a_gpu_is_of_its_kernels() -> None:
+    rows = view.operator_rows(profiled("forge", 2, 5, device=True).phases[1], 80, "…")
+    assert rows[0].split() == ["OPERATOR", "CALLS", "SELF", "DEVICE", "SHARE"]
+    assert rows[1].split() == ["aten::addmm", "84", "0.95", "s", "0.76", "s", "50%"]
+
+
+def test_the_command_line_says_it_in_80_columns_and_as_objects() -> None:
+    newest = step_profiles.groups(MIXED)[-1]
+    text = view.text(newest)
+    assert text.startswith("profile of steps 122 to 124\n")
+    assert "  forward: 0.63 s per step, 27% of the phases\n" in text
+    assert "no profile from mini: its trainer ended before the trace was written" in text
+    made = view.objects(newest)
+    assert [rank["node"] for rank in made["ranks"]] == ["studio", "mbp", "forge"]
+    assert made["ranks"][0]["phases"][1]["operators"][0] == {
+        "name": "aten::addmm", "calls": 84, "seconds": 0.95, "device_seconds": 0.0, "share": 0.5
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = app_of(source_with(MIXED))
+    assert snap_compare(app, terminal_size=size, run_before=still(("7", "down", "right", "right")))
+
+
+def test_the_screen_of_a_run_without_a_profile(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_with(())), terminal_size=(80, 24), run_before=still(("7",)))
+
+
+async def test_keys_choose_phase_rank_and_profile_and_copy_the_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = app_of(source_with(MIXED))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.run is not None)
+        await pilot.press("7")
+        await until(pilot, lambda: "steps 122 to 124, 2 of 2" in body(app))
+        assert "data on studio" in body(app)
+        await pilot.press("down", "right", "right", "right")
+        assert "forward on forge" in body(app)
+        await pilot.press("pageup")
+        assert "steps 40 to 42, 1 of 2" in body(app)
+        assert "forward on mbp" in body(app)
+        await pilot.press("f")
+        assert app.live.run is not None
+        folder = tmp_path / f"{app.live.run.run}-profiles"
+        wanted = {f"{node}-rank-{rank}.steps-40-42.trace.json.gz" for node, rank in (("studio", 0), ("mbp", 1))}
+        await until(pilot, lambda: folder.is_dir() and {path.name for path in folder.iterdir()} == wanted)
+        assert all((folder / name).read_bytes() == CONTENT for name in wanted)
+        await pilot.press("pagedown")
+        assert "steps 122 to 124, 2 of 2" in body(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.screen.is_modal)
+
+
+def body(app: Any) -> str:
+    return "\n".join(plain(line) for line in app.screen.lines(120, 38)) if hasattr(app.screen, "lines") else ""
