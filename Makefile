@@ -23,12 +23,14 @@ test: $(VENV)/.ready-dev nodejs
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; diagnoses of 20
 # simulated runs with each cause; memory of ten models; bytes per parameter of full training; five calibrations of the
-# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective.
+# demo's model; real runs with each cause of a diagnosis that can be planted; the example run file of each objective; compiled
+# layers with adapters, ragged rows and what saves memory.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
+	TRAINCTL_COMPILE=all $(BIN)/python -m pytest -s tests/trainer/backends/test_compile.py $(PYTEST_ARGS)
 	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_CHECKPOINT_KILLS=100 $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)

@@ -137,5 +137,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
     ),
     (2, "2026-11-26", "Added the event setup-changed."),
     (2, "2026-11-26", "Added checkpoint-copy and the event checkpoint-copied: a node copies checkpoints elsewhere."),
+    (2, "2026-11-26", "Added Facts.compiler: the C++ compiler that torch.compile uses."),
 )
 """(version, date, what it added), oldest first."""
