@@ -25,12 +25,14 @@ test: $(VENV)/.ready-dev nodejs
 # with each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times
 # by SIGTERM; 30 preemptions of one, two and all of three nodes each; diagnoses of 20 simulated runs with each cause;
 # memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
-# cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test.
+# cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test; compiled
+# layers with adapters, ragged rows and what saves memory.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
+	TRAINCTL_COMPILE=all $(BIN)/python -m pytest -s tests/trainer/backends/test_compile.py $(PYTEST_ARGS)
 	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_CHECKPOINT_KILLS=100 TRAINCTL_RESUMES=all \

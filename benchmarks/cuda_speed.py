@@ -3,11 +3,11 @@ transformers' Trainer.
 
     python benchmarks/cuda_speed.py [--sizes 0.1B,1B] [--rounds N] [--steps N]
 
-Llamas of 0.1 and 1 billion parameters on random tokens, 2,048 per sample, two micro-batches a step. Both loops keep
-float32 weights beside bfloat16 ones, clip, and update by torch's fused AdamW; Trainer has `bf16 = True` and its other
-defaults. Contenders train in turns; of the larger model one after another, as memory allows. `hosted` is a run under
-an agent, measured from its record. A copy for a checkpoint is compared with a memcpy of the same arrays. Prints a line
-for each figure, then one JSON object; there is no bar.
+Llamas of 0.1 and 1 billion parameters on random tokens, 2,048 per sample, two micro-batches a step. Ours is measured
+with and without `compile = "default"`. Both loops keep float32 weights beside bfloat16 ones, clip, and update by
+torch's fused AdamW; Trainer has `bf16 = True` and its other defaults. Contenders train in turns; of the larger model
+one after another, as memory allows. `hosted` is a run under an agent, measured from its record. A copy for a checkpoint
+is compared with a memcpy of the same arrays. Prints a line for each figure, then one JSON object; there is no bar.
 """
 
 import argparse
@@ -65,11 +65,11 @@ class Work:
         lines = (json.dumps({"tokens": row.tolist()}) + "\n" for row in self.tokens)
         (folder / "samples.jsonl").write_text("".join(lines), "utf-8")
 
-    def raw(self) -> dict[str, Any]:
+    def raw(self, compile_mode: str = "off") -> dict[str, Any]:
         """The run file."""
         return {
             "run": {"name": "speed", "steps": 100_000},
-            "model": {"path": str(self.folder / "model"), "dtype": "bfloat16"},
+            "model": {"path": str(self.folder / "model"), "dtype": "bfloat16", "compile": compile_mode},
             "data": {
                 "path": str(self.folder / "samples.jsonl"), "kind": "samples", "sequence_length": LENGTH,
                 "held_out": 0.0,
@@ -91,8 +91,8 @@ class Work:
 class Ours:
     """The executor, as a rank on its own runs it."""
 
-    def __init__(self, work: Work) -> None:
-        config = run_file.parse(work.raw())
+    def __init__(self, work: Work, *, compiled: bool) -> None:
+        config = run_file.parse(work.raw("default" if compiled else "off"))
         data, self.backend = open_dataset(config, work.folder, "speed"), load(config, config.nodes["here"], "speed")
         progress = Progress()
         progress.load(0, 0)
@@ -190,7 +190,8 @@ class Trainer:
 
 
 MAKERS: dict[str, Callable[[Work], Any]] = {
-    "ours": Ours, "loop": lambda work: Loop(work, compiled=False),
+    "ours": lambda work: Ours(work, compiled=False), "compiled ours": lambda work: Ours(work, compiled=True),
+    "loop": lambda work: Loop(work, compiled=False),
     "compiled loop": lambda work: Loop(work, compiled=True), "Trainer": Trainer,
 }  # fmt: skip
 
@@ -222,9 +223,9 @@ def compare(work: Work, names: list[str], options: argparse.Namespace) -> dict[s
         found[name] |= {"seconds": spent, "tokens_per_second": work.batch * LENGTH / spent}
         found[name] |= {"least": min(seconds[name]), "most": max(seconds[name])}
         print(f"{work.size} {name}: {work.batch * LENGTH / spent:,.0f} tokens/s, {found[name]}", flush=True)
-    if "ours" in alive:
-        found["ours"] |= alive["ours"].values | checkpoint_copy(alive["ours"].backend)
-        print(found["ours"], flush=True)
+    for name in {"ours", "compiled ours"} & alive.keys():
+        found[name] |= alive[name].values | checkpoint_copy(alive[name].backend)
+        print(found[name], flush=True)
     alive.clear()
     gc.collect()
     torch.cuda.empty_cache()

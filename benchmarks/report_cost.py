@@ -38,6 +38,7 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.base import Backend, Memory, Parts, Totals
+from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
@@ -134,6 +135,7 @@ class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
     parts = Parts(OBJECTIVE, None)
+    compile_meter = CompileMeter()
 
     def __init__(self, side: int, spent: Spent) -> None:
         self._matrix = np.ones((side, side), np.float32)

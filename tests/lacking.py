@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -95,6 +96,12 @@ def _has_cuda() -> bool:
     return any(one.backend == "torch" and one.device.startswith("cuda") for one in read_devices())
 
 
+def _has_compiler() -> bool:
+    """What torch.compile needs on a CPU."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return shutil.which("g++") is not None and header.is_file()
+
+
 _FOUND: dict[str, Callable[[], object]] = {
     "linux": lambda: sys.platform == "linux",
     "git": lambda: shutil.which("git"),
@@ -110,6 +117,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cpu-quota": _has_cpu_quota,
     "cuda": _has_cuda,
     "disk-limit": _has_disk_limit,
+    "compiler": _has_compiler,
 }
 
 

@@ -149,5 +149,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "Added PeerBeat.leaving, PeerWelcome.leaving and PeerPing.yields, by which a node leaves a run before its"
         " machine goes; PeerBeat.slept_seconds and woke_at; and the state slept of node-state events.",
     ),
+    (2, "2026-11-26", "Added Facts.compiler: the C++ compiler that torch.compile uses."),
 )
 """(version, date, what it added), oldest first."""

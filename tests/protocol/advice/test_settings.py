@@ -60,6 +60,13 @@ def test_layers_are_computed_again_only_where_memory_is_short() -> None:
     assert "gradient_checkpointing=none" in point("checkpointing", model={"gradient_checkpointing": "all"}).command
 
 
+def test_a_compiled_model_is_advised_on_nvidia_devices() -> None:
+    nvidia = with_node(node_of("studio", 2.0, device="cuda:0 NVIDIA H200"))
+    assert "model.compile=default" in point("compile", nvidia).command
+    assert point("compile", nvidia, model={"compile": "default"}).state == "ok"
+    assert point("compile").state == "ok"
+
+
 def test_short_rows_are_packed() -> None:
     rows = {"data": {"kind": "rows"}}
     assert "data.packing=best-fit" in point("packing", read=ROWS, **rows).command
@@ -87,7 +94,8 @@ def test_the_peak_micro_batch_has_its_command() -> None:
 
 def test_commands_set_what_a_run_file_has() -> None:
     """Each changes a run file that can be read."""
-    for setting in ("model.dtype=bfloat16", "model.gradient_checkpointing=all", "data.packing=best-fit"):
+    settings = ("dtype=bfloat16", "gradient_checkpointing=all", "compile=default")
+    for setting in (*(f"model.{one}" for one in settings), "data.packing=best-fit"):
         table, _, rest = setting.partition(".")
         name, _, value = rest.partition("=")
         rows = {"kind": "rows"} if name == "packing" else {}

@@ -86,6 +86,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.gradient_checkpointing", "some", "'some'"),
         ("model.chunked_loss", "never", "'never'"),
         ("model.tf32", "on", "must be true or false"),
+        ("model.compile", "on", "'on'"),
+        ("nodes.studio.compile", "always", "'always'"),
         ("optimizer.offload", 1, "must be true or false"),
         ("nodes.studio.cudnn_benchmark", "on", "must be true or false"),
         ("nodes.studio.deterministic", 1, "must be true or false"),
@@ -723,6 +725,20 @@ def test_a_node_has_its_own_gradient_checkpointing() -> None:
     config = run_file.parse(with_value(raw, "model.gradient_checkpointing", "all"))
     assert run_file.on_node(config, "studio").model.gradient_checkpointing == "none"
     assert run_file.on_node(config, "other").model.gradient_checkpointing == "all"
+
+
+@pytest.mark.parametrize("key", ["model.compile", "nodes.studio.compile"])
+def test_packed_layers_are_not_compiled(key: str) -> None:
+    raw = with_value(with_value(good(), "model.base", "nf4"), "adapter.kind", "lora")
+    run_file.parse(with_value(raw, key, "off"))
+    with pytest.raises(InvalidInputError, match=r"model\.compile: bitsandbytes' layers can't be compiled"):
+        run_file.parse(with_value(raw, key, "default"))
+
+
+def test_a_node_has_its_own_compile_mode() -> None:
+    raw = with_value(good(), "nodes.studio", {"compile": "off"})
+    config = run_file.parse(with_value(raw, "model.compile", "default"))
+    assert [run_file.on_node(config, name).model.compile for name in ("studio", "other")] == ["off", "default"]
 
 
 def held_out_policies(tmp_path: Path, plateau: dict[str, Any], early_stop: dict[str, Any], held_out: float) -> Path:

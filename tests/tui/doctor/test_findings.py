@@ -42,8 +42,14 @@ def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
     found = judged(look())
     assert {finding.level for finding in found} == {"ok"}
     assert [finding.subject for finding in found] == [
-        "reach", "port", "version", "keys", "disk", "memory", "files", "power",
+        "reach", "port", "version", "keys", "disk", "memory", "files", "compiler", "power",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("compiler", "says"), [("/usr/bin/g++", "/usr/bin/g++"), (None, "no C++ compiler")])
+def test_the_compiler_for_compiled_models_is_named(compiler: str | None, says: str) -> None:
+    (found,) = [one for one in judged(look(compiler=compiler)) if one.subject == "compiler"]
+    assert found.level == "ok" and says in found.text
 
 
 KEYS = WELL.keys_folder

@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
+from trainctl.protocol.advice.environment import platform_of
 from trainctl.protocol.advice.memory_fit import fit_of
 from trainctl.protocol.advice.node_speed import MOST_OF_CAP, micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
@@ -41,7 +42,7 @@ def checklist(
 ) -> tuple[Check, ...]:
     """Of a run. `statistics`: of its data, None if they aren't on this machine; `caches`: where tokens are kept."""
     return (
-        _precision(config, facts), _attention(family), _checkpointing(config, facts),
+        _precision(config, facts), _compile(config, facts), _attention(family), _checkpointing(config, facts),
         _packing(config, facts, statistics), _tokens(caches), _lengths(config, facts, statistics),
         *_micro_batches(facts),
     )  # fmt: skip
@@ -89,6 +90,18 @@ def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
         if dtype in rates and narrow in rates:
             ratios[node.name] = rates[narrow] / rates[dtype]
     return ratios
+
+
+def _compile(config: RunFile, facts: AdviceFacts) -> Check:
+    mode = config.model.compile
+    if mode != "off":
+        return Check("compile", "ok", f"{mode}: decoder layers on torch")
+    if config.model.base == "nf4":
+        return Check("compile", "ok", "off: nf4 can't be compiled")
+    if any(platform_of("", node.device) == "NVIDIA GPU" for node in facts.nodes):
+        text = "off; on NVIDIA devices, compiled layers are faster after the first steps, in which they are compiled"
+        return Check("compile", "change", text, _set(facts, "model.compile=default"))
+    return Check("compile", "ok", "off: it mainly helps NVIDIA devices")
 
 
 def _attention(family: str) -> Check:

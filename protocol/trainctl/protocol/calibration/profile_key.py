@@ -40,11 +40,12 @@ def settings_digest(config: RunFile, node: str) -> str:
     return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
 
 
-def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, bool, bool], ...]:
+def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, object, object], ...]:
     """Settings with their defaults that count only where they differ: profiles from before they existed still fit."""
     return (
         ("tf32", config.model.tf32, False), ("offload", config.optimizer.offload, False),
         ("cudnn_benchmark", table.cudnn_benchmark, True), ("deterministic", table.deterministic, False),
+        ("compile", table.compile or config.model.compile, "off"),
     )  # fmt: skip
 
 

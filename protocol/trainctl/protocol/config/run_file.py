@@ -69,6 +69,7 @@ def on_node(config: RunFile, node: str) -> RunFile:
         config.model,
         path=table.model_path or config.model.path,
         gradient_checkpointing=table.gradient_checkpointing or config.model.gradient_checkpointing,
+        compile=table.compile or config.model.compile,
     )
     data = msgspec.structs.replace(
         config.data,
@@ -350,6 +351,10 @@ def _check_init(config: RunFile, where: str) -> None:
 
 def _check_base(config: RunFile, where: str) -> None:
     base = config.model.base
+    modes = (config.model.compile, *(table.compile for table in config.nodes.values()))
+    if base == "nf4" and any(mode not in (None, "off") for mode in modes):
+        problem = "bitsandbytes' layers can't be compiled: set compile = \"off\", or a base in one of MLX's formats"
+        raise InvalidInputError(f"{where}: model.compile", problem)
     nf4_only = {"double_quantization": config.model.double_quantization, "compute_dtype": config.model.compute_dtype}
     for field in [field for field, value in nf4_only.items() if value and base != "nf4"]:
         problem = f'acts only on model.base = "nf4"; this run has {base!r}'

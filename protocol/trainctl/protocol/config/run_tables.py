@@ -19,6 +19,7 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 GradientCheckpointing = Literal["none", "alternate", "all"]
 ChunkedLoss = Literal["auto", "on", "off"]
+Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
 LayerNames = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...],
     Meta(min_length=1, examples=[["q_proj", "v_proj"]], title="layer names"),
@@ -79,6 +80,7 @@ class ModelTable(_Table, frozen=True):
     compute_dtype: Literal["", "float32", "bfloat16", "float16"] = ""  # nf4: of products with packed weights; "": dtype
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
     tf32: bool = False  # float32 products may use TF32 on CUDA devices, with 10 bits of fraction; sums don't
+    compile: Compile = "off"  # mode of torch.compile for decoder layers; no effect on MLX
 
     @property
     def computed(self) -> ComputeDtype:
@@ -211,6 +213,7 @@ class NodeTable(_Table, frozen=True):
     held_out_path: PathText | None = None  # where this machine keeps the held-out data, if not at data.held_out_path
     cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
     cudnn_benchmark: bool = True  # CUDA: cuDNN times its algorithms and keeps the fastest
+    compile: Compile | None = None  # None: as [model] says
     deterministic: bool = False  # CUDA: only kernels that give the same bits each time, which bit-exact resume needs
 
 

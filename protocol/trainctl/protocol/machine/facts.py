@@ -19,6 +19,7 @@ from pathlib import Path
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
+from trainctl.protocol.machine.compilers import compiler_of
 
 LIBRARIES = (
     "torch", "mlx", "mlx-lm", "transformers", "safetensors", "numpy", "pyzmq", "msgpack", "msgspec", "psutil",
@@ -52,7 +53,7 @@ def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m
         memory_total_bytes=psutil.virtual_memory().total, memory_limit_bytes=memory_limit(), open_files=_open_files(),
         interfaces=tuple(_interfaces()), on_battery=battery and battery[0], battery_percent=battery and battery[1],
         lid_closed=_lid_closed(), cpu_count=os.cpu_count(), cpu_quota=cpu_quota(), boot=shim.boot_id() or None,
-        at=time.time(),
+        compiler=compiler_of("C++"), at=time.time(),
     )  # fmt: skip
 
 

@@ -281,6 +281,12 @@ _RANK = (
         "megabytes_per_second", fold="max", short="sum",
     ),
     Metric(
+        "compile_seconds", "s", "rank", "compile s",
+        "Time in which the model was compiled, in the first steps if `model.compile` isn't off. Neither the step's "
+        "duration nor its phases count it.",
+        "seconds", fold="max", short="compile",
+    ),
+    Metric(
         "drift", "relative", "rank", "drift",
         "Relative difference between the rank's parameters and those it receives at a sync.",
         "scientific",

@@ -311,6 +311,7 @@ class Facts(Reply, tag="facts", frozen=True):
     cpu_quota: float | None = (
         None  # cores that control groups let the agent and its ranks use; None: no limit, or unknown
     )
+    compiler: str | None = None  # path of the C++ compiler that torch.compile uses; None: not found, or unknown
 
 
 class Digests(Reply, tag="digests", frozen=True):

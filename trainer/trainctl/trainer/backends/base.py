@@ -29,6 +29,7 @@ from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFi
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
+from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Outputs, Sums, Vocabulary
@@ -141,6 +142,7 @@ class Backend(ABC):
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
+    compile_meter = CompileMeter()  # of the model's compiler: of one that compiles, its own
     _model: Any  # with `train()` and `eval()`
     _parts: FixedParts | None = None  # None: not loaded by `load`
     _beside = 0  # bytes that the process held as it was loaded, beside weights and moments

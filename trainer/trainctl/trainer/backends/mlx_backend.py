@@ -48,6 +48,7 @@ from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
+from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
 from trainctl.trainer.precision.mlx_weights import (
@@ -114,6 +115,8 @@ class MlxBackend(Backend):
         path, stored = Path(config.model.path), config.model.init == "pretrained"
         model = read_model(path, where, config.data.sequence_length, with_weights=stored)
         checkpoint_mlx(model, config.model.gradient_checkpointing, where)
+        if config.model.compile != "off":
+            log.warning("[model] compile has no effect on MLX")
         return cls(model, parts, dtype=getattr(mx, config.model.computed))
 
     def chunk_losses(self, config: RunFile, where: str) -> None:

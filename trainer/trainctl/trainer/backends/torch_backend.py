@@ -8,6 +8,7 @@ import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.pinned_memory import pinned_arrays
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
+from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
 from trainctl.trainer.backends.torch_device import choose_device, choose_kernels, limit_memory, memory_cap
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
@@ -66,13 +68,17 @@ class TorchBackend(Backend):
 
     def __init__(
         self, model: torch.nn.Module, parts: Parts, *, dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
+        device: torch.device | None = None, compiled: CompiledLayers | None = None,
     ) -> None:  # fmt: skip
+        """`compiled`: its layers, if they are."""
         self.parts = parts
         self._dtype = dtype
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
         self._outputs = TorchOutputs(self._model, self._device, parts.adapter)
+        self._compiled = self._outputs.compiled = compiled
+        if compiled is not None:
+            self.compile_meter = compiled.meter
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
@@ -111,7 +117,10 @@ class TorchBackend(Backend):
         if parts.adapter is not None:
             model = torch_lora.attach(model.to(device), parts.adapter)
         checkpoint_torch(model, config.model.gradient_checkpointing, where)
-        return cls(model, parts, dtype=dtype, device=device)
+        compiled, mode = None, config.model.compile
+        if mode != "off" and parts.optimizer is not None:
+            compiled = CompiledLayers(model, mode, device, config.data, where)
+        return cls(model, parts, dtype=dtype, device=device, compiled=compiled)
 
     def chunk_losses(self, config: RunFile, where: str) -> None:
         chunking = chunking_of(config, self.memory(), of_host=self._device.type != "cuda")
@@ -134,7 +143,8 @@ class TorchBackend(Backend):
 
     def forward(self, batch: Batch, *scales: float) -> None:
         with self._memory_errors():
-            sums = self.parts.objective.sums(self._outputs(batch))
+            given = batch if self._compiled is None else self._compiled.prepared(batch)
+            sums = self.parts.objective.sums(self._outputs(given))
             terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
             self._loss = functools.reduce(torch.add, terms)
             self._sums = [found.detach() for found in sums.numbers()]
@@ -161,6 +171,8 @@ class TorchBackend(Backend):
 
     def _widened(self) -> list[torch.Tensor]:
         """The scratch in float32; each of its tensors in 16 bits is dropped once it has been copied."""
+        if self._compiled is not None and self._compiled.keeps_graphs:
+            return [gradient.to(torch.float32, copy=True) for gradient in self._scratch]
         if all(gradient.dtype == torch.float32 for gradient in self._scratch):
             return _owned([*self._scratch])
         waiting, self._scratch = deque(self._scratch), ()
@@ -212,6 +224,11 @@ class TorchBackend(Backend):
         self._optimizer.update(learning_rate, totals)
         self.wait()
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        with uncompiled(self._compiled), super()._evaluating():
+            yield
+
     def evaluate(self, batch: Batch) -> Sums:
         with self._evaluating(), torch.inference_mode():
             outputs = self._outputs(batch)
@@ -242,6 +259,7 @@ class TorchBackend(Backend):
         return Compute(
             dtype,
             torch.backends.cuda.matmul.allow_tf32 if on_cuda else None,
+            compile="off" if self._compiled is None else self._compiled.mode,
             attention=attention or "",
             weights=self.parts.weights_in(dtype),
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,

@@ -13,6 +13,7 @@ from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends import torch_masks
 from trainctl.trainer.backends.base import NO_REFERENCE, SUREST, VOCABULARY_FLOATS, BatchOutputs, Functions
 from trainctl.trainer.backends.chunked_loss import TorchChunks
+from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Vocabulary
 
@@ -25,6 +26,7 @@ class TorchOutputs:
     def __init__(self, model: Any, device: torch.device, adapter: Lora | None) -> None:
         self._model, self._device, self._adapter = model, device, adapter
         self.chunks: TorchChunks | None = None
+        self.compiled: CompiledLayers | None = None
 
     def __call__(self, batch: Batch) -> BatchOutputs:
         """What an objective reads of a batch; computed when it is read."""
@@ -40,7 +42,7 @@ class TorchOutputs:
         if batch.reference is not None:
             return -self._moved(batch.reference)
         assert self._adapter is not None, NO_REFERENCE
-        with self.without_adapter():
+        with uncompiled(self.compiled), self.without_adapter():
             return self.losses(batch, None, "none")
 
     @torch.no_grad()

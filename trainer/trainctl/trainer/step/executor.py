@@ -192,13 +192,13 @@ class Executor:
         def once(positions: Indices, _: Iterator[Indices]) -> None:
             self._progress.check(plan.generation)
             data = self._data(self._dataset.at_hand(positions))
-            begun = time.perf_counter()
+            begun = watch.seconds()
             with watch.phase("forward"):
                 self._backend.forward(data, *self._scales(1 / plan.divisor, self._objective.weights(data)))
             with watch.phase("backward"):
                 self._backend.backward()
                 self._backend.wait()
-            timed.append((len(positions), time.perf_counter() - begun))
+            timed.append((len(positions), watch.seconds() - begun))
             self._backend.forget()
 
         self._micro_batches.each(
@@ -255,7 +255,7 @@ class Executor:
     def _begin_plan(self, started: float) -> Stopwatch:
         """Time and memory are this plan's from here on."""
         self._backend.reset_peak()
-        return Stopwatch(self._status, started, self.ranges)
+        return Stopwatch(self._status, started, self._backend.compile_meter, self.ranges)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._progress.exclusive(plan.generation):
@@ -340,9 +340,11 @@ class Executor:
         self, plan: StepPlan, sums: PlanSums, watch: Stopwatch, own_weight: float,
         values: Mapping[str, float] = _NOTHING, *, grad_norm: float = 0.0, skipped: str | None = None,
     ) -> Report:  # fmt: skip
-        memory, seconds = self._backend.memory(), watch.seconds()
+        memory, seconds, compiled = self._backend.memory(), watch.seconds(), watch.compile_seconds()
         trend = self._memory_trend.add(memory) if plan.kind == "train" else _NOTHING
         rates = self._flop_rates(plan, sums, seconds)
+        if compiled:
+            rates = {**rates, "compile_seconds": compiled}
         return Report(
             run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
             step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,

@@ -17,7 +17,7 @@ TIGHT_MEMORY = 0.8
 
 def of_machine(look: Look, facts: m.Facts) -> Iterator[Finding]:
     """All of one node."""
-    for check in (_installation, _keys, _disk, _memory, _files, _power):
+    for check in (_installation, _keys, _disk, _memory, _files, _compiler, _power):
         yield from check(look, facts)
 
 
@@ -94,6 +94,13 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
                       "run ulimit -n 65536 before you start the agent, or install it as a service")  # fmt: skip
     else:
         yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "unlimited open files")
+
+
+def _compiler(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    if "torch" not in facts.libraries:
+        return
+    text = f"C++ compiler: {facts.compiler}" if facts.compiler else "no C++ compiler: torch needs one for compile in"
+    yield Finding("ok", look.name, "compiler", text if facts.compiler else f"{text} [model], which is off by default")
 
 
 def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:

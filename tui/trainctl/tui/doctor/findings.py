@@ -9,8 +9,8 @@ from trainctl.protocol.config.run_tables import RunFile
 
 Level = Literal["ok", "warn", "fail"]
 Subject = Literal[
-    "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "power",
-    "model", "data", "held-out data",
+    "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "compiler",
+    "power", "model", "data", "held-out data",
 ]  # fmt: skip
 
 

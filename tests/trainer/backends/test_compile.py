@@ -1,0 +1,127 @@
+"""Compiled layers: the losses and gradients of others, few compilations, what they need, and whose time they are."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import ROOT
+from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.compilers import compiler_of
+from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends import torch_compile
+from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.data import batch as batches
+from trainctl.trainer.step.stopwatch import Stopwatch
+
+ALL = os.environ.get("TRAINCTL_COMPILE") == "all"
+LORA = {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}}
+SAVING = {"model__gradient_checkpointing": "all", "model__chunked_loss": "on"}
+RAGGED = ("4x20", "3x17", "2x9", "1x8", "1x20")
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
+    "full": ({}, ("4x20",), 1e-5),
+    "ragged": ({"data__kind": "rows"}, RAGGED, 1e-5),
+    "ragged lora": (LORA | {"data__kind": "rows"}, RAGGED, 1e-5),
+    "saving": (SAVING, RAGGED, 1e-5),
+    "saving lora": (LORA | SAVING, RAGGED, 1e-5),
+    "bfloat16": ({"model__dtype": "bfloat16"}, RAGGED, 2e-2),
+    "autotuned": ({"model__compile": "max-autotune"}, ("4x20",), 1e-5),
+}
+"""Changes of the run file, sizes of micro-batches, and the tolerance of a gradient."""
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", CASES if ALL else ["full"])
+def test_losses_and_gradients_are_those_without(run_file: Callable[..., Any], tmp_path: Path, case: str) -> None:
+    changes, sizes, tolerance = CASES[case]
+    here = {"backend": "torch", "device": "cpu", "threads": 1}
+    run_file(**{"model__compile": "default", "nodes__here": here} | changes)
+    words = [sys.executable, "-m", "tests.trainer.support.compiled_losses", str(tmp_path / "run.toml"), *sizes]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3 * HANG_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(case, found)
+    for size, (loss, gradient, equal) in found["sizes"].items():
+        assert loss < tolerance / 10 and gradient < tolerance, size
+        assert equal, "evaluations aren't compiled"
+    assert found["mode"] == changes.get("model__compile", "default")
+    assert found["seconds"] > 0
+    assert 1 <= found["graphs"] <= torch._dynamo.config.recompile_limit  # type: ignore[attr-defined]
+    assert found["left"] == 0, "no process outlives a trainer that is killed"
+    assert any((tmp_path / "cache" / "trainctl" / "torchinductor").iterdir()), "in the user's own folder"
+
+
+def test_a_machine_without_a_compiler_is_refused(
+    run_file: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert compiler_of("C++") is compiler_of("C") is None
+    config = run_file(model__compile="default", nodes__here={"backend": "torch", "device": "cpu"})
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.compile: this machine has no C\+\+ compiler; "):
+        load(config, config.nodes["here"], "run.toml")
+    load(config, config.nodes["here"], "run.toml", trains=False)  # nothing to compile
+
+
+def test_the_compiler_that_the_environment_names_is_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("")
+    mine.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{mine} -x")
+    assert compiler_of("C++") == str(mine)
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.compile: this model has no layers"):
+        torch_compile._layers(torch.nn.Linear(2, 2), "run.toml")
+
+
+def test_on_mlx_it_has_no_effect_and_says_so(run_file: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    config = run_file(model__compile="default", nodes__here={"backend": "mlx", "device": "cpu"})
+    assert load(config, config.nodes["here"], "run.toml").compute.compile == "off"
+    assert [one for one in caplog.messages if "no effect on MLX" in one] == caplog.messages[:1]
+
+
+@pytest.mark.parametrize("longest", [1, 2, 64, 512, 2048])
+def test_padded_lengths_are_few_and_near(longest: int) -> None:
+    lengths = torch_compile.lengths_up_to(longest)
+    assert lengths[-1] == longest and len(lengths) <= torch_compile.MOST_LENGTHS
+    assert all(high <= 1.5 * low + 1 for low, high in itertools.pairwise(lengths))
+
+
+def test_padding_changes_no_number(run_file: Callable[..., Any]) -> None:
+    config = run_file(nodes__here={"backend": "torch", "device": "cpu", "threads": 1})
+    backend = load(config, config.nodes["here"], "run.toml")
+    blocks = np.random.default_rng(1).integers(0, 200, (3, 14), dtype=np.int32)
+    given = batches.from_blocks(blocks)
+    wide = torch_compile.padded(given, 18)
+    assert wide.inputs.shape == (3, 18) and wide.weight == given.weight and wide.tokens == given.tokens
+    losses = [backend.evaluate(one).losses["tokens"] for one in (given, wide)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
+
+
+def test_the_compilers_time_is_in_no_phase(tmp_path: Path) -> None:
+    meter, begun = CompileMeter(5.0), time.perf_counter()
+    watch = Stopwatch(StatusWriter(tmp_path / "status", os.getpid()), begun, meter)
+    with watch.phase("forward"):
+        meter.seconds += 1000.0
+    took = time.perf_counter() - begun
+    assert watch.compile_seconds() == 1000.0
+    assert -1000.0 <= watch.phases().forward <= took - 1000.0 + 1e-6
+    assert watch.seconds() <= time.perf_counter() - begun - 1000.0 + 1e-6

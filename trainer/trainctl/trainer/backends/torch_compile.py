@@ -1,0 +1,144 @@
+"""torch.compile of a model's decoder layers (`[model] compile`), and what it needs of the machine.
+
+Each layer is compiled in place, so names, adapters, gradient checkpointing and chunked losses stay as they are, and one
+compilation serves all layers of a kind. Where lengths vary, they are symbolic from the first micro-batch on. Blocks of
+text are compiled for their own shape, and a second one makes its dimensions symbolic. So any lengths take a few
+compilations. torch's `recompile_limit` ends any others: layers are then computed without one.
+
+Modes that record CUDA graphs keep one for each shape. For these, rows are padded to one of `MOST_LENGTHS` lengths.
+
+Only `forward` and `backward` are compiled. Evaluations, references and answers are not, so each kind of pass has one
+form.
+"""
+
+import importlib.util
+import os
+import sys
+import sysconfig
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainctl.protocol.config.run_tables import Compile, DataTable
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.compilers import Language, compiler_of
+from trainctl.trainer.backends.compile_meter import CompileMeter
+from trainctl.trainer.data.batch import Batch
+
+MOST_LENGTHS: Final = 8
+"""Lengths to which rows are padded where CUDA graphs are recorded: the longest, and each a root of 2 shorter."""
+_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
+_THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"
+"""One where the environment has none: more are processes, which would outlive a trainer that is killed."""
+_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class CompiledLayers:
+    """The decoder layers of one model, compiled by a mode; `meter` counts the seconds."""
+
+    def __init__(
+        self, model: torch.nn.Module, mode: Compile, device: torch.device, data: DataTable, where: str
+    ) -> None:  # fmt: skip
+        """Raises InvalidInputError if the machine has no compiler, or the model no layers."""
+        check_compiler(device, where)
+        layers = _layers(model, where)
+        self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
+        self.keeps_graphs = device.type == "cuda" and mode in _GRAPH_MODES  # results are overwritten by the next pass
+        _configure()
+        self.meter = _meter()
+        for layer in layers:
+            layer.compile(mode=mode, dynamic=None if data.kind == "text" else True)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch as a pass takes it; a pass begins."""
+        if not self.keeps_graphs:
+            return batch
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        longest = batch.inputs.shape[1]
+        return padded(batch, next((length for length in self._lengths if length >= longest), longest))
+
+
+def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
+    """Within, layers are computed as if they had not been compiled."""
+    if layers is None:
+        return nullcontext()
+    stance: Any = torch.compiler.set_stance
+    made: AbstractContextManager[object] = stance("force_eager")
+    return made
+
+
+def check_compiler(device: torch.device, where: str) -> None:
+    """Raises InvalidInputError if this machine lacks what compiles for the device."""
+    field, instead = f"{where}: model.compile", 'or set compile = "off" in [nodes.NAME] of this machine'
+    language: Language = "C" if device.type == "cuda" else "C++"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise InvalidInputError(field, f"triton is not installed here; install it, {instead}")
+    if compiler_of(language) is None:
+        raise InvalidInputError(field, f"this machine has no {language} compiler; install one, {instead}")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        raise InvalidInputError(field, f"Python's header files are not installed here; install them, {instead}")
+
+
+def lengths_up_to(longest: int) -> tuple[int, ...]:
+    """Lengths to pad to, ascending."""
+    return tuple(sorted({max(1, round(longest * 2 ** (-number / 2))) for number in range(MOST_LENGTHS)}))
+
+
+def padded(batch: Batch, width: int) -> Batch:
+    """The batch with rows of `width`, whose further targets don't count."""
+    further = width - batch.inputs.shape[1]
+
+    def wide(array: Any) -> Any:
+        return None if array is None else np.pad(array, ((0, 0), (0, further)))
+
+    return replace(
+        batch, inputs=wide(batch.inputs), targets=wide(batch.targets), counted=wide(batch.counted),
+        positions=wide(batch.positions), keys=wide(batch.keys), reference=wide(batch.reference),
+    )  # fmt: skip
+
+
+def _layers(model: torch.nn.Module, where: str) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise InvalidInputError(f"{where}: model.compile", 'this model has no layers that can be compiled; use "off"')
+    return layers
+
+
+def _configure() -> None:
+    """Choose what the environment hasn't. torch, once imported, may have set its own folder, which all users share."""
+    import torch._inductor.config as settings
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    settings.compile_threads = int(os.environ.setdefault(_THREADS, "1"))
+    if os.environ.get(_CACHE) in (None, default_cache_dir()):
+        os.environ[_CACHE] = str(_own_cache())
+
+
+def _own_cache() -> Path:
+    """Where compiled code is kept: in the user's own folder, since what is in it is run."""
+    default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "trainctl" / "torchinductor"
+
+
+def _meter() -> CompileMeter:
+    """One that counts all compilations; those within another one are part of it."""
+    from torch._dynamo.callback import callback_handler
+
+    meter, begun = CompileMeter(), [0.0]
+
+    def start(_: Any) -> None:
+        begun[0] = time.perf_counter()
+
+    def end(_: Any) -> None:
+        meter.seconds += time.perf_counter() - begun[0]
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    return meter
