@@ -36,7 +36,7 @@ def sleepers(tmp_path, clocks) -> Iterator[Cluster]:
 def test_a_node_that_sleeps_is_said_to_and_rejoins_on_the_undisturbed_curve(sleepers, clocks, run_config):
     """A follower, and then the lead: all processes of a node stand still for 5 s, and its wall clock moves on by
     10 minutes."""
-    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4}
+    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
     config = run_config(run__steps=FOREVER, nodes=on(*NODES), group={"first_shares": "even"}, **rate)
     with sleepers.client("alpha") as client:
         run = client.send("start-run", {"config": config}).run
