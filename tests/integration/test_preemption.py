@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 RATE = 1e-4 / COUNT
 """So low that what rounding makes of other shares stays small over all steps: at 5e-4, weights that differ by 3e-8 of
 themselves lead to losses that differ by 7e-5 after 370 steps."""
-pytestmark = pytest.mark.timeout(300 + 90 * COUNT)
+pytestmark = pytest.mark.timeout(900 * COUNT)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.integration.support.transfer import family
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e
 
+pytestmark = pytest.mark.timeout(900)
 STOPPED_SECONDS, MOVED_SECONDS = 5.0, 600.0
 
 
