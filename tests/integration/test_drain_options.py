@@ -11,6 +11,8 @@ from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_f
 from tests.integration.support.clusters import FOREVER
 from tests.waiting import HANG_SECONDS
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture
 def alone(tmp_path) -> Iterator[AgentProcess]:

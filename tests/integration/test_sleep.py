@@ -16,6 +16,7 @@ from tests.integration.support.transfer import family
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e
 
+pytestmark = pytest.mark.timeout(900)
 STOPPED_SECONDS, MOVED_SECONDS = 5.0, 600.0
 
 
@@ -36,7 +37,7 @@ def sleepers(tmp_path, clocks) -> Iterator[Cluster]:
 def test_a_node_that_sleeps_is_said_to_and_rejoins_on_the_undisturbed_curve(sleepers, clocks, run_config):
     """A follower, and then the lead: all processes of a node stand still for 5 s, and its wall clock moves on by
     10 minutes."""
-    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4}
+    rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
     config = run_config(run__steps=FOREVER, nodes=on(*NODES), group={"first_shares": "even"}, **rate)
     with sleepers.client("alpha") as client:
         run = client.send("start-run", {"config": config}).run

@@ -8,14 +8,20 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader
 
 
-def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0]) -> None:
+def check_ledger(
+    cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0], others: Iterable[str] = ()
+) -> None:
     """Every step up to `last` is there once, of a plan of its generation whose positions are the batch that follows
     the step before; what ranks say of their parts comes to the whole of it. Only of a node that `was_lost` a part
-    may be missing, for it can have ended before its word of it, or before it had the sum."""
+    may be missing, for it can have ended before its word of it, or before it had the sum. `others`: nodes that led
+    before; a lead that was away then lacks their plans."""
     plans = [plan for plan in plans_of(cluster.run_paths(lead, run)) if plan.kind == "train"]
     keys = [(plan.generation, plan.step) for plan in plans]
     assert len(set(keys)) == len(keys)
-    by_key = dict(zip(keys, plans, strict=True))
+    by_key = {
+        (plan.generation, plan.step): plan
+        for node in (*others, lead) for plan in plans_of(cluster.run_paths(node, run)) if plan.kind == "train"
+    }  # fmt: skip
     with RecordReader(cluster.run_paths(lead, run)) as reader:
         steps, _ = reader.steps(0, last + 1)
         assert [step.step for step in steps] == list(range(1, last + 1))
