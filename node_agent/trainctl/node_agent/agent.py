@@ -35,7 +35,7 @@ from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Idle
-from trainctl.node_agent.runs import unstarted
+from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
 from trainctl.node_agent.trainers.ipc import TrainerLink
@@ -50,6 +50,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import names
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_directory, runs_directory, runtime_directory
 from trainctl.protocol.security.keys import KeyFolder
@@ -166,7 +167,9 @@ class Agent:
         self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
         self._profiles = StoredProfiles(self.node, self.directory)
         links = LinkMeter(context, self._role, self._query_context.address_of)
-        self._calibrations = CalibrationHost(context, self._role, self._profiles, links, self._guests.training)
+        self._calibrations = CalibrationHost(
+            context, self._role, self._profiles, links, self._guests.training, self._in_one_precision
+        )
         self._router = Router(
             self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
             self._guests, self._work_lead, self._calibrations,
@@ -265,6 +268,12 @@ class Agent:
             await self._lead.journal.fail_open()
         self._worker_host.clean_up()
         self._work_lead.take_up()
+
+    async def _in_one_precision(self, config: RunFile) -> RunFile:
+        """As a run of all its nodes would have it. Raises InvalidInputError."""
+        config = preflight.with_nodes(config, self.node, tuple(self._cluster.nodes))
+        resolved, _ = await self._lead.launch.in_one_precision(config)
+        return resolved
 
     async def _guard(self) -> None:
         assert self._authenticator is not None

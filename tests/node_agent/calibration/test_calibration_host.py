@@ -14,6 +14,7 @@ from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
+from trainctl.protocol.machine import devices
 
 
 @pytest.fixture
@@ -109,6 +110,43 @@ async def test_stages_reach_the_process_and_what_it_waits_for_its_client(config,
     assert reply.state == "failed"
     assert seen[:3] == [0, 1, 2]
     assert reply.progress == ("stage 0", "stage 1", "stage 2")
+
+
+SAYS_TYPE = """import json, sys, tomllib
+file = next(word for word in sys.argv if word.endswith("run.toml"))
+text = tomllib.load(open(file, "rb"))["model"]["dtype"]
+print(json.dumps({"type": "progress", "text": text}), flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_b", "lines"),
+    [
+        (("bfloat16", "float16"), ["bfloat16"]),
+        (("float16",), ["float32"]),
+        (None, [
+            'config: model.dtype: "auto" needs to know the device of b, which has not said what it has: set a type,'
+            ' such as "float32"; calibrated in bfloat16, which suits this node', "bfloat16",
+        ]),
+    ],
+)  # fmt: skip
+async def test_auto_is_the_data_type_of_all_nodes_of_the_run_file(context, config, monkeypatch, of_b, lines):
+    known = {"a": (m.DeviceTypes("torch", "cpu", ("bfloat16",)),)}
+    monkeypatch.setattr(devices, "read_devices", lambda: known["a"])
+    if of_b is not None:
+        known["b"] = (m.DeviceTypes("torch", "cuda:0", of_b),)
+
+    async def resolve(wanted):
+        return devices.resolve(wanted, known, "config")[0]
+
+    role = AgentRole()
+    links = LinkMeter(context, role, lambda _: None)
+    host = CalibrationHost(context, role, StoredProfiles("a", context.directory), links, resolve=resolve)
+    wanted = config(SAYS_TYPE)
+    wanted["model"]["dtype"], wanted["nodes"]["b"] = "auto", {"backend": "torch"}
+    reply = await asyncio.wait_for(end_of(host, wanted), 60)
+    assert [*reply.progress] == lines
 
 
 async def test_without_its_client_a_calibration_beside_others_ends(config, host, monkeypatch):

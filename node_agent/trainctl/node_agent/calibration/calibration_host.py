@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -41,6 +41,7 @@ LINE_BYTES: Final = 1 << 20
 CLIENT_SECONDS: Final = 180.0
 """Silence of the client after which a calibration beside others, which waits for it, ends. The client may run on the
 same machine, which is busy measuring."""
+Resolve = Callable[[RunFile], Awaitable[RunFile]]
 _PREFIX: Final = "calibration-"
 """Start of the names of folders that hold a calibration's temporary files."""
 _log: Final = logging.getLogger(__name__)
@@ -99,10 +100,11 @@ class CalibrationHost:
 
     def __init__(
         self, context: AgentContext, role: AgentRole, profiles: StoredProfiles, links: LinkMeter,
-        attached: Callable[[], Sequence[str]] = tuple,
+        attached: Callable[[], Sequence[str]] = tuple, resolve: Resolve | None = None,
     ) -> None:  # fmt: skip
-        """`attached`: IDs of the attached runs that train now. Removes what a killed agent left of a calibration."""
-        self._attached = attached
+        """`attached`: IDs of the attached runs that train now. `resolve`: puts a data type for all nodes of a run file
+        in place of "auto"; raises InvalidInputError if it can't. Removes what a killed agent left of a calibration."""
+        self._attached, self._resolve = attached, resolve
         for left in context.directory.glob(f"{_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
         self._context, self._role, self._profiles, self._links = context, role, profiles, links
@@ -140,7 +142,7 @@ class CalibrationHost:
         config = run_file.parse(request.config, "config") if request.config else self._newest_config()
         if config.nodes and node not in config.nodes:
             raise InvalidInputError("config: nodes", f"{node} is not in it")
-        config = resolve_alone(config, node, "config")
+        resolve_alone(config, node, "config")
         if not self._role.is_idle:
             run = self._role.run or (self._role.followed.run if self._role.followed is not None else "a run")
             raise RefusedError(f"{node} takes part in {run}; stop the run, or calibrate after its end")
@@ -170,6 +172,7 @@ class CalibrationHost:
         folder, lead = None, calibration.lead
         try:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._context.directory))
+            config = await self._in_one_precision(calibration, config)
             profile = await self._measured(calibration, config, folder)
             if lead is not None and lead != self._context.node:
                 profile = msgspec.structs.replace(profile, links=await self._link(calibration, lead))
@@ -186,6 +189,19 @@ class CalibrationHost:
             self._ended(calibration)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    async def _in_one_precision(self, calibration: _Calibration, config: RunFile) -> RunFile:
+        """With the data type that a run of all its nodes would get; that of this node alone where others aren't
+        known."""
+        alone = resolve_alone(config, self._context.node, "config")
+        if self._resolve is None or config.model.dtype != "auto":
+            return alone
+        try:
+            resolved = await self._resolve(config)
+        except InvalidInputError as error:
+            calibration.progress.append(f"{error}; calibrated in {alone.model.dtype}, which suits this node")
+            return alone
+        return msgspec.structs.replace(config, model=resolved.model)
 
     async def _link(self, calibration: _Calibration, peer: str) -> tuple[LinkRate, ...]:
         """The link to another node; none if it can't be measured, for which the progress has the reason."""

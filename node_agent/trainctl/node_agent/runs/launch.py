@@ -83,7 +83,7 @@ class Launch:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         check_growing(config, self._context.cluster, "config")
-        config, precision = await self._in_one_precision(config)
+        config, precision = await self.in_one_precision(config)
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
             max(1, self._db.term), self._context.placement, fork,
@@ -101,8 +101,8 @@ class Launch:
             unstarted.unmark(opening.paths.directory)
         return opening._replace(notices=(*opening.notices, precision)) if precision else opening
 
-    async def _in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
-        """With the data type that suits all nodes in place of "auto", and why it is that one. Raises
+    async def in_one_precision(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, str]:
+        """With the data type that suits all nodes of the run file in place of "auto", and why it is that one. Raises
         InvalidInputError."""
         if config.model.dtype != "auto":
             return config, ""
