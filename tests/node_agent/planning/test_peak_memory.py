@@ -65,3 +65,37 @@ def test_a_profile_that_a_heartbeat_repeats_is_fitted_once(monkeypatch: pytest.M
     peaks.calibrated(0, PROFILE)
     monkeypatch.setattr(peak_memory, "fit", lambda _: pytest.fail("fitted again"))
     peaks.calibrated(0, PROFILE)
+
+
+def ready(device: str, pid: int = 7, rank: int = 0) -> m.Ready:
+    return m.Ready(
+        run="r", rank=rank, pid=pid, backend="torch", device=device, parameters=1_000_000, samples=9, held_out=0,
+        mean_weight=1.0, layout_digest="l", model_digest="m", data_digest="d", last_step=0, cursor=0,
+        memory_cap_bytes=30_000_000, profile=PROFILE,
+    )  # fmt: skip
+
+
+def test_the_copy_that_a_checkpoint_is_written_from_counts_once_and_before_there_is_one() -> None:
+    """12 MB beside the 18 MB of a calibrated pass of 16 samples, and the 32 MB of a step of 4 samples."""
+    peaks = MemoryPeaks()
+    peaks.loaded(ready("cpu"), 12_000_000)
+    assert peaks.of([0])[0].peak(16) == pytest.approx(30e6)
+    assert peaks.most_micro(0) == 7, "25.5 of 30 MB"
+    peaks.reported({0: report(4, 32e6)}, 1)
+    assert peaks.of([0])[0].peak(4) == pytest.approx(44e6)
+    peaks.copied([0, 1])
+    assert peaks.of([0])[0].peak(16) == pytest.approx(30e6), "no step has been made since"
+    peaks.reported({0: report(4, 43e6)}, 1)
+    peaks.copied([0])
+    peaks.loaded(ready("cpu"), 12_000_000)
+    assert peaks.of([0])[0].peak(4) == pytest.approx(43e6), "it is in the step's own peak"
+    peaks.loaded(ready("cpu", pid=8), 12_000_000)
+    assert peaks.of([0])[0].peak(4) == pytest.approx(55e6), "another process makes its own"
+
+
+def test_a_device_s_own_peaks_never_show_the_copy_on_the_host() -> None:
+    peaks = MemoryPeaks()
+    peaks.loaded(ready("mps"), 12_000_000)
+    peaks.copied([0])
+    peaks.reported({0: report(4, 32e6)}, 1)
+    assert peaks.of([0])[0].peak(4) == pytest.approx(44e6)

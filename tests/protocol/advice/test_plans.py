@@ -235,6 +235,15 @@ def test_many_nodes_are_looked_at_in_time() -> None:
     assert len(advise(facts).plans) == 16 + 2 * 15
 
 
+def test_a_checkpoint_s_copy_counts_where_the_device_s_memory_is_the_host_s() -> None:
+    """A calibration doesn't make it."""
+    nodes = {"studio": {"shared_bytes": 90_000}}
+    for in_background, copied_bytes in ((False, 0), (True, 7)):
+        facts = facts_of(RATES, 1e9, nodes, checkpoint_bytes=7, background_checkpoints=in_background)
+        needed = {fit.node: fit.needed_bytes for fit in plan(facts, "separate").memory}
+        assert needed == {"studio": 18_000 + copied_bytes, "mbp": 18_000}
+
+
 def test_nodes_that_share_a_machines_memory_must_fit_together() -> None:
     """Each node alone fits in it, but not both."""
     one = {"machine": "one", "shared_bytes": 30_000}

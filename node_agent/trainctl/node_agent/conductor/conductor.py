@@ -29,6 +29,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
+from trainctl.protocol.batch.memory_estimate import copied_bytes
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import events as e
@@ -300,7 +301,8 @@ class Conductor:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if ready.profile is not None:
             self._pipeline.rates.calibrated(rank, ready.profile)
-            self._pipeline.peaks.calibrated(rank, ready.profile, ready.memory_cap_bytes)
+        copied = copied_bytes(self._state.config, ready.backend, ready.device, ready.parameters)
+        self._pipeline.peaks.loaded(ready, copied)
         if known is None and self.stage == "loading" and self.progress.step == self.durable.first_step:
             self._take_profile(ready)
         if self._rendezvous.meet(rank, ready, generation):

@@ -277,6 +277,8 @@ class Pipeline:
             version = in_flight.plan.plan_version
             self.rates.reported(in_flight.reports, version)
             self.peaks.reported(in_flight.reports, version)
+        if report.kind == "checkpoint":
+            self.peaks.copied(in_flight.plan.writers)
         self.periodic.note_done(in_flight.plan)
         return in_flight
 

@@ -30,6 +30,29 @@ class MemoryPeaks:
         self._tried: dict[int, int] = {}  # the largest micro-batch that a calibration ran
         self._caps: dict[int, float] = {}
         self._most: dict[int, int] = {}  # the largest micro-batch, as last answered
+        self._copies: dict[int, int] = {}  # bytes of the copy that a checkpoint is written from
+        self._pids: dict[int, int] = {}
+        self._shows_copy: set[int] = set()  # ranks whose peaks would have the copy
+        self._has_copy: set[int] = set()  # ranks whose peaks have it
+
+    def loaded(self, ready: m.Ready, copied_bytes: int) -> None:
+        """A rank's process says what it has loaded, perhaps again. Its first checkpoint makes the copy, and it keeps
+        it. On a CPU, peaks are of the whole process and have it then."""
+        if self._pids.get(ready.rank) != ready.pid:
+            self._pids[ready.rank] = ready.pid
+            self._has_copy.discard(ready.rank)
+        self._copies[ready.rank] = copied_bytes
+        if ready.device.startswith("cpu"):
+            self._shows_copy.add(ready.rank)
+        if ready.profile is not None:
+            self.calibrated(ready.rank, ready.profile, ready.memory_cap_bytes)
+
+    def copied(self, ranks: Iterable[int]) -> None:
+        """These have copied their state: peaks of their steps before that don't count any more."""
+        for rank in self._shows_copy.intersection(ranks) - self._has_copy:
+            self._take_steps()
+            self._reported.pop(rank, None)
+            self._has_copy.add(rank)
 
     def calibrated(self, rank: int, profile: ProfileSummary, cap_bytes: int | None = None) -> None:
         """Peaks of single passes, of a process that trained alone; the rank itself may take `cap_bytes`."""
@@ -86,9 +109,12 @@ class MemoryPeaks:
         return self._most[rank]
 
     def _model(self, rank: int) -> MemoryModel | None:
-        peaks = [(micro, statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]
-        calibrated = self._calibrated.get(rank)
-        model = fit(peaks)
+        copied_bytes = self._copies.get(rank, 0)
+        to_come = 0 if rank in self._has_copy else copied_bytes
+        peaks = [(micro, to_come + statistics.median(rows)) for micro, rows in self._reported.get(rank, {}).items()]
+        calibrated, model = self._calibrated.get(rank), fit(peaks)
+        if calibrated is not None:
+            calibrated = calibrated._replace(base_bytes=calibrated.base_bytes + copied_bytes)
         if calibrated is None or not peaks:
             return model or calibrated
         is_steeper = model is not None and model.sample_bytes > calibrated.sample_bytes

@@ -32,10 +32,13 @@ class MemoryFit(msgspec.Struct, frozen=True):
 
 
 def fit_of(node: NodeFacts, run: PlannedRun, micro: int, *, in_group: bool) -> MemoryFit:
-    """With passes of `micro` samples. A rank of a group also holds the buffer of the sum."""
+    """With passes of `micro` samples. A rank of a group also holds the buffer of the sum, and one whose device's memory
+    is the host's the copy that a checkpoint is written from, which a calibration doesn't make."""
     needed, source = _needed(node, micro)
     if needed is not None and in_group:
         needed += run.gradient_bytes or 0
+    if needed is not None and source == "measured" and run.background_checkpoints and node.shared_bytes is not None:
+        needed += run.checkpoint_bytes
     return MemoryFit(node.name, needed, cap_of(node), source)
 
 

@@ -95,15 +95,17 @@ def estimate_memory(
     parts = {**fixed, "gradients": gradients, **passing}
     if len(config.nodes) > 1:
         parts["sum"] = 4 * trained
-    if config.checkpoint.background and not _has_own_memory(node, backend):
-        parts["copy"] = _COPIED_BYTES * trained
+    if copied := copied_bytes(config, backend, node.device, trained):
+        parts["copy"] = copied
     parts["overhead"] = _OVERHEAD_BYTES + int(_OVERHEAD_PART * sum(parts.values()))
     return MemoryEstimate(trained, model, 4 * trained, parts)
 
 
-def _has_own_memory(node: NodeTable, backend: str) -> bool:
-    """Whether the device's memory isn't the host's: that of a CPU and of Apple's GPUs is."""
-    return backend == "torch" and node.device not in ("cpu", "mps")
+def copied_bytes(config: RunFile, backend: str, device: str, trained: int) -> int:
+    """Bytes of a checkpoint's copy of so many trained parameters, in the device's memory: 0 if that isn't the host's,
+    as that of a CPU and of Apple's GPUs is. `device`: as in a run file, or as a rank says it."""
+    has_own_memory = backend == "torch" and not device.startswith(("cpu", "mps"))
+    return _COPIED_BYTES * trained if config.checkpoint.background and not has_own_memory else 0
 
 
 def _frozen_bytes(config: RunFile, facts: ModelFacts, backend: str) -> int:
