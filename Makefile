@@ -22,9 +22,10 @@ test: $(VENV)/.ready-dev nodejs
 # between a command's journal and its effect; mutated frames by the million at each socket; spikes, divergence and
 # plateaus planted in hundreds of curves; shares under noise in hundreds of runs, and of hundreds of clusters; the time
 # left of 200 simulated runs; a checkpoint's writer killed 100 times, and after each of its operations; a run resumed with
-# each combination of objective, adapter, data type, optimizer and backend; diagnoses of 20 simulated runs with each
-# cause; memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs
-# with each cause of a diagnosis that can be planted; the example run file of each objective.
+# each combination of objective, adapter, data type, optimizer and backend; a rank that trains alone ended 30 times by
+# SIGTERM; diagnoses of 20 simulated runs with each cause; memory of ten models; bytes per parameter of full training;
+# five calibrations of the demo's model; real runs with each cause of a diagnosis that can be planted; the example run
+# file of each objective.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
@@ -35,6 +36,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_CHECKPOINT_KILLS=100 TRAINCTL_RESUMES=all \
 	  $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
+	TRAINCTL_TERMS=30 $(BIN)/python -m pytest -s tests/trainer/test_term_signal.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
 	  tests/integration/test_reference.py $(PYTEST_ARGS)

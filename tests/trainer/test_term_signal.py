@@ -1,0 +1,86 @@
+"""A signal ends a rank that trains alone, at any moment: at most the step in flight is lost, and the rest stands to the
+bit. TRAINCTL_TERMS says how often: `make test` takes the default, `make soak` 30."""
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.test_process import Agent, settings
+from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.record import checkpoints
+from trainctl.trainer.checkpoints import files
+
+TERMS = int(os.environ.get("TRAINCTL_TERMS", "1"))
+MOST_STEPS = 5
+"""Steps of a life before the one that the signal meets."""
+
+
+class Lives:
+    """One rank's lives, each of which begins with what the one before has left."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._chance = agent, random.Random(25)
+        self.losses: dict[int, float] = {}
+        self.saved = 0
+        self.waits: list[float] = []
+        """Seconds from each signal to the end of the process."""
+
+    def live(self, number: int) -> None:
+        agent, generation = self._agent, m.Generation(1, number)
+        process = agent.start(*(["--resume-from", str(self.folder)] if self.saved else []))
+        assert agent.hear(m.Ready).last_step == self.saved
+        agent.form(generation)
+        first, count = self.saved + 1, self._chance.randint(1, MOST_STEPS)
+        begun = time.monotonic()
+        for step in range(first, first + count):
+            self._keep(agent.step(step - first + 1, step, generation))
+        step_seconds = (time.monotonic() - begun) / count
+        agent.plan(count + 1, first + count, generation)
+        time.sleep(self._chance.uniform(0, 1.2 * step_seconds))
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        said = agent.hear(m.Checkpointed, lambda one: one.seq is None)
+        _, errors = process.communicate(timeout=HANG_SECONDS)
+        self.waits.append(time.monotonic() - begun)
+        assert process.returncode == 128 + signal.SIGTERM, errors
+        assert said.checkpoint is not None, said.problem
+        assert said.step in (first + count - 1, first + count), "the step in flight, or the one before"
+        self.saved = checkpoints.verify(Path(said.checkpoint.path)).step
+        assert self.saved == said.step
+
+    @property
+    def folder(self) -> Path:
+        return self._agent.paths.checkpoint(self.saved)
+
+    def _keep(self, report: m.Report) -> None:
+        assert self.losses.setdefault(report.step, report.loss_sum) == report.loss_sum, "made again to another loss"
+
+
+@pytest.fixture
+def lives(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Lives]:
+    run_file(**settings(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
+        agent = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
+        yield Lives(agent)
+        agent.close()
+
+
+@pytest.mark.timeout(600 + 60 * TERMS)
+def test_a_term_signal_to_a_rank_that_trains_alone_costs_at_most_the_step_in_flight(
+    lives: Lives, new_rig: Callable[..., Any], same_bits: Callable[..., bool]
+) -> None:
+    for number in range(1, TERMS + 1):
+        lives.live(number)
+    print(f"\n{TERMS} signals, {lives.saved} steps; seconds to the end: {', '.join(f'{s:.1f}' for s in lives.waits)}")
+    rig, state = new_rig("torch"), files.read(lives.folder).state
+    straight = {step: rig.train(step, 5, learning_rate=1e-3).loss_sum for step in range(1, lives.saved + 1)}
+    assert lives.losses.items() <= straight.items()
+    assert same_bits(rig.backend.copy_of("weights"), state.weights)
