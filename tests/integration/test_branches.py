@@ -6,13 +6,17 @@ from tests.integration.conftest import AgentProcess, all_steps, wait_for_end
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.messages.events import RunBranched
+from trainctl.protocol.messages.events import RunBranched, SetupChanged
 
 STEPS, FORK = 12, 6
 
 
 def losses(client: BlockingClient, run: str) -> dict[int, float | None]:
     return {step.step: step.loss for step in all_steps(client, run)}
+
+
+def changes_of(client: BlockingClient, run: str) -> list[SetupChanged]:
+    return [event.data for event in client.events(run, limit=500).events if isinstance(event.data, SetupChanged)]
 
 
 def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
@@ -26,7 +30,11 @@ def branched(client: BlockingClient, branch: str, **args: Any) -> m.RunView:
 
 
 def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: AgentProcess, run_config: Any) -> None:
-    table = {"every_steps": FORK // 2, "keep_last": 1000, "background": False}
+    table = {
+        "every_steps": FORK // 2,
+        "keep_last": 1000,
+        "background": False,
+    }  # else one that is due may wait for another
     with agent.client() as client:
         begun = client.send("start-run", {"config": run_config(run__steps=STEPS, checkpoint=table)})
         assert begun.state == "applied", begun.reason
@@ -46,6 +54,14 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         changed = losses(client, other.run)
         assert changed[FORK + 1] == curve[FORK + 1], "the weights are the checkpoint's"
         assert changed[STEPS] != curve[STEPS]
+
+        assert not changes_of(client, other.run)
+        elsewhere = {"model.dtype": "bfloat16", f"nodes.{view.lead}.backend": "mlx"}
+        moved = branched(client, f"{parent.run}@{FORK}", overrides=elsewhere)
+        (changes,) = changes_of(client, moved.run)
+        assert changes.step == FORK
+        for part in ("mlx instead of torch", "passes in bfloat16 instead of passes in float32"):
+            assert part in changes.changes[0]
 
         missing = client.send("start-run", {"branch": f"{parent.run}@{FORK + 1}"})
         assert (missing.state, missing.field) == ("rejected", "branch")

@@ -78,6 +78,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
     def make(**tables) -> dict:
         # The same rate for any number of steps, and low: a high one blows up what mere rounding makes of three ranks.
         rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4}
+        # Training waits for checkpoints, so that faults strike in them too.
         changes = {"checkpoint": {"every_steps": 5, "at_end": False, "background": False}, **rate, **size, **tables}
         return run_config(run__steps=FOREVER, group={"engine": engine, "first_shares": "even"}, **changes)
 

@@ -1,30 +1,55 @@
 """A group that continues a checkpoint on another setup says so, once; the same setup is no event."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import msgspec
 import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable
 
-from trainctl.node_agent.planning.setups import Resumed
+from trainctl.node_agent.planning.setups import RankSetup, Resumed
+from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
 STEP = 20
+
+
+def each(setups: Mapping[int, RankSetup], **changes: Any) -> dict[int, RankSetup]:
+    return {rank: msgspec.structs.replace(setup, **changes) for rank, setup in setups.items()}
 
 
 def elsewhere(simulation: Simulation) -> list[e.SetupChanged]:
     return [event.data for event in simulation.happened if isinstance(event.data, e.SetupChanged)]
 
 
-@pytest.mark.parametrize(("before", "changes"), [
-    ("torch", ()), ("mlx", ("a, b: torch instead of mlx",)),
+COMPUTE = m.Compute("float32", weights="float32")
+OTHER = "a, b: passes in bfloat16 instead of passes in float32, weights in bf16-sr instead of weights in float32"
+Setups = dict[int, RankSetup]
+
+
+@pytest.mark.parametrize(("before", "compute", "changes"), [
+    (lambda setups: setups, COMPUTE, ()),
+    (lambda setups: each(setups, backend="mlx"), COMPUTE, ("a, b: torch instead of mlx",)),
+    (lambda setups: each(setups, device="cuda:0"), COMPUTE, ("a, b: device cpu instead of device cuda:0",)),
+    (lambda setups: setups, m.Compute("bfloat16", weights="bf16-sr"), (OTHER,)),
+    (lambda setups: setups | {2: RankSetup("c", "torch", "cpu")}, COMPUTE, (
+        "the ranks are those of a, b instead of a, b, c",
+    )),
+    (lambda setups: {0: setups[0]}, COMPUTE, ("the ranks are those of a, b instead of a",)),
 ])  # fmt: skip
-def test_a_resumed_group_says_once_what_is_other_than_it_was(before: str, changes: tuple[str, ...]) -> None:
+def test_a_resumed_group_says_once_what_is_other_than_it_was(
+    before: Callable[[Setups], Setups], compute: m.Compute, changes: tuple[str, ...]
+) -> None:
     first = Simulation(config(30, 12), durable(("a", "b"), 12)).begin().until_step(2)
     setups = first.conductor.durable.setups
     assert {rank: setup.node for rank, setup in setups.items()} == {0: "a", 1: "b"}
     assert not elsewhere(first)
-    then = {rank: msgspec.structs.replace(setup, backend=before) for rank, setup in setups.items()}
+    then = before(each(setups, compute=COMPUTE))
     kept = msgspec.structs.replace(durable(("a", "b"), 12), resumed=Resumed(STEP, then))
-    again = Simulation(config(30, 12), kept).begin().until_step(2)
+    again = Simulation(config(30, 12), kept)
+    for rank in again.ranks.values():
+        rank.compute = compute
+    again.begin().until_step(2)
     again.kill(again.ranks[1])  # the group forms again
     again.until_step(12)
     assert [(made.step, made.changes) for made in elsewhere(again)] == ([(STEP, changes)] if changes else [])

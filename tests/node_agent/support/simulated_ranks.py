@@ -91,6 +91,7 @@ class SimRank:
     held_from: m.Generation | None = None
     begun: tuple | None = None  # the plan that the accumulators were last begun for
     accumulated: bool = False
+    compute: m.Compute | None = None
     loaded: bool = False
     gone: bool = False
     exit: object = None  # what tells the agent of its end
@@ -126,7 +127,7 @@ class SimRank:
             run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=self.parameters, samples=100,
             held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
             last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
-            profile=self.profile,
+            profile=self.profile, compute=self.compute,
         )  # fmt: skip
 
     def load(self) -> None:
