@@ -69,7 +69,7 @@ async def test_the_lead_asks_all_nodes_what_they_compute_in(
     context: Any = SimpleNamespace(db=None, node="a")
     peers: Any = SimpleNamespace(links={"b": Link(*theirs), "elsewhere": Link()})
     wanted = config(4, model={"path": "/model", "dtype": "auto"}, nodes={"a": {}, "b": {}})
-    found, why = await Launch(context, peers, lambda run: None)._in_one_precision(wanted)
+    found, why = await Launch(context, peers, lambda run: None).in_one_precision(wanted)
     assert found.model.dtype == chosen
     assert chosen in why
 
