@@ -1,6 +1,7 @@
 """Parameters that are updated together get the bits that each gets by itself, and documents of a pack are found without
 a wait."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
 from trainctl.trainer.backends import torch_adamw, torch_masks
-from trainctl.trainer.precision.torch_weights import SplitWeights
+from trainctl.trainer.precision.torch_weights import RoundedWeights, SplitWeights, TorchWeights
 
 SHAPES = ((7, 5), (11,), (3, 40), (2,), (300, 7), (4, 4), (9,))
 """The fifth is larger than a piece."""
@@ -21,7 +22,21 @@ class Alone(SplitWeights):
         return None
 
 
-def updated(kind: Callable[..., SplitWeights], monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+class RoundedAlone(RoundedWeights):
+    """Without groups."""
+
+    def group(self, indices: range) -> None:  # type: ignore[override]
+        return None
+
+
+def rounded(kind: type[RoundedWeights], parameters: list[torch.nn.Parameter]) -> RoundedWeights:
+    return kind(parameters, 3)
+
+
+ROUNDED = [functools.partial(rounded, kind) for kind in (RoundedWeights, RoundedAlone)]
+
+
+def updated(kind: Callable[..., TorchWeights], monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Weights in 16 bits, their masters and moments after a few updates."""
     monkeypatch.setattr(torch_adamw, "_PIECE_VALUES_ON_CPU", 200)
     draw = torch.Generator().manual_seed(1)
@@ -34,8 +49,11 @@ def updated(kind: Callable[..., SplitWeights], monkeypatch: pytest.MonkeyPatch) 
     return [*(p.detach() for p in parameters), *(weights.values(at) for at in range(len(SHAPES))), *moments]
 
 
-def test_a_group_has_the_bits_of_its_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, alone = (updated(kind, monkeypatch) for kind in (SplitWeights, Alone))
+@pytest.mark.parametrize("kinds", [[SplitWeights, Alone], ROUNDED], ids=["split", "rounded"])
+def test_a_group_has_the_bits_of_its_parameters_alone(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[Callable[..., TorchWeights]]
+) -> None:
+    together, alone = (updated(kind, monkeypatch) for kind in kinds)
     assert together[0].dtype == torch.bfloat16
     for one, other in zip(together, alone, strict=True):
         assert torch.equal(one, other)

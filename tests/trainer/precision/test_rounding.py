@@ -20,12 +20,17 @@ KEY = (0xE2CF6E06, 0xA74F63B7)
 VALUES = np.array([1.0, 1.001, -1.001, 0.1, -0.1, 3.14159, 1e-30, -1e30, 0.0, 65504.5], np.float32)
 GOLDEN = [0x3F80, 0x3F81, 0xBF80, 0x3DCC, 0xBDCD, 0x4049, 0x0DA2, 0xF14A, 0x0000, 0x4780]
 NAMES = ("torch", "mlx")
+ROUNDING = torch_weights.Rounding(torch.device("cpu"))
 
 
 def by(library: str, values: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     if library == "mlx":
         return np.array(mlx_weights.round_stochastically(mx.array(values), key))
-    found = torch_weights.round_stochastically(torch.from_numpy(values), key, 0)
+    return by_torch(values, key, 0)
+
+
+def by_torch(values: np.ndarray, key: tuple[int, int], first: int) -> np.ndarray:
+    found = ROUNDING.of(torch.from_numpy(values), key, first)
     return found.to(torch.int16).numpy().view(np.uint16)
 
 
@@ -43,8 +48,23 @@ def test_all_libraries_round_alike(seed: int, update: int, place: int, count: in
     expected = rounded(values, key)
     for library in NAMES:
         np.testing.assert_array_equal(by(library, values, key), expected)
-    part = torch_weights.round_stochastically(torch.from_numpy(values[count // 2 :].copy()), key, count // 2)
-    np.testing.assert_array_equal(part.to(torch.int16).numpy().view(np.uint16), expected[count // 2 :])
+    part = by_torch(values[count // 2 :].copy(), key, count // 2)
+    np.testing.assert_array_equal(part, expected[count // 2 :])
+
+
+def test_large_parameters_are_rounded_in_blocks_to_the_same_bits() -> None:
+    values = np.random.default_rng(5).standard_normal(3 * (1 << 16) + 17).astype(np.float32)
+    expected = rounded(values, KEY)
+    np.testing.assert_array_equal(by("mlx", values, KEY), expected)
+    parameter = torch.nn.Parameter(torch.zeros(len(values)))
+    weights = torch_weights.RoundedWeights([parameter], 3)
+    weights.store(0, 0, torch.from_numpy(values), 7)
+    np.testing.assert_array_equal(
+        parameter.detach().view(torch.int16).numpy().view(np.uint16), rounded(values, key_of(3, 7, 0))
+    )
+    last = (1 << 32) - 5  # the counter of elements wraps
+    wrapped = by_torch(values[:9], KEY, last)
+    np.testing.assert_array_equal(wrapped[5:], rounded(values[5:9], KEY))
 
 
 def test_the_expected_result_is_the_value() -> None:

@@ -144,7 +144,7 @@ class _Pieces(AdamW):
             slot: [torch.zeros(p.shape, device=place, pin_memory=self._offloaded) for p in parameters]
             for slot in ADAMW_SLOTS
         }
-        self._groups = [*_grouped([p.numel() for p in parameters], self._size)]
+        self._groups = [*_grouped([p.numel() for p in parameters], min(self._size, weights.group_values))]
         """Of parameters that are updated together."""
 
     @torch.no_grad()
@@ -174,7 +174,7 @@ class _Pieces(AdamW):
                 held = (gradients, *(self._moments[slot] for slot in ADAMW_SLOTS))
                 given, first, second = ([one[indices[at]].view(-1) for at in chosen] for one in held)
                 self._call([parts[at] for at in chosen], given, first, second, step, learning_rate, is_matrix=is_matrix)
-        self._weights.store_group(indices, values)
+        self._weights.store_group(indices, values, self.updates)
 
     def _call(
         self, values: Gradients, gradients: Gradients, first: Gradients, second: Gradients, step: torch.Tensor,

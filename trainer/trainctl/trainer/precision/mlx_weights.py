@@ -14,6 +14,8 @@ from trainctl.trainer.precision.stochastic_rounding import FIRST_FACTOR, SECOND_
 Arrays = dict[str, Any]
 _HALF = 0x8000
 """Half of a bfloat16's last place, in the bits of a float32."""
+_BLOCK_VALUES = 1 << 16
+"""Values rounded at a time on a CPU: as many as stay in its cache."""
 
 
 class MlxWeights(ABC):
@@ -116,7 +118,18 @@ class MlxRoundedWeights(MlxWeights):
 def round_stochastically(values: Any, key: tuple[int, int]) -> Any:
     """The bits of bfloat16 values, in uint16: as `stochastic_rounding.rounded`."""
     high, low = (mx.array(word, mx.uint32) for word in key)
-    random = _fmix(_fmix(mx.arange(values.size, dtype=mx.uint32) ^ low) + high) >> 16
+    if values.size <= _BLOCK_VALUES or mx.default_device() != mx.Device(mx.cpu):
+        return _rounded(values, mx.arange(values.size, dtype=mx.uint32), high, low)
+    count, made = mx.arange(_BLOCK_VALUES, dtype=mx.uint32), list[Any]()
+    for first in range(0, values.size, _BLOCK_VALUES):
+        part = values[first : first + _BLOCK_VALUES]
+        made.append(_rounded(part, count[: part.size] + mx.array(first % (1 << 32), mx.uint32), high, low))
+        mx.eval(made[-1])
+    return mx.concatenate(made)
+
+
+def _rounded(values: Any, elements: Any, high: Any, low: Any) -> Any:
+    random = _fmix(_fmix(elements ^ low) + high) >> 16
     return ((values.view(mx.uint32) + random) >> 16).astype(mx.uint16)
 
 

@@ -7,6 +7,7 @@ A piece is `start:stop` of the flat parameter.
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,10 +15,15 @@ from trainctl.trainer.precision.stochastic_rounding import FIRST_FACTOR, SECOND_
 
 _HALF = 0x8000
 """Half of a bfloat16's last place, in the bits of a float32."""
+_BLOCK_VALUES, _BLOCK_VALUES_ON_CPU = 1 << 22, 1 << 16
+"""Values rounded at a time: on a CPU as many as stay in its cache. A GPU needs more to be worth a launch."""
 
 
 class TorchWeights(ABC):
     """The trained parameters of a model, in the order of their names."""
+
+    group_values = 1 << 62
+    """Most values of a group."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = [*parameters]
@@ -47,7 +53,7 @@ class TorchWeights(ABC):
         """Float32 values of whole parameters, one after another in a copy; None: each is taken by itself."""
         return None
 
-    def store_group(self, indices: range, values: torch.Tensor) -> None:  # noqa: B027
+    def store_group(self, indices: range, values: torch.Tensor, update: int) -> None:  # noqa: B027
         """Take over what became of a group in an update; `values` are used up."""
 
     def values(self, index: int) -> torch.Tensor:
@@ -58,6 +64,10 @@ class TorchWeights(ABC):
     def _computed(self, index: int, start: int, count: int) -> torch.Tensor:
         """What the model computes with, flat."""
         return self.parameters[index].detach().view(-1)[start : start + count]
+
+    def _upper_bits(self, indices: range) -> list[torch.Tensor]:
+        """Those of each parameter, flat: a bfloat16's bits."""
+        return [self.parameters[index].detach().view(-1).view(torch.int16) for index in indices]
 
     def publish(self) -> None:  # noqa: B027
         """Masters have been updated as they are: make the model compute with them."""
@@ -148,7 +158,7 @@ class SplitWeights(TorchWeights):
         bits += self._rests[begin:end]
         return bits.view(torch.float32)
 
-    def store_group(self, indices: range, values: torch.Tensor) -> None:
+    def store_group(self, indices: range, values: torch.Tensor, update: int) -> None:
         bits = values.view(torch.int32)
         self._rests[self._ends[indices[0]] : self._ends[indices[-1] + 1]].copy_(bits)
         bits += _HALF
@@ -157,9 +167,6 @@ class SplitWeights(TorchWeights):
 
     def _parts(self, bits: torch.Tensor, indices: range) -> list[torch.Tensor]:
         return [*torch.split(bits, [self.parameters[index].numel() for index in indices])]
-
-    def _upper_bits(self, indices: range) -> list[torch.Tensor]:
-        return [self.parameters[index].detach().view(-1).view(torch.int16) for index in indices]
 
     def _rest(self, index: int, start: int, count: int) -> torch.Tensor:
         begin = self._ends[index] + start
@@ -174,7 +181,8 @@ class RoundedWeights(TorchWeights):
         for p in parameters:
             p.data = p.data.to(torch.bfloat16)
         super().__init__(parameters)
-        self._seed = seed
+        self._seed, self._rounding = seed, Rounding(parameters[0].device)
+        self.group_values = self._rounding.block
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         return self._computed(index, start, stop - start).float()
@@ -183,33 +191,77 @@ class RoundedWeights(TorchWeights):
         here = self._computed(index, start, values.numel())
         if update is None:
             here.copy_(values)
-        else:
-            rounded = round_stochastically(values, key_of(self._seed, update, index), start)
-            here.view(torch.int16).copy_(rounded)
+            return
+        bits, key = here.view(torch.int16), key_of(self._seed, update, index)
+        for begin in range(0, values.numel(), self._rounding.block):
+            part = slice(begin, begin + self._rounding.block)
+            bits[part].copy_(self._rounding.of(values[part], key, start + begin))
+
+    def group(self, indices: range) -> torch.Tensor:
+        parts = [self.parameters[index].detach().view(-1) for index in indices]
+        values = torch.empty(sum(part.numel() for part in parts), device=parts[0].device)
+        torch._foreach_copy_([*torch.split(values, [part.numel() for part in parts])], parts)
+        return values
+
+    def store_group(self, indices: range, values: torch.Tensor, update: int) -> None:
+        keys = [key_of(self._seed, update, index) for index in indices]
+        sizes = [self.parameters[index].numel() for index in indices]
+        rounded = self._rounding.of_several(values, keys, sizes)
+        torch._foreach_copy_(self._upper_bits(indices), [*torch.split(rounded, sizes)])
 
 
-def round_stochastically(values: torch.Tensor, key: tuple[int, int], first: int) -> torch.Tensor:
-    """The bits of bfloat16 values as int32, of which the lower 16 count: as `stochastic_rounding.rounded`. torch lacks
-    unsigned shifts, so upper bits are masked out."""
-    high, low = (_signed(word) for word in key)
-    x = torch.arange(first, first + values.numel(), dtype=torch.int64, device=values.device).to(torch.int32)
-    x ^= low
-    x = _fmix(x)
-    x += high
-    x = _fmix(x)
-    random = (x >> 16).bitwise_and_(0xFFFF)
-    random += values.view(torch.int32)
-    return random >> 16
+class Rounding:
+    """Stochastic rounding on one device, at most `block` values at a time, in memory that is allocated once. Results
+    are the bits of bfloat16 values as int32, of which the lower 16 count, as of `stochastic_rounding.rounded`; they
+    last until the next call. torch lacks unsigned shifts, so upper bits are masked out."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.block = _BLOCK_VALUES_ON_CPU if device.type == "cpu" else _BLOCK_VALUES
+        self._count = torch.arange(self.block, dtype=torch.int32, device=device)
+        self._x, self._shifted = torch.empty_like(self._count), torch.empty_like(self._count)
 
-def _fmix(x: torch.Tensor) -> torch.Tensor:
-    """In place."""
-    x ^= (x >> 16).bitwise_and_(0xFFFF)
-    x *= _signed(FIRST_FACTOR)
-    x ^= (x >> 13).bitwise_and_(0x7FFFF)
-    x *= _signed(SECOND_FACTOR)
-    x ^= (x >> 16).bitwise_and_(0xFFFF)
-    return x
+    def of(self, values: torch.Tensor, key: tuple[int, int], first: int) -> torch.Tensor:
+        """Of the elements of a parameter from `first` on."""
+        (high, low), count = key, values.numel()
+        x = torch.add(self._count[:count], _signed(first & 0xFFFFFFFF), out=self._x[:count])
+        return self._rounded(values, x, _signed(high), _signed(low))
+
+    def of_several(
+        self, values: torch.Tensor, keys: Sequence[tuple[int, int]], sizes: Sequence[int]
+    ) -> torch.Tensor:  # fmt: skip
+        """Of whole parameters, one after another."""
+        device, count = values.device, values.numel()
+        words = torch.tensor([[_signed(word) for word in key] for key in keys], dtype=torch.int32)
+        each = torch.tensor([*sizes], device=device)
+        high, low = (column.to(device).repeat_interleave(each, output_size=count) for column in words.unbind(1))
+        x = self._x[:count]
+        torch._foreach_copy_([*torch.split(x, [*sizes])], [self._count[:size] for size in sizes])
+        return self._rounded(values, x, high, low)
+
+    def _rounded(self, values: torch.Tensor, x: torch.Tensor, high: Any, low: Any) -> torch.Tensor:
+        """`x` counts the elements."""
+        x ^= low
+        self._mix(x)
+        x += high
+        self._mix(x)
+        x >>= 16
+        x &= 0xFFFF
+        x += values.view(torch.int32)
+        x >>= 16
+        return x
+
+    def _mix(self, x: torch.Tensor) -> None:
+        """The specification's fmix, in place."""
+        self._xor_shifted(x, 16)
+        x *= _signed(FIRST_FACTOR)
+        self._xor_shifted(x, 13)
+        x *= _signed(SECOND_FACTOR)
+        self._xor_shifted(x, 16)
+
+    def _xor_shifted(self, x: torch.Tensor, places: int) -> None:
+        shifted = torch.bitwise_right_shift(x, places, out=self._shifted[: x.numel()])
+        shifted &= (1 << (32 - places)) - 1
+        x ^= shifted
 
 
 def _signed(word: int) -> int:
