@@ -22,11 +22,11 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints.background import BackgroundWriter
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 MOST_COPY, MOST_STEP = 1.1, 1.05

@@ -13,7 +13,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.trainer.backends.loss_scale import LossScale
+from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step import executor
 from trainctl.tui.charts import metrics, picker
 from trainctl.tui.export import rows

@@ -16,11 +16,11 @@ from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Array
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 G, RATE = 8, 2e-2

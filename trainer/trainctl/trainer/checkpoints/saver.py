@@ -11,13 +11,13 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.best import best_checkpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend, State
-from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.checkpoints import files, metadata, retention
 from trainctl.trainer.checkpoints.background import WriteMeter
 from trainctl.trainer.checkpoints.host_copy import HostCopy
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.training_data import Look, Seen, TrainingData
+from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step.progress import Progress
 
 

@@ -31,13 +31,13 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.dropout import token_keys
 from trainctl.trainer.backends.base import Array, Backend
-from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.collective.group import Group, Reduced, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.data.prefetch import Prefetch
 from trainctl.trainer.data.training_data import TrainingData
 from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.precision.loss_scale import LossScale
 from trainctl.trainer.step.held_out_sums import HeldOutSums
 from trainctl.trainer.step.memory_trend import MemoryTrend
 from trainctl.trainer.step.micro_batches import MicroBatches, PlanSums
