@@ -11,6 +11,7 @@ import socket
 import stat
 from pathlib import Path
 
+import pytest
 from tests.tui.support.cli_calls import (
     ENVIRONMENT,
     assert_none_left,
@@ -25,6 +26,7 @@ from tests.waiting import HANG_SECONDS, until
 ALL = os.environ.get("TRAINCTL_SELFTEST") == "all"
 SOME = ("versions", "interfaces", "group", "command", "recordings")
 PATIENT = ("--seconds", "3600")
+pytestmark = pytest.mark.timeout(1800 if ALL else 600)
 USER = "annika"
 
 

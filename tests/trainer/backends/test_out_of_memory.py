@@ -13,6 +13,7 @@ TORCH = [
     "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
     "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
     "Failed to allocate a buffer",
+    "Invalid buffer size: 16.00 GiB",
     "std::bad_alloc: bad allocation",
 ]
 MLX = [

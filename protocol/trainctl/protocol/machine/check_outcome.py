@@ -41,5 +41,7 @@ def combined(outcomes: Sequence[tuple[str, CheckOutcome]]) -> CheckOutcome:
     found = {outcome.status for _, outcome in outcomes}
     status: CheckStatus = "failed" if "failed" in found else "ok" if "ok" in found else "not here"
     order = sorted(outcomes, key=lambda part: part[1].status != "failed")
-    evidence = tuple(f"{name}: {line}" for name, outcome in order for line in outcome.evidence)
+    evidence = tuple(
+        line if line.startswith(name) else f"{name}: {line}" for name, outcome in order for line in outcome.evidence
+    )
     return CheckOutcome(status, evidence, {name: outcome.figures for name, outcome in outcomes if outcome.figures})

@@ -31,10 +31,10 @@ CHECKS: Final = (
     Check("nvml", "readings of NVIDIA devices: power, temperature, clocks, processes", 60, reading_checks.nvml),
     Check("service", "an agent under launchd or systemd --user: started, killed, restarted, removed", 60, service),
     Check("interfaces", "a sum of two ranks through each network interface", 60, machine_checks.interfaces),
-    Check("precision", "five steps in each data type, compared with float32", 90, machine_checks.precision),
-    Check("checkpoint", "a checkpoint in the background; the losses after resuming are the same bits", 90,
+    Check("precision", "five steps in each data type, compared with float32", 120, machine_checks.precision),
+    Check("checkpoint", "a checkpoint in the background; the losses after resuming are the same bits", 120,
           training_checks.checkpoint),
-    Check("group", "the losses of two ranks on this machine, compared with one rank", 90, training_checks.group),
+    Check("group", "the losses of two ranks on this machine, compared with one rank", 120, training_checks.group),
     Check("command", "a command takes effect at one step on both ranks", 90, training_checks.command),
     Check("recordings", "outputs of the system's own programs, for tests to replay", 40, raw_outputs.recordings),
 )  # fmt: skip

@@ -25,8 +25,8 @@ SAMPLES: Final = 12
 POLL_SECONDS: Final = 0.05
 STOP_SECONDS: Final = 20.0
 """Time that a run gets to stop."""
-ENDLESS: Final = 1_000_000
-"""Steps of a run that is stopped."""
+MOST_STEPS: Final = 10_000
+"""Steps of a run that is stopped long before; it ends by itself if this program is killed."""
 _ANSWER_SECONDS: Final = 120.0
 _OUTCOME_SECONDS: Final = 3600.0
 """Longer than any check's limit, which ends the wait."""
@@ -142,7 +142,7 @@ class LocalCluster:
         return view
 
 
-def losses(view: m.RunView, first: int = 1, last: int = ENDLESS) -> dict[int, float | None]:
+def losses(view: m.RunView, first: int = 1, last: int = MOST_STEPS) -> dict[int, float | None]:
     """The loss of each recorded step of a run, from `first` to `last`."""
     with RecordReader(Path(view.directory)) as record:
         steps, _ = record.steps(first - 1, 500)

@@ -1,7 +1,8 @@
 """Checks of the machine itself: versions, devices, data types and network interfaces."""
 
 import sys
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -65,9 +66,14 @@ async def precision(shared: SharedParts) -> CheckOutcome:
     for backend in shared.backends:
         file = shared.home.folder / f"precision-{backend}" / "run.toml"
         file.parent.mkdir()
-        write_tables(file, run_tables(shared.home.assets, {"a": torch_table(backend)}, steps=10))
+        write_tables(file, precision_tables(shared.home.assets, torch_table(backend)))
         parts.append((backend, await shared.rank_check("precision", str(file), "a")))
     return combined(parts)
+
+
+def precision_tables(assets: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """The run file of the precision check, with small steps, for a rank on node `a`."""
+    return run_tables(assets, {"a": table}, steps=10) | {"batch": {"global": 4, "micro": 4}}
 
 
 async def interfaces(shared: SharedParts) -> CheckOutcome:

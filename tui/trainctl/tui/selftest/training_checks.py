@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, judged
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.tui.selftest.local_cluster import ENDLESS, SAMPLES, losses, parts, run_tables, torch_table
+from trainctl.tui.selftest.local_cluster import MOST_STEPS, SAMPLES, losses, parts, run_tables, torch_table
 from trainctl.tui.selftest.shared_parts import SharedParts
 
 STEPS, FORK = 8, 4
@@ -106,7 +106,7 @@ async def _two_ranks(shared: SharedParts) -> TwoRanks:
         name: {**torch_table(backend), "share": share}
         for name, backend, share in zip(("a", "b"), (first, last), BEFORE, strict=True)
     }
-    await cluster.start(config=run_tables(shared.home.assets, tables, ENDLESS))
+    await cluster.start(config=run_tables(shared.home.assets, tables, MOST_STEPS))
     await cluster.until_step(COMMAND_AFTER)
     shares: dict[str, Any] = dict(zip(tables, AFTER, strict=True))
     reply = await cluster.send("rebalance", {"shares": shares})
