@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lib.ratios import interval
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -115,7 +116,7 @@ def steps(rank: Rank, writes: int) -> tuple[list[float], list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--hidden", type=int, default=256, help="width of the model")
-    parser.add_argument("--pairs", type=int, default=15, help="copies, each beside a memcpy")
+    parser.add_argument("--pairs", type=int, default=40, help="copies, each beside a memcpy")
     parser.add_argument("--writes", type=int, default=8, help="checkpoints that are written")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
@@ -123,12 +124,13 @@ def main() -> int:
         for _ in range(5):
             rank.step()
         size = rank.saver.copy().bytes
-        copy = statistics.median(copies(rank, options.pairs))
-        print(f"copy of {size / 1e6:,.0f} MB over a memcpy: {copy:.3f} (at most {MOST_COPY})", flush=True)
+        found = interval(copies(rank, options.pairs))
+        copy, ends = found["median"], f"{found['low']} to {found['high']}"
+        print(f"copy of {size / 1e6:,.0f} MB over a memcpy: {copy} ({ends}; at most {MOST_COPY})", flush=True)
         free, busy = steps(rank, options.writes)
     step = statistics.median(busy) / statistics.median(free) if busy else 1.0
     print(f"steps while it is written over others: {step:.3f} (at most {MOST_STEP}); {len(busy)} and {len(free)} steps")
-    print(json.dumps({"bytes": size, "copy": copy, "step": step, "steps": [len(free), len(busy)]}))
+    print(json.dumps({"bytes": size, "copy": found, "step": step, "steps": [len(free), len(busy)]}))
     return int(copy > MOST_COPY or step > MOST_STEP)
 
 

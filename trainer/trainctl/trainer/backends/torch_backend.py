@@ -86,6 +86,7 @@ class TorchBackend(Backend):
         self._totals: list[torch.Tensor] | None = None  # None: zeros
         self._optimizer = None if parts.optimizer is None else adamw(self._weights, parts.optimizer)
         self.slots = () if parts.optimizer is None else ADAMW_SLOTS
+        self._views: dict[Part, tuple[list[int], list[Array]]] = {}  # of parts, with their addresses
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
         self._sums: list[torch.Tensor] = []  # of the last forward
@@ -308,6 +309,9 @@ class TorchBackend(Backend):
         if part == "accumulators" and self._totals is None:
             for name in self.shapes:
                 arrays[name][...] = 0.0
+        elif (held := self._host_views(part)) is not None:
+            for name, values in zip(self.shapes, held, strict=True):
+                np.copyto(arrays[name], values)  # a third faster than torch's copy
         elif part == "weights" and self._weights.masters is None:
             for index, array in enumerate(self._on_host(arrays)):
                 array.copy_(self._weights.values(index), non_blocking=on_cuda)
@@ -334,6 +338,21 @@ class TorchBackend(Backend):
 
     def _on_host(self, arrays: Mapping[str, Array]) -> list[torch.Tensor]:
         return [torch.from_numpy(np.asarray(arrays[name], order="C")) for name in self.shapes]
+
+    def _host_views(self, part: Part) -> list[Array] | None:
+        """The memory of a part that stays where it is, on a CPU in float32; looked for again where it has moved. None
+        of other parts, which views would keep in memory."""
+        table, masters = self.parts.optimizer, self._weights.masters
+        if self._device.type != "cpu" or part == "accumulators" or table is None or table.kind != "adamw":
+            return None
+        if part == "weights" and masters is None:
+            return None
+        tensors = self._part(part)
+        places = [tensor.data_ptr() for tensor in tensors]
+        known = self._views.get(part)
+        if known is None or known[0] != places:
+            known = self._views[part] = places, [tensor.detach().numpy() for tensor in tensors]
+        return known[1]
 
     def _part(self, part: Part) -> list[torch.Tensor]:
         if part == "accumulators":
@@ -384,10 +403,19 @@ class TorchBackend(Backend):
         return torch_generation.generate(self._model, prompt, how, ends, on_token)
 
     def _constants(self) -> dict[str, Array]:
-        if self.parts.adapter is not None:
+        names = self._stored_buffers
+        if not names:
             return {}
-        stored = self._model.state_dict()
-        return {name: stored[name].float().cpu().numpy() for name, _ in self._model.named_buffers() if name in stored}
+        buffers = self._model.named_buffers()
+        return {name: buffer.detach().float().cpu().numpy() for name, buffer in buffers if name in names}
+
+    @functools.cached_property
+    def _stored_buffers(self) -> frozenset[str]:
+        """Names of the buffers that the model's files have, of which an adapter's have none. To ask for a model's whole
+        state takes long."""
+        if self.parts.adapter is not None:
+            return frozenset()
+        return frozenset(self._model.state_dict()) & {name for name, _ in self._model.named_buffers()}
 
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
