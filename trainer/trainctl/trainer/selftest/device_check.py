@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, judged
 from trainctl.trainer.selftest.checked_device import Array, Device
 
-SIZE: Final = 512
+SIZE: Final = 256
 """Rows and columns of the matrices."""
 TOLERANCES: Final[Mapping[str, float]] = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 """Largest difference from the product in float64, relative to it, by Frobenius norms. Unit roundoffs are 2^-24, 2^-9
