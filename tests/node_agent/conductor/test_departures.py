@@ -104,3 +104,54 @@ def test_the_next_conductor_knows_who_left():
     simulation.tick(1.0)
     simulation.run()
     assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
+
+
+def test_a_pause_that_takes_effect_later_lets_them_go_too():
+    simulation = group().begin().until_step(4)
+    simulation.command("pause")
+    shut_down(simulation, 2)
+    simulation.until(lambda: simulation.conductor.durable.mode == "paused")
+    assert not simulation.conductor.durable.departed
+    simulation.tick(0.1)
+    simulation.run()
+    assert simulation.ranks[2].gone and state(simulation, 2) == "drained"
+
+
+def test_a_rank_that_a_person_drained_ends_at_once_and_stays_drained():
+    simulation = group().begin().until_step(4)
+    simulation.command("drain", node="c")
+    simulation.until(lambda: simulation.conductor.durable.members == (0, 1))
+    shut_down(simulation, 2)
+    simulation.until(lambda: simulation.conductor.ranks[2].ended)
+    assert simulation.conductor.progress.step < 19 and not simulation.conductor.durable.departed
+    shut_down(simulation)
+    simulation.feed(d.NodeReturned(2))
+    simulation.tick(120.0)
+    assert (simulation.starts, simulation.conductor.durable.settings.ranks[2].out) == (0, "drained")
+    simulation.command("admit", node="c")
+    simulation.tick(1.0)
+    simulation.run()
+    assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
+    check_ledger(simulation)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_rank_that_rejoins_waits_for_its_node(loads):
+    simulation = group().begin().until_step(4)
+    simulation.kill(simulation.ranks[2])
+    simulation.until(lambda: simulation.conductor.durable.members == (0, 1))
+    simulation.tick(2.0 if loads else 0.0)
+    assert simulation.starts == loads
+    shut_down(simulation, 2)
+    simulation.until(lambda: simulation.ranks[2].gone)
+    simulation.until_step(12)
+    simulation.tick(120.0)
+    assert (simulation.starts, state(simulation, 2)) == (loads, "drained")
+    shut_down(simulation)
+    simulation.feed(d.NodeReturned(2))
+    simulation.feed(d.RankEnded(2, clean=True, why="exited"))  # of the former trainer, reported late
+    simulation.tick(1.0)
+    simulation.run()
+    assert simulation.starts == loads + 1
+    assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
+    check_ledger(simulation)

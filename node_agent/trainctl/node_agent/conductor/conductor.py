@@ -278,10 +278,11 @@ class Conductor:
                 self._on_returned(event.rank, now)
             case d.Departing(why=why):
                 self._departures.want(why)
-                self._on_departing(now)
+                if not self._let_depart(now) and self.stage != "leaving":
+                    self._advance(now)
             case d.NodeReturned(rank=rank):
                 if self._departures.come_back(rank):
-                    self._restarts.start(rank, now)
+                    self._restarts.start_returned(rank, now)
             case d.Computing(rank=rank):
                 self._restarts.computes(rank)
             case d.Quorum(lacking=lacking):
@@ -305,15 +306,15 @@ class Conductor:
         elif sealed != before:
             self._advance(now)
 
-    def _on_departing(self, now: float) -> None:
-        """A paused run has no boundary to wait for."""
+    def _let_depart(self, now: float) -> bool:
+        """Release ranks that leave; True if some left just now, as a paused run has no boundary to wait for."""
         is_paused = self.durable.mode == "paused" and self.stage == "formed" and self._pipeline.is_still
-        if is_paused and self._departures.due:
+        leaves = is_paused and bool(self._departures.due)
+        if leaves:
             self._departures.apply(self.progress.step + 1)
             self._state.persist()
-            self._departures.release(now)
-        elif self.stage != "leaving":
-            self._advance(now)
+        self._departures.release(now)
+        return leaves
 
     def _on_quorum(self, lacking: str, now: float) -> None:
         if bool(lacking) != bool(self._state.lacking):
@@ -413,9 +414,9 @@ class Conductor:
         late = self._rendezvous.overdue(now) or self._pipeline.deadlines.overdue(now)
         if late:
             self._regroup.leave(late, now)
+        self._let_depart(now)
         if self.stage != "leaving":
             self._restarts.start_due(now)
-        self._departures.release(now)
         self._pipeline.deadlines.tell_slow(now)
         self._failures.look_for_hung(now)
         if self._commands.expire(now):

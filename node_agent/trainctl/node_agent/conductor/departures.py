@@ -2,7 +2,7 @@
 
 The samples of a departing rank go to the others, which all hold the state of the last step. Its trainer is ended only
 once they have formed a group without it. The rank then counts as lost, but no trainer is started before its node is
-back.
+back. A rank outside the group holds nothing: its trainer is ended at once, also if a person had drained it.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ class Departures:
     def want(self, wanted: Mapping[int, str]) -> None:
         """Have these ranks leave at the next boundary, each for a reason, and no others."""
         self._wanted = wanted
+        self._told = {rank: at for rank, at in self._told.items() if rank in {*wanted, *self._state.durable.departed}}
 
     @property
     def due(self) -> dict[int, str]:
@@ -53,16 +54,34 @@ class Departures:
             self._state.happen(change, "warning", step, verb="drain")
 
     def release(self, now: float) -> None:
-        """End the trainers of ranks that have left, once the others have a group without them, or are paused."""
-        if not self._state.durable.departed or self._state.stage != "formed":
+        """End the trainers of ranks that have left, once the others have a group without them, or are paused; at once
+        those of other ranks outside the group."""
+        if self._state.stage in ("loading", "leaving", "over"):
             return
-        if not (self._rendezvous.is_current or self._state.durable.mode == "paused"):
-            return
-        for rank in self._state.durable.departed:
+        self._note_lost()
+        for rank in self._released:
             at, told = self._rendezvous.ranks[rank], self._told.get(rank)
             if not at.ended and (told is None or now >= told + REPEAT_SECONDS):
                 self._told[rank] = now
-                self._state.decide(d.Tell(rank, m.Leave(run=self._state.run, reason=at.why or "its node left")))
+                why = self._wanted.get(rank) or at.why or "its node left"
+                self._state.decide(d.Tell(rank, m.Leave(run=self._state.run, reason=why)))
+
+    def _note_lost(self) -> None:
+        """Lost ranks of leaving nodes: they don't rejoin, and none is started, before their nodes are back."""
+        ranks, departed = self._state.settings.ranks, self._state.durable.departed
+        lost = [rank for rank in sorted(self._wanted) if ranks[rank].out == "lost" and rank not in departed]
+        if lost:
+            self._state.persist(departed=(*departed, *lost))
+
+    @property
+    def _released(self) -> list[int]:
+        """The ranks whose trainers hold nothing that the group needs, ascending."""
+        group = self._state.settings.live.keys() | self._rendezvous.members
+        outside = {rank for rank in self._wanted if rank not in group}
+        has_group = self._rendezvous.is_current or self._state.durable.mode == "paused"
+        return sorted(
+            outside.union(self._state.durable.departed if self._state.stage == "formed" and has_group else ())
+        )
 
     def come_back(self, rank: int) -> bool:
         """Its node is there again; True if it had left."""

@@ -20,6 +20,9 @@ START_SECONDS = 120.0
 """Seconds within which a restarted trainer must report."""
 SURVIVOR_SECONDS = 10.0
 """Seconds within which a trainer that outlived its agent finds the next one."""
+RETURN_SECONDS = 1.0
+"""Seconds until a trainer is started on a node that is back: its agent may still report the end of the former one,
+which must not count for the new one."""
 LEAST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 60.0
 
 
@@ -90,11 +93,11 @@ class Restarts:
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
         self._state.happen(e.RankChanged((label,), "failed", text), "error")
 
-    def start(self, rank: int, now: float) -> None:
-        """Start the trainer of a lost rank, unless it lives."""
+    def start_returned(self, rank: int, now: float) -> None:
+        """Start the trainer of a lost rank whose node is back, unless it lives."""
         self._starts.pop(rank, None)
         if self._rendezvous.ranks[rank].ended:
-            self._due[rank] = now
+            self._due[rank] = now + RETURN_SECONDS
 
     def start_due(self, now: float) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""
@@ -102,7 +105,8 @@ class Restarts:
             return
         for rank in [rank for rank, due in self._due.items() if due <= now]:
             del self._due[rank]
-            if self._state.settings.ranks[rank].out != "lost" and not self._is_first(rank):
+            lost = self._state.settings.ranks[rank].out == "lost" and rank not in self._state.durable.departed
+            if not lost and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._rendezvous.ranks[rank].ended = False

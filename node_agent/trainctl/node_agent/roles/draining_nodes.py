@@ -1,7 +1,7 @@
 """Draining nodes: what the lead of a run does for nodes that must leave it, its own included.
 
-Their ranks leave the group at the next boundary. If the lead's own node must leave, another node that stays is asked to
-lead the run first. If no node stays, the run stops with a checkpoint.
+Their ranks leave the group at the next boundary; those outside the group are ended at once. If the lead's own node must
+leave, another node that stays is asked to lead the run first. If no node stays, the run stops with a checkpoint.
 """
 
 import dataclasses
@@ -23,10 +23,12 @@ class Situation(NamedTuple):
     """What is known when the lead decides."""
 
     here: str  # the lead's node
-    live: Mapping[int, str]  # node of each rank in the group
+    ranks: Mapping[int, str]  # node of each rank of the run
+    live: Mapping[int, str]  # of those in the group
     leaving: Mapping[str, str]  # reasons by node
     reachable: frozenset[str]  # other nodes that are in touch
     may_hand_over: bool  # whether there is time left to hand the run over
+    turn: int = 0  # how many nodes have had the time to take it over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +37,21 @@ class Action:
 
     kind: Literal["none", "drain", "hand-over", "stop"]
     ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # drain: the reasons
-    successor: str = ""  # hand-over: the node that is to lead
+    successor: str = ""  # hand-over: the node that is to lead, empty while none is in touch
 
 
 def decide(now: Situation) -> Action:
     """Pure. The run stops if no node stays that has a rank."""
     if not now.leaving:
         return Action("none")
-    staying = [node for node in now.live.values() if node not in now.leaving]
-    if not staying:
+    staying = dict.fromkeys(node for node in now.live.values() if node not in now.leaving)
+    hands_over = now.here in now.leaving
+    if not staying or (hands_over and not now.may_hand_over):
         return Action("stop")
-    if now.here in now.leaving:
+    if hands_over:
         successors = [node for node in staying if node in now.reachable]
-        return Action("hand-over", successor=successors[0]) if successors and now.may_hand_over else Action("stop")
-    return Action("drain", {rank: now.leaving[node] for rank, node in now.live.items() if node in now.leaving})
+        return Action("hand-over", successor=successors[now.turn % len(successors)] if successors else "")
+    return Action("drain", {rank: now.leaving[node] for rank, node in now.ranks.items() if node in now.leaving})
 
 
 class DrainingNodes:
@@ -79,14 +82,17 @@ class DrainingNodes:
         await self._ask_successor("")
 
     def _situation(self, session: Session) -> Situation:
-        live = {rank: setting.node for rank, setting in session.conductor.durable.settings.live.items()}
+        settings = session.conductor.durable.settings
+        ranks = {rank: setting.node for rank, setting in settings.ranks.items()}
+        live = {rank: ranks[rank] for rank in settings.live}
         leaving = {node: link.leaving for node, link in self._peers.links.items() if link.leaving}
         own = self._role.own_drain
         if own is not None:
             leaving[self._context.node] = own.why
         reachable = frozenset(node for node, link in self._peers.links.items() if link.line.open)
-        in_time = own is None or own.may_hand_over(time.monotonic())
-        return Situation(self._context.node, live, leaving, reachable, in_time)
+        at = time.monotonic()
+        in_time, turn = (own.may_hand_over(at), own.turn(at)) if own is not None else (True, 0)
+        return Situation(self._context.node, ranks, live, leaving, reachable, in_time, turn)
 
     async def _ask_successor(self, successor: str) -> None:
         for node, link in self._peers.links.items():

@@ -1,5 +1,6 @@
 """A rank of a run that another node's agent leads: its record here, its trainer, and what is known of the run."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -7,15 +8,16 @@ from collections.abc import Sequence
 import msgspec
 
 from trainctl.node_agent.conductor.views import same_but_progress
+from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.records.keys import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
+from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY, decoded
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
 RECLAIM_SECONDS = 10.0
@@ -54,6 +56,16 @@ class FollowedRank:
     @property
     def hosted(self) -> m.HostedRank:
         return m.HostedRank(self.run, self.known.rank, self._pid, *self.recorder.newest())
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether its rank takes part in the run's steps, by the newest state that its lead has sent."""
+        text = self.recorder.meta(DURABLE_KEY)
+        if text is None:
+            return False
+        with contextlib.suppress(InvalidInputError):
+            return self.known.rank in decoded(text, Durable, self.paths.record).settings.live
+        return False
 
     # ------------------------------------------------------------ down
 

@@ -264,6 +264,8 @@ class Follower:
             return
         if wish.wish == "kill":
             await followed.port.kill()
+        elif self._role.own_drain is not None:
+            followed.told_ending = False  # the rank has not started: its end is reported once more
         elif followed.wanted is None:
             await followed.start_again()
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import assert_never
 
+from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import (
     AgentRole,
     Closing,
@@ -21,6 +22,10 @@ FAREWELL_SECONDS = 0.3
 """Seconds for which the last messages to other nodes are still being sent."""
 
 
+RUN_END_SECONDS = 5.0
+"""Most seconds that a node whose trainer has ended waits for a run that ends with it: it records how the run ended."""
+
+
 class DrainTimeoutError(TrainctlError):
     """The node could not leave within the grace."""
 
@@ -31,6 +36,7 @@ class NodeDrain:
     def __init__(self, role: AgentRole, grace_seconds: float) -> None:
         self._role, self._grace_seconds = role, grace_seconds
         self._exits = asyncio.Event()
+        self._ended_monotonic: float | None = None  # when its rank was first seen to have ended
 
     def begin(self, why: str, *, exits: bool) -> None:
         """Have this node's rank leave. `exits`: then the agent exits, at the latest after the grace."""
@@ -74,8 +80,14 @@ class NodeDrain:
             case Idle() | WaitingToRestart():
                 return True
             case Following(rank):
-                return rank.ending is not None and rank.told_ending
+                return rank.ending is not None and rank.told_ending and not self._awaits_end(rank)
             case Starting() | Leading() | Closing():
                 return False
             case _ as missing:
                 assert_never(missing)
+
+    def _awaits_end(self, followed: FollowedRank) -> bool:
+        """Whether the run is about to end as a whole, and its lead reports that soon."""
+        now = time.monotonic()
+        self._ended_monotonic = self._ended_monotonic or now
+        return followed.is_in_group and now < self._ended_monotonic + RUN_END_SECONDS

@@ -12,6 +12,8 @@ from trainctl.protocol.errors import InvalidInputError
 
 HAND_OVER_PART = 0.5
 """Part of the grace within which a leaving lead tries to hand its run over."""
+SUCCESSOR_SECONDS, SUCCESSORS = 2.0, 4
+"""Seconds, at least, after which the next node is asked to lead, and how many are asked in a longer grace."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,11 @@ class OwnDrain:
     def may_hand_over(self, now: float) -> bool:
         """Whether there is still time to hand over a run that is led here; the rest is for a checkpoint."""
         return now < self.since_monotonic + HAND_OVER_PART * self.grace_seconds
+
+    def turn(self, now: float) -> int:
+        """How many nodes have had the time to take over a run that is led here."""
+        seconds = max(SUCCESSOR_SECONDS, HAND_OVER_PART * self.grace_seconds / SUCCESSORS)
+        return int((now - self.since_monotonic) / seconds)
 
 
 # ---------------------------------------------------------------- the owner

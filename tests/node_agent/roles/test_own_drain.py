@@ -1,0 +1,42 @@
+"""When an agent whose node drains may exit."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainctl.node_agent.roles import own_drain
+from trainctl.node_agent.roles import role as transitions
+from trainctl.node_agent.roles.own_drain import NodeDrain
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.trainers.rank_ports import Ending
+
+
+def drain(*, ended: bool = True, reported: bool = True, in_group: bool = False) -> tuple[NodeDrain, AgentRole]:
+    """Of a node that follows a run."""
+    ending = Ending(clean=True, why="exited") if ended else None
+    followed: Any = SimpleNamespace(ending=ending, told_ending=reported, is_in_group=in_group)
+    role = AgentRole()
+    role.turn(transitions.follow(role.now, followed))
+    return NodeDrain(role, 15.0), role
+
+
+def test_a_follower_has_left_when_its_lead_knows_that_its_trainer_ended():
+    assert drain()[0].has_left
+    assert not drain(ended=False)[0].has_left
+    assert not drain(reported=False)[0].has_left
+
+
+def test_one_whose_run_ends_as_a_whole_records_that_first(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(own_drain.time, "monotonic", lambda: now)
+    waits, _ = drain(in_group=True)
+    assert not waits.has_left
+    now += own_drain.RUN_END_SECONDS - 1.0
+    assert not waits.has_left
+    now += 2.0  # its lead is gone
+    assert waits.has_left
+    ends, role = drain(in_group=True)
+    assert not ends.has_left
+    role.turn(transitions.let_go(role.now))
+    assert ends.has_left
