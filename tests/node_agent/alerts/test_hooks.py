@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -110,8 +112,8 @@ async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(
     script = f"sleep {2 * HANG_SECONDS:.0f} & echo $! > {pid_file}; wait"
     seconds = 0.5 * slowness()  # in which the shell has to begin
     async with asyncio.timeout(HANG_SECONDS):
-        problem = await run_command(("sh", "-c", script), b"{}", {}, seconds=seconds)
-    assert problem == f"sh took longer than {seconds:g} s and was killed"
+        outcome = await run_command(("sh", "-c", script), b"{}", {}, seconds=seconds)
+    assert outcome == (None, f"sh took longer than {seconds:g} s and was killed")
     pid = int(pid_file.read_text())
     deadline = time.monotonic() + HANG_SECONDS
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -120,10 +122,25 @@ async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(
 
 
 async def test_what_a_failing_command_says_is_told_in_one_line() -> None:
-    assert await run_command(("sh", "-c", "echo first >&2; echo no mail >&2; exit 3"), b"{}", {}) == (
-        "sh exited with 3: no mail"
+    script = "echo first >&2; echo no mail >&2; exit 3"
+    assert await run_command(("sh", "-c", script), b"{}", {}) == (3, "sh exited with 3: no mail")
+    assert "No such file" in (await run_command(("/no/such/program",), b"{}", {})).problem
+
+
+@pytest.mark.parametrize("quiet", ["", "2>/dev/null"])
+async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path, quiet: str) -> None:
+    """In a session of its own, where it isn't killed either, with standard error open."""
+    pid_file = tmp_path / "pid"
+    leaves = f"os.setsid(); open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep({2 * HANG_SECONDS})"
+    code = (
+        f"import os, time\nif os.fork() == 0: {leaves}\nwhile not os.path.getsize({str(pid_file)!r}): pass\nos._exit(4)"
     )
-    assert "No such file" in await run_command(("/no/such/program",), b"{}", {})
+    pid_file.touch()
+    async with asyncio.timeout(HANG_SECONDS):
+        script = f'exec "$0" -S -c "$1" {quiet}'
+        outcome = await run_command(("sh", "-c", script, sys.executable, code), b"", {}, seconds=2 * HANG_SECONDS)
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    assert outcome.status == 4
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for(server: Server) -> None:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +23,8 @@ BURST, PER_SECONDS = 10, 60.0
 WAITING_CALLS = 32
 OUTPUT_BYTES = 2000
 """Bytes of a failing command's output that the event keeps."""
+PIPE_BYTES = 65536
+"""Most bytes of it that are read at once: what a pipe holds."""
 
 
 class HookCall(msgspec.Struct, frozen=True):
@@ -91,7 +94,7 @@ class Hooks:
             call = await self._queue.get()
             body = msgspec.json.encode(call)
             if self._hooks.command:
-                self._tell("command", await run_command(self._hooks.command, body, call.environment))
+                self._tell("command", (await run_command(self._hooks.command, body, call.environment)).problem)
             if self._hooks.webhook:
                 self._tell("webhook", await post(self._hooks.webhook, body))
 
@@ -103,43 +106,77 @@ class Hooks:
             self._failed(f"alert {hook} failed: {problem}")
 
 
+class Outcome(NamedTuple):
+    """How a program ended."""
+
+    status: int | None  # None: it could not be started, or was killed when its time was up
+    problem: str  # what went wrong in one line, empty for status 0
+
+
 async def run_command(
     command: tuple[str, ...], body: bytes, environment: Mapping[str, str], seconds: float = HOOK_SECONDS
-) -> str:
-    """Run a program with the body on its standard input; gives what went wrong in one line, empty if nothing did."""
+) -> Outcome:
+    """Run a program with the body on its standard input, until it ends. What it leaves behind isn't waited for."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment}, start_new_session=True,
-        )  # fmt: skip
+        with _StandardError() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors.write_end, env={**os.environ, **environment}, start_new_session=True,
+            )  # fmt: skip
+            status = await _ended(process, body, seconds)
+            last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
     except (OSError, ValueError) as error:
-        return f"{command[0]}: {error}"
+        return Outcome(None, f"{command[0]}: {error}")
+    if status is None:
+        return Outcome(None, f"{command[0]} took longer than {seconds:g} s and was killed")
+    said = f": {last[0][:200]}" if last else ""
+    return Outcome(status, f"{command[0]} exited with {status}{said}" if status else "")
+
+
+async def _ended(process: asyncio.subprocess.Process, body: bytes, seconds: float) -> int | None:
+    """The exit status of a program that is given the body; None if it was killed when its time was up."""
+    assert process.stdin is not None
     try:
         async with asyncio.timeout(seconds):
-            said = await _converse(process, body)
-            status = await process.wait()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                process.stdin.write(body)
+                await process.stdin.drain()
+            process.stdin.close()
+            return await process.wait()
     except TimeoutError:
-        return f"{command[0]} took longer than {seconds:g} s and was killed"
+        return None
     finally:
+        process.stdin.close()
+        if process.stdin.transport.get_write_buffer_size():
+            process.stdin.transport.abort()  # of a body that is not read
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what it left behind ends with it
         await asyncio.shield(process.wait())
-    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return f"{command[0]} exited with {status}{f': {last[0][:200]}' if last else ''}" if status else ""
 
 
-async def _converse(process: asyncio.subprocess.Process, body: bytes) -> bytes:
-    """Write the body and read what is said on standard error, up to OUTPUT_BYTES of it."""
-    assert process.stdin is not None
-    assert process.stderr is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(body)
-        await process.stdin.drain()
-        process.stdin.close()
-    said = b""
-    while piece := await process.stderr.read(4096):
-        said = (said + piece)[-OUTPUT_BYTES:]
-    return said
+class _StandardError:
+    """The end of what a program writes on standard error. A child that it leaves behind may never close it, so its
+    end isn't waited for."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._said, self._loop = b"", asyncio.get_running_loop()
+
+    def __enter__(self) -> "_StandardError":
+        self._loop.add_reader(self._read_end, self.read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._read_end)
+        os.close(self._read_end)
+        os.close(self.write_end)
+
+    def read(self) -> bytes:
+        """The last OUTPUT_BYTES of what was written up to now."""
+        with contextlib.suppress(BlockingIOError):
+            self._said = (self._said + os.read(self._read_end, PIPE_BYTES))[-OUTPUT_BYTES:]
+        return self._said
 
 
 async def post(address: str, body: bytes, seconds: float = HOOK_SECONDS) -> str:
