@@ -175,6 +175,16 @@ def test_the_property_list_has_every_key_and_survives_being_parsed() -> None:
     assert "EnableTransactions" not in job
 
 
+@pytest.mark.parametrize(("grace", "seconds"), [("60.0", 120), ("110.5", 126), ("300.0", 315)])
+def test_an_agent_that_drains_its_node_is_not_killed_within_its_grace(grace: str, seconds: int) -> None:
+    drains = service(command=("/bin/sh", "--drain-on-term", "--grace", grace))
+    data = launchd.plist(drains)
+    assert f"TimeoutStopSec={seconds}" in systemd.unit(drains).splitlines()
+    assert plistlib.loads(data)["ExitTimeOut"] == seconds
+    *_, gone, _ = launchd.uninstall_steps("system", FILE, data, RUNS, 0)
+    assert isinstance(gone, UntilFails) and gone.seconds == seconds + 10.0
+
+
 def test_a_launch_agent_names_no_user() -> None:
     job = plistlib.loads(launchd.plist(service(scope="user")))
     assert "UserName" not in job and "Nice" not in job

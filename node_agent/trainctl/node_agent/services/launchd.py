@@ -17,7 +17,8 @@ LACKS = (
     'grant it, connections to other nodes may fail with "No route to host"; without --user, a LaunchDaemon is '
     "installed and has neither limit"
 )
-_GONE_SECONDS = model.STOP_SECONDS + 10.0
+_GONE_SECONDS = 10.0
+"""Seconds more than a job's own limit until it must have ended."""
 
 
 def plist(service: model.Service, label: str = LABEL) -> bytes:
@@ -30,7 +31,7 @@ def plist(service: model.Service, label: str = LABEL) -> bytes:
         "RunAtLoad": True,
         "KeepAlive": True,
         "ThrottleInterval": 10,  # seconds between two starts
-        "ExitTimeOut": model.STOP_SECONDS,
+        "ExitTimeOut": service.stop_seconds,
         "ProcessType": "Interactive",  # any other throttles processor and disk; Background means efficiency cores
         "AbandonProcessGroup": True,  # trainers outlive a restart
         "LegacyTimers": True,  # no timer is put off to save power
@@ -106,7 +107,11 @@ def install_steps(
     changed, at = data != before, target(service.scope, uid)
     steps: list[model.Step] = []
     if changed:
-        steps += [*_out(service.scope, uid, now), model.Folder(service.logs, service.user), model.Write(file, data)]
+        steps += [
+            *_out(service.scope, uid, now, before),
+            model.Folder(service.logs, service.user),
+            model.Write(file, data),
+        ]
     if not now.enabled:
         steps.append(model.Call(("launchctl", "enable", at)))
     if changed or not now.loaded:
@@ -120,12 +125,21 @@ def uninstall_steps(
     scope: model.Scope, file: Path, before: bytes | None, now: model.State, uid: int
 ) -> tuple[model.Step, ...]:
     """Ends the agent, not its trainers, and forgets the job; none where there is nothing of it."""
-    return (*_out(scope, uid, now), *([model.Remove(file)] if before is not None else []))
+    return (*_out(scope, uid, now, before), *([model.Remove(file)] if before is not None else []))
 
 
-def _out(scope: model.Scope, uid: int, now: model.State) -> list[model.Step]:
-    """`bootout` returns before the job has ended, and until then it can't be loaded again."""
+def _out(scope: model.Scope, uid: int, now: model.State, before: bytes | None) -> list[model.Step]:
+    """`bootout` returns before the job has ended, and until then it can't be loaded again. `before`: its list."""
     if not now.loaded:
         return []
-    at = target(scope, uid)
-    return [model.Call(("launchctl", "bootout", at)), model.UntilFails(("launchctl", "print", at), _GONE_SECONDS)]
+    at, seconds = target(scope, uid), _limit_seconds(before) + _GONE_SECONDS
+    return [model.Call(("launchctl", "bootout", at)), model.UntilFails(("launchctl", "print", at), seconds)]
+
+
+def _limit_seconds(data: bytes | None) -> float:
+    """How long an installed job may take to end."""
+    try:
+        limit = parsed(data or b"").get("ExitTimeOut")
+    except ValueError:
+        limit = None
+    return float(limit) if isinstance(limit, int) else float(model.STOP_SECONDS)

@@ -1,5 +1,6 @@
 """What a service of the agent is, whoever runs it, and the steps that install and remove it; all of it values."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -7,10 +8,12 @@ from typing import Literal, NamedTuple
 Manager = Literal["systemd", "launchd"]
 Scope = Literal["system", "user"]
 STOP_SECONDS = 120
-"""Seconds an agent may take to end before it is killed."""
+"""Seconds, at least, that an agent may take to end before it is killed."""
 GRACE_SECONDS = 15.0
 """Seconds within which a node leaves its run by default once its agent is terminated. What ends the agent, such as
 Kubernetes, must wait longer."""
+GRACE_MARGIN_SECONDS = 15
+"""Seconds more than its grace that an agent which drains its node is given to end."""
 OPEN_FILES = 65536
 WATCHDOG_SECONDS = 30
 """Seconds after which a hung event loop ends the agent, by systemd or, under launchd, by itself."""
@@ -28,6 +31,14 @@ class Service:
     logs: Path  # the node's folder of logs
     nice: int | None = None  # None: as the manager has it
     environment: tuple[tuple[str, str], ...] = ()  # its own, by name
+
+    @property
+    def stop_seconds(self) -> int:
+        """Seconds it may take to end before it is killed: more than the grace of a node that drains."""
+        if "--grace" not in self.command:
+            return STOP_SECONDS
+        grace_seconds = float(self.command[self.command.index("--grace") + 1])
+        return max(STOP_SECONDS, math.ceil(grace_seconds) + GRACE_MARGIN_SECONDS)
 
 
 class State(NamedTuple):

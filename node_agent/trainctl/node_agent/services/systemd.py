@@ -29,7 +29,7 @@ def _settings(service: model.Service) -> list[str]:
     lines = ["Type=notify", "NotifyAccess=main", f"ExecStart={command}"]
     lines += [f"User={service.user}"] if service.scope == "system" else []
     lines += [
-        "Restart=always", "RestartSec=1", f"TimeoutStopSec={model.STOP_SECONDS}",
+        "Restart=always", "RestartSec=1", f"TimeoutStopSec={service.stop_seconds}",
         f"WatchdogSec={model.WATCHDOG_SECONDS}",
         # Trainers live in the service's control group, and outlive a restart; one that the kernel ends for lack of
         # memory is the agent's business, and no reason to stop it.
