@@ -45,6 +45,17 @@ def test_where_no_node_is_in_reach_nothing_else_can_be_done():
     assert absent(WAY, {"a": 900.0, "b": 900.0, "c": 900.0}) == ({0: "a", 1: "b", 2: "c"}, "a, b, c", "")
 
 
+async def test_a_node_that_leaves_takes_no_rank(tmp_path):
+    def link(leaving: str) -> Any:
+        return SimpleNamespace(line=SimpleNamespace(open=True), leaving=leaving, silent_seconds=0.0)
+
+    context: Any = SimpleNamespace(db=SimpleNamespace(known_run=lambda run: SimpleNamespace(directory=tmp_path)))
+    peers: Any = SimpleNamespace(links={"b": link(""), "c": link("a spot notice")})
+    recovery = Recovery(context, peers, cast(Any, None))
+    recovery._way = WAY
+    assert await recovery._absent("run-1") == ({2: "c"}, "", "")
+
+
 # ---------------------------------------------------------------- which checkpoint
 
 

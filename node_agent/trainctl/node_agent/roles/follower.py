@@ -243,6 +243,8 @@ class Follower:
             text = f"{self._node} hosts no rank {relay.rank} of {order.run} for {lead}"
             if not isinstance(order, m.Leave):
                 await self._links.object(lead, "busy", text)
+            elif order.run not in (self._role.run, followed.run if followed is not None else None):
+                await self._tell_unknown(lead, order.run, relay.rank)
         elif await followed.obey(order):
             self._db.saw(followed.generation)
         else:

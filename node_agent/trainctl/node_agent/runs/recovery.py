@@ -41,7 +41,7 @@ class ResumePoint(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Ranks whose nodes are unreachable."""
+    """Ranks whose nodes are unreachable, or are about to leave and take no rank."""
 
     ranks: dict[int, str]
     wanted: str  # which of these nodes it waits for, and until when; empty if it can do without them
@@ -119,7 +119,7 @@ class Recovery:
             return Absent({}, "", "")
         if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
             self._way = await asyncio.to_thread(_look, paths, self._context.node)
-        out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open}
+        out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open or link.leaving}
         return absent(self._way, out_seconds)
 
     async def _check_older(self, run: str, absent: Mapping[int, str], given_up: str) -> None:
@@ -160,7 +160,7 @@ def _look(paths: RunPaths, node: str) -> ResumePoint:
 
 def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
     """Ranks that a run which goes back does without or waits for; `out_seconds`: how long each unreachable node
-    has been. Where no node at all is reachable nothing can be done but wait."""
+    has been, 0 for one that leaves. Where no node at all is reachable nothing can be done but wait."""
     ranks = {rank: node for rank, node in way.ranks.items() if node in out_seconds}
     if ranks and ranks.keys() == way.ranks.keys():
         return Absent(ranks, ", ".join(ranks.values()), "")
@@ -173,7 +173,7 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
-    session.conductor.leave_out(absent, "was unreachable when the run went back")
+    session.conductor.leave_out(absent, "was unreachable or leaving when the run went back")
     if given_up:
         session.note(d.Happened(e.Notice(given_up), "warning", "auto", session.conductor.progress.step))
 
