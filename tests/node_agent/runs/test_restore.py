@@ -62,6 +62,17 @@ def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: i
     assert not any("undone" in notice for notice in opening.notices)
 
 
+def test_a_rank_that_takes_part_again_has_not_departed(paths: RunPaths) -> None:
+    """Rank 0 left after the step that the run goes back to; rank 2 was lost before it."""
+    lost = msgspec.structs.replace(BACK, ranks={**BACK.ranks, 2: RankSetting("c", 0, 4, out="lost")})
+    with restore.RunDb(paths) as recorder:
+        recorder.set_meta(settings_key(3), msgspec.json.encode(lost).decode())
+        restore._keep(recorder, Durable(lost, m.Generation(1, 2), 204, departed=(0, 2)))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
+    opening.recorder.close()
+    assert opening.conductor.durable.departed == (2,)
+
+
 @pytest.mark.parametrize(("kept", "is_known"), [((0, 1, 2), True), ((0,), False)])
 def test_what_the_ranks_of_the_step_computed_with_is_kept_for_the_group_that_continues_it(
     paths: RunPaths, kept: tuple[int, ...], is_known: bool

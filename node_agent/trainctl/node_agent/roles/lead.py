@@ -371,6 +371,7 @@ class Lead:
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""
+        self.transfer.close()
         self._references.close()
         if self.session is not None:
             self.session.close()

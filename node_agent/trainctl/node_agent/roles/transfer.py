@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from typing import NamedTuple, Protocol
+import logging
+from typing import Final, NamedTuple, Protocol
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -20,6 +21,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
+_log: Final = logging.getLogger(__name__)
 LAG_STEPS = 8
 """Most steps that may be planned but not known to be committed; ranks repeat their newest reports, which covers
 these."""
@@ -47,6 +49,7 @@ class Transfer:
     def __init__(self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting) -> None:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
         self._succession: asyncio.Task[None] | None = None  # the newest try to succeed a lead that leaves
+        self._has_failed = False  # whether one ended by an error that isn't expected
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
         """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
@@ -66,10 +69,21 @@ class Transfer:
             self._succession = asyncio.get_running_loop().create_task(self._succeed(self._role.followed))
 
     async def _succeed(self, followed: FollowedRank) -> None:
-        with contextlib.suppress(InvalidInputError, RefusedError):
+        try:
             self._check_copy(followed)
             self._conducting.launch.check_take_over(followed.paths)
             await self._take_over(followed, await self._consented(followed, False))
+        except (InvalidInputError, RefusedError):
+            return  # the lead asks again with its next ping
+        except Exception:  # noqa: BLE001  a fault here must not pass unseen, and the lead may ask again
+            if not self._has_failed:
+                _log.exception("%s could not be led here in place of %s", followed.run, followed.known.lead)
+            self._has_failed = True
+
+    def close(self) -> None:
+        """Succeed no lead any more: this agent ends."""
+        if self._succession is not None:
+            self._succession.cancel()
 
     async def reclaim(self, term: int) -> None:
         """Lead again the run that is followed and was handed over in `term`, for its claimant has not greeted this

@@ -225,6 +225,7 @@ def old_run(
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
             policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
+            departed=tuple(rank for rank in durable.departed if rank not in settings.live),
             checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
             resumed=checkpoint_source.setups_of(paths, durable, step),
         )  # fmt: skip

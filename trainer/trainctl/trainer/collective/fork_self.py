@@ -56,9 +56,8 @@ def fork_self(engine: Engine) -> tuple[ForkedServer, Channel]:
     """Import what this process and `engine` share, and make a fork server that has it too. Call it before there is a
     thread that may hold a lock: a fork takes the locks along, but not who would let go of them. Raises GroupError if no
     process can be made, and whatever a broken library raises as it is imported."""
-    if (
-        engine == "gloo"
-    ):  # torch's backend imports it anyway; MLX's has no other use for it, but the server needs it soon
+    # torch's backend imports it anyway; MLX's has no other use for it, but the server needs it soon.
+    if engine == "gloo":
         importlib.import_module("torch")
     gc.freeze()  # a collection in either process would copy what they share
     ours, theirs = socket.socketpair()
