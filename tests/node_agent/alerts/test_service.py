@@ -12,6 +12,7 @@ import zmq
 from tests.node_agent.runs.test_session import Told
 
 from trainctl.node_agent.alerts.service import AlertService
+from trainctl.node_agent.planning.durable import TRACE_STEPS, Profiling
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
@@ -93,6 +94,19 @@ def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
     third = made()
     assert third.open == []
     third.session.close()
+
+
+def test_a_step_that_a_profiler_slows_raises_nothing(made: Any) -> None:
+    agent = made()
+    agent.session.conductor._state.persist(profiling={1: Profiling(seq=1, last_step=7)})
+    for step, held in ((7, 0), (8 + TRACE_STEPS, 1)):
+        agent.publisher.publish(m.RankStep(
+            run="sim", generation=m.Generation(1, 1), step=step, rank=0, node="a", tokens=100, samples=12,
+            micro_batch=4, replays=0, step_seconds=1, phases=m.Phases(forward=1),
+            values={"memory_bytes": 99.0, "memory_cap_bytes": 100.0},
+        ))  # fmt: skip
+        assert agent.service._evaluator.held == held
+    agent.session.close()
 
 
 def test_a_muted_kind_is_kept_and_calls_nobody(made: Any) -> None:

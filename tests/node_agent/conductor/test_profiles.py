@@ -7,6 +7,9 @@ from tests.node_agent.conductor.test_groups import texts
 from tests.node_agent.support.simulated_ranks import RUN
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.conductor.restarts import PROFILE_SECONDS
+from trainctl.node_agent.planning.durable import TRACE_STEPS
+from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 
@@ -73,6 +76,41 @@ def test_an_outcome_is_recorded_once_however_often_it_is_repeated() -> None:
         f"a profiled steps {first} to {first + 1}: 0.0 MB, loop paused 0 ms", "no profile from b: the disk is full"
     ]  # fmt: skip
     assert simulation.conductor.durable.profiling == {}
+
+
+def test_events_name_the_command_that_asked_for_the_profile() -> None:
+    simulation = group()
+    plan = begun(simulation, steps=2)
+    simulation.feed(written(plan, 0))
+    simulation.feed(written(plan, 1, problem="the disk is full"))
+    found = [one.command for one in simulation.happened if isinstance(one.data, e.Profiled | e.ProfileFailed)]
+    assert found == [*plan.commands, *plan.commands]
+
+
+def test_a_profiled_rank_may_be_silent_for_longer_as_the_profiler_stops_its_heartbeats() -> None:
+    simulation = group()
+    limit = simulation.conductor.silence_limit_seconds
+    assert limit(0, in_touch=True) == AWAY_SECONDS
+    plan = begun(simulation, steps=2, nodes=["a"])
+    assert (limit(0, in_touch=True), limit(0, in_touch=False)) == (PROFILE_SECONDS, AWAY_SECONDS)
+    assert limit(1, in_touch=True) == AWAY_SECONDS
+    simulation.feed(written(plan, 0))
+    assert limit(0, in_touch=True) == AWAY_SECONDS
+
+
+def test_profiled_steps_count_for_no_rate_and_a_lost_outcome_stops_that_for_some_steps_only() -> None:
+    simulation = group()
+    begun(simulation, steps=2)
+    of = simulation.conductor._pipeline.rates
+    before = of.timed([0, 1])
+    step = simulation.conductor.progress.step
+    for rank in simulation.ranks.values():
+        rank.speed /= 10
+    simulation.until_step(step + 10)
+    assert of.timed([0, 1]) == before
+    simulation.until_step(step + TRACE_STEPS + 30)
+    assert of.timed([0, 1]) != before
+    assert not simulation.conductor.durable.is_profiled(simulation.conductor.progress.step)
 
 
 def test_a_rank_whose_trainer_ends_first_is_named() -> None:

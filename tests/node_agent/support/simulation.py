@@ -434,7 +434,7 @@ class Simulation:
         for rank in self.ranks.values():
             heard = max(self.conductor.ranks[rank.rank].heard or 0.0, self.listens_since)
             silent_seconds = self.now - heard
-            is_long = silent_seconds >= self.conductor.silence_limit_seconds(rank.rank)
+            is_long = silent_seconds >= self.conductor.silence_limit_seconds(rank.rank, in_touch=rank.connected)
             if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
                 alone = not any(other.connected for other in self.ranks.values() if other is not rank)
                 why = "has been silent for 5 s" if rank.connected else "no agent answers"

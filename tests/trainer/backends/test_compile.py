@@ -1,12 +1,13 @@
 """Compiled layers: the losses and gradients of others, few compilations, what they need, and whose time they are."""
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,38 @@ def test_padding_changes_no_number(run_file: Callable[..., Any]) -> None:
     losses = [backend.evaluate(one).losses["tokens"] for one in (given, wide)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert backend.token_log_probabilities(wide)[:, 13:].any() is np.False_
+
+
+class Marks:
+    """A device whose queue takes 30 s for what is between two marks."""
+
+    def mark(self) -> object:
+        return object()
+
+    def seconds_between(self, begun: object, ended: object) -> float:
+        assert begun is not ended
+        return 30.0
+
+
+def test_on_a_device_the_compilers_time_is_in_no_phase_while_ranges_are_recorded(tmp_path: Path) -> None:
+    meter, names = CompileMeter(5.0), list[str]()
+
+    @contextlib.contextmanager
+    def ranges(name: str) -> Iterator[None]:
+        names.append(f"begin {name}")
+        yield
+        names.append(f"end {name}")
+
+    watch = Stopwatch(StatusWriter(tmp_path / "status", os.getpid()), time.perf_counter(), meter, ranges)
+    device: Any = Marks()
+    for name, seconds in (("forward", 10.0), ("backward", 40.0)):
+        with watch.on_device(name, device):
+            meter.seconds += seconds
+            names.append("work")
+    watch.settle(device)
+    assert (watch.phases().forward, watch.phases().backward) == (20.0, 0.0)
+    assert watch.compile_seconds() == 50.0
+    assert names == ["begin forward", "work", "end forward", "begin backward", "work", "end backward"]
 
 
 def test_the_compilers_time_is_in_no_phase(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import itertools
 import json
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from trainctl.protocol import messages as m
 from trainctl.trainer.profiling import profiler as profiling
 from trainctl.trainer.profiling import trace_process
 from trainctl.trainer.profiling.metal_recorder import CAPTURE, NO_CAPTURE, VARIABLE, MetalRecorder
+from trainctl.trainer.profiling.phase_recorder import PhaseRecorder
 from trainctl.trainer.profiling.profiler import Profiler
 
 PHASES = {"data", "forward", "backward", "sync", "optimizer"}
@@ -42,10 +45,16 @@ class Profiled:
         found = []
         for _ in range(count):
             self.step += 1
+            self.profiler.before("train")
             with self.profiler.step(self.step):
                 found.append(self.rig.train(self.step, 4).loss_sum)
             self.profiler.step_ended(self.step)
         return found
+
+    def evaluate(self) -> None:
+        self.profiler.before("evaluate")
+        work = (m.RankWork(0, (m.Range(0, 2),), 2),)
+        self.rig.executor.evaluate(self.rig.plan(self.step, 2, kind="evaluate", work=work), time.perf_counter())
 
     def outcome(self) -> m.ProfileWritten:
         until(lambda: self.said, what="the trace")
@@ -105,6 +114,88 @@ def test_a_recording_that_takes_long_ends_early_and_says_so(
     assert (done.first_step, done.last_step) == (2, 2)
     assert done.lacks == "1 of 9 steps: recording ends after 0 s"
     at.profiler.close()
+
+
+def test_recording_ends_when_memory_has_grown(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "MOST_GROWTH_BYTES", 0)
+    monkeypatch.setattr(profiling, "resident_bytes", itertools.count().__next__)
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    assert at.arm(9) is None
+    at.train(3)
+    assert at.outcome().lacks.endswith("1 of 9 steps: recording ends when memory has grown by 0.0 GB")
+    at.profiler.close()
+
+
+def test_an_evaluation_ends_the_recording_and_is_not_in_the_trace(new_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    assert at.arm(3) is None
+    at.evaluate()  # before the step that warms up it disturbs nothing
+    at.train(2)
+    at.evaluate()
+    at.train(2)
+    done = at.outcome()
+    assert (done.problem, done.first_step, done.last_step) == ("", 2, 2)
+    assert done.lacks == "1 of 3 steps: recording ended before an evaluation"
+    trace = json.loads(gzip.decompress((at.folder / done.file).read_bytes()))
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert "forward" in names
+    assert "evaluate" not in names
+    assert at.arm(3) is None
+    at.train(1)
+    at.evaluate()
+    assert at.outcome().problem == "an evaluation came before the first recorded step; send the command again"
+    assert not [path for path in at.folder.iterdir() if path.name != done.file]
+    at.profiler.close()
+
+
+@pytest.mark.parametrize("method", ["start", "step_ended", "stop", "write"])
+def test_an_error_of_the_recorder_costs_the_profile_and_not_the_step(
+    method: str, new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the library has a bug\nand a long text")
+
+    recorder = PhaseRecorder()
+    setattr(recorder, method, fail)
+    monkeypatch.setattr(profiling, "make_recorder", lambda *_: recorder)
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    problem = at.arm(1)
+    assert len(at.train(3)) == 3
+    assert (problem or at.outcome().problem) == "the library has a bug"
+    at.profiler.close()
+    assert not [*at.folder.iterdir()]
+    assert at.rig.executor.ranges is None
+
+
+def test_a_nearly_full_disk_costs_the_profile_and_leaves_nothing(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    assert at.arm(1) is None
+    monkeypatch.setattr(profiling, "LEAST_FREE_BYTES", 2**70)
+    at.train(2)
+    assert "free some" in at.outcome().problem
+    until(lambda: "free some" in (at.arm(1) or ""), what="the end of the one before")
+    assert not [*at.folder.iterdir()]
+    at.profiler.close()
+
+
+def test_a_rank_that_leaves_starts_no_process_for_its_trace(
+    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "LAST_SECONDS", profiling.KILL_SECONDS)
+    left, recorder = threading.Event(), PhaseRecorder()
+    monkeypatch.setattr(recorder, "write", lambda path: left.wait())
+    monkeypatch.setattr(profiling, "make_recorder", lambda *_: recorder)
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
+    assert at.arm(1) is None
+    at.train(2)
+    at.profiler.close()
+    left.set()
+    assert at.outcome().problem == "the rank left before its trace was written"
+    assert at.profiler._process is None
 
 
 def test_a_rank_that_leaves_before_the_end_says_so_and_leaves_nothing(

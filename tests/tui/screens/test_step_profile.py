@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.tui.screens.test_pictures import Compare, still
 from tests.tui.support.driving import until
@@ -38,35 +39,66 @@ def profiled(node: str, rank: int, first: int, *, factor: float = 1.0, device: b
 
 
 def events(*data: e.AnyEvent) -> tuple[m.Event, ...]:
+    return by_command(dict.fromkeys(data, "c" * 36))
+
+
+def by_command(found: dict[e.AnyEvent, str]) -> tuple[m.Event, ...]:
+    """Events with their commands."""
     return tuple(
-        m.Event(id=at + 1, at=1000.0 + at, severity="info", by="auto", data=one) for at, one in enumerate(data)
+        m.Event(id=at + 1, at=1000.0 + at, severity="info", by="auto", data=one, command=command)
+        for at, (one, command) in enumerate(found.items())
     )
 
 
-MIXED = events(
-    profiled("studio", 0, 40), profiled("mbp", 1, 40),
+OLDER = profiled("studio", 0, 40), profiled("mbp", 1, 40)
+NEWER = (
     profiled("studio", 0, 122),
     profiled("mbp", 1, 122, factor=1.6, lacks="MLX records no operators: the trace has only the wall times"),
     profiled("forge", 2, 122, factor=0.3, device=True),
     e.ProfileFailed("mini", "its trainer ended before the trace was written"),
-)  # fmt: skip
+)
+MIXED = by_command(dict.fromkeys(OLDER, "a" * 36) | dict.fromkeys(NEWER, "b" * 36))
+FAILED = events(e.ProfileFailed("mini", "the disk is full"))
 
 
 def source_with(found: tuple[m.Event, ...]) -> Recorded:
     source = source_of(4)
-    source.known_profiles = found
+    source.known_step_profiles = found
     source.known_traces = {(one.data.node, one.data.file): CONTENT for one in found if isinstance(one.data, e.Profiled)}
     return source
 
 
-def test_ranks_that_recorded_the_same_steps_are_one_profile_with_its_failures() -> None:
+def test_ranks_that_one_command_asked_are_one_profile_with_its_failures() -> None:
     older, newest = step_profiles.groups(MIXED)
     assert [group.label(rank) for group in (older, newest) for rank in group.ranks] == [
         "studio", "mbp", "studio", "mbp", "forge"
     ]  # fmt: skip
     assert (older.failed, [one.node for one in newest.failed]) == ((), ["mini"])
     assert newest.phases == m.PHASES[:5]
-    assert step_profiles.groups(events(e.ProfileFailed("mini", "x"))) == ()
+
+
+def test_the_newest_profile_is_that_of_the_newest_command_though_the_run_went_back() -> None:
+    found = by_command({OLDER[0]: "b" * 36, profiled("studio", 0, 20): "a" * 36, OLDER[1]: "b" * 36})
+    first, newest = step_profiles.groups(reversed(found))
+    assert (first.first_step, len(first.ranks), newest.first_step) == (40, 2, 20)
+
+
+def test_a_rank_that_ended_early_counts_its_own_steps() -> None:
+    short = msgspec.structs.replace(profiled("mbp", 1, 40), last_step=40)
+    (group,) = step_profiles.groups(events(OLDER[0], short))
+    assert (group.first_step, group.last_step) == (40, 42)
+    text = view.text(group)
+    assert "forward: 0.63 s per step" in text
+    assert "forward: 1.90 s per step" in text or "forward: 1.9 s per step" in text
+
+
+@pytest.mark.parametrize("rows", [2, 22])
+def test_a_profile_that_failed_everywhere_shows_why(rows: int) -> None:
+    (group,) = step_profiles.groups(FAILED)
+    made = [plain(line) for line in view.lines(group, "", 0, 80, rows, UNICODE)]
+    assert {len(line) for line in made} == {80} and len(made) == rows
+    assert rows == 2 or any("mini: the disk is full" in line for line in made)
+    assert "no profile from mini: the disk is full" in view.text(group)
 
 
 def test_two_ranks_of_a_node_are_told_apart() -> None:
@@ -103,6 +135,16 @@ def test_the_command_line_says_it_in_80_columns_and_as_objects() -> None:
     assert made["ranks"][0]["phases"][1]["operators"][0] == {
         "name": "aten::addmm", "calls": 84, "seconds": 0.95, "device_seconds": 0.0, "share": 0.5
     }  # fmt: skip
+
+
+async def test_the_screen_of_a_failed_profile_shows_why_and_takes_all_keys() -> None:
+    app = app_of(source_with(FAILED))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.run is not None)
+        await pilot.press("7")
+        await until(pilot, lambda: "mini: the disk is full" in body(app))
+        await pilot.press("down", "right", "left", "pageup", "pagedown", "f")
+        assert "profile of no steps" in body(app)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")

@@ -482,7 +482,7 @@ class Recorded:
         self.known_runs = runs
         self.known_samples: tuple[m.Sample, ...] = ()
         self.known_pairs: tuple[m.HeldOutPairs, ...] = ()
-        self.known_profiles: tuple[m.Event, ...] = ()
+        self.known_step_profiles: tuple[m.Event, ...] = ()
         self.known_traces: dict[tuple[str, str], bytes] = {}  # by node and file
         self.known_policies: m.Policies | None = None
         self.known_diagnosis: m.DiagnosisReply | None = None
@@ -565,7 +565,7 @@ class Recorded:
         return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
 
     async def traces(self, run: str | None = None) -> m.Traces:
-        return m.Traces(rid="r", run=run, profiles=self.known_profiles)
+        return m.Traces(rid="r", run=run, profiles=self.known_step_profiles)
 
     async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
         data = self.known_traces[node, file]

@@ -127,11 +127,11 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self.checkpointer.close()
-            self.profiler.close()
             self._executor.close()
             self._dataset.close()
             self._membership.close()
             self._metrics.close()
+            self.profiler.close()
             if is_orderly:  # else the agent should know why soon
                 self._copies.close()
 
@@ -238,6 +238,7 @@ class Trainer:
         self._status.show("idle")
 
     def _run_plan(self, plan: m.StepPlan, started: float) -> m.Report:
+        self.profiler.before(plan.kind)
         match plan.kind:
             case "train":
                 with self.profiler.step(plan.step):

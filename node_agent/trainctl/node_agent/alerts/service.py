@@ -69,9 +69,17 @@ class AlertService:
         if self._session is None or self._is_idle:
             return
         if isinstance(message, m.HostReading) or (
-            isinstance(message, m.StepCommitted | m.RankStep) and message.run == self._run[0]
+            isinstance(message, m.StepCommitted | m.RankStep)
+            and message.run == self._run[0]
+            and not self._is_profiled(message)
         ):
             self._evaluator.heard(message, time.monotonic())
+
+    def _is_profiled(self, message: m.StepCommitted | m.RankStep) -> bool:
+        """Whether a rank's step says nothing of its speed and memory: a profiler ran on some rank."""
+        session = self._session
+        is_part = isinstance(message, m.RankStep)
+        return is_part and session is not None and session.conductor.durable.is_profiled(message.step)
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's reading, which its agent has reported; kept in the record too."""

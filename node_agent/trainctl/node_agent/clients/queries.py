@@ -365,6 +365,9 @@ def _read_trace(request: m.TraceRequest, path: Path) -> m.TracePart:
     except FileNotFoundError:
         problem = f"{request.node} no longer has {request.file}: only the newest traces are kept; profile again"
         raise InvalidInputError("file", problem) from None
+    except OSError as error:
+        problem = f"{request.node} can't read {request.file}: {error.strerror or error}"
+        raise InvalidInputError("file", problem) from None
     return m.TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
 
 

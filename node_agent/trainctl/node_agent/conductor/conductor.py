@@ -201,9 +201,9 @@ class Conductor:
         """The verbs that the run does not take, each with why."""
         return self._commands.not_taken
 
-    def silence_limit_seconds(self, rank: int) -> float:
+    def silence_limit_seconds(self, rank: int, *, in_touch: bool) -> float:
         """How long a trainer may say nothing; the longest while it loads for the first time."""
-        return self._restarts.silence_limit_seconds(rank)
+        return self._restarts.silence_limit_seconds(rank, in_touch=in_touch)
 
     def draining(self, rank: int) -> str:
         """Until when the group has a rank of a node whose drain was accepted; empty if there is no such drain."""

@@ -283,7 +283,8 @@ class Pipeline:
                 self._proposals.ask(Replayed(in_flight.plan, report))
         if not in_flight.is_done:
             return None
-        if report.kind == "train" and in_flight.plan.finishes is None:
+        is_profiled = self._state.durable.is_profiled(report.step)  # its time and memory are the profiler's too
+        if report.kind == "train" and in_flight.plan.finishes is None and not is_profiled:
             version = in_flight.plan.plan_version
             self.rates.reported(in_flight.reports, version)
             self.peaks.reported(in_flight.reports, version)

@@ -18,6 +18,9 @@ STARTS = 5
 """Starts without completing a step after which a rank counts as failed."""
 START_SECONDS = 120.0
 """Seconds within which a restarted trainer must report."""
+PROFILE_SECONDS = 120.0
+"""Seconds that a rank may say nothing while it is profiled. At the end of a recording, torch's profiler holds the
+interpreter lock for about 0.6 s per 100,000 operators, so the rank sends no heartbeat."""
 SURVIVOR_SECONDS = 10.0
 """Seconds within which a trainer that outlived its agent finds the next one."""
 RETURN_SECONDS = 1.0
@@ -143,10 +146,12 @@ class Restarts:
         at_beginning = self._state.stage == "loading" and not self._rendezvous.adopts
         return at_beginning and not self._state.settings.ranks[rank].out
 
-    def silence_limit_seconds(self, rank: int) -> float:
-        """How long a trainer may say nothing; the longest while it loads for the first time."""
+    def silence_limit_seconds(self, rank: int, *, in_touch: bool = True) -> float:
+        """How long a trainer may say nothing; the longest while it loads for the first time. `in_touch`: whether its
+        node is reachable."""
         if self._rendezvous.ranks[rank].ready is not None:
-            return share_edits.AWAY_SECONDS
+            is_profiled = in_touch and self._state.durable.is_profiled(self._state.progress.step, rank)
+            return PROFILE_SECONDS if is_profiled else share_edits.AWAY_SECONDS
         if self.loads_first(rank):
             return min(self._state.config.run.load_seconds, self._state.config.group.unreachable_seconds)
         if self.is_loading(rank):

@@ -13,6 +13,7 @@ from trainctl.node_agent.conductor.probes import Difference
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import held_out
+from trainctl.node_agent.planning.durable import Profiling
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.policies import AUTHOR
@@ -129,11 +130,12 @@ def defragmentation(state: ConductorState, plan: m.StepPlan, reports: Reports) -
 def profile(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
     """Which ranks record the steps that follow. The commands fail only if none does."""
     refused = {rank: report.skipped for rank, report in reports.items() if report.skipped}
-    for rank, why in refused.items():
-        state.happen(e.ProfileFailed(state.node(rank), why), "warning", plan.step)
-    begun = {rank: plan.seq for rank in reports if rank not in refused}
-    state.persist(profiling={**state.durable.profiling, **begun})
     first, last = plan.step + 2, plan.step + 1 + plan.profile_steps
+    asked = Profiling(plan.seq, next(iter(plan.commands), None), last)
+    for rank, why in refused.items():
+        _profile_failed(state, rank, asked, why)
+    begun = {rank: asked for rank in reports if rank not in refused}
+    state.persist(profiling={**state.durable.profiling, **begun})
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     result = f"{steps} on {state.nodes(begun)}; step {first - 1} warms up"
     for id in plan.commands:
@@ -145,29 +147,34 @@ def profile(state: ConductorState, plan: m.StepPlan, reports: Reports) -> None:
 
 def profiled(state: ConductorState, said: m.ProfileWritten) -> None:
     """A rank's trace is written, or failed; repeated messages are ignored."""
-    if state.durable.profiling.get(said.rank) != said.seq:
+    asked = state.durable.profiling.get(said.rank)
+    if asked is None or asked.seq != said.seq:
         return
-    node = state.node(said.rank)
     _profile_ended(state, said.rank)
     if said.problem:
-        state.happen(e.ProfileFailed(node, said.problem), "warning")
+        _profile_failed(state, said.rank, asked, said.problem)
         return
     done = e.Profiled(
-        node, said.rank, said.first_step, said.last_step, said.file, said.size_bytes, said.digest, said.phases,
-        said.loop_seconds, said.lacks,
+        state.node(said.rank), said.rank, said.first_step, said.last_step, said.file, said.size_bytes, said.digest,
+        said.phases, said.loop_seconds, said.lacks,
     )  # fmt: skip
-    state.happen(done, step=said.last_step)
+    state.happen(done, step=said.last_step, command=asked.command)
 
 
 def profile_lost(state: ConductorState, rank: int) -> None:
     """A trainer has ended that was recording a profile."""
-    if rank in state.durable.profiling:
+    asked = state.durable.profiling.get(rank)
+    if asked is not None:
         _profile_ended(state, rank)
-        state.happen(e.ProfileFailed(state.node(rank), "its trainer ended before the trace was written"), "warning")
+        _profile_failed(state, rank, asked, "its trainer ended before the trace was written")
+
+
+def _profile_failed(state: ConductorState, rank: int, asked: Profiling, why: str) -> None:
+    state.happen(e.ProfileFailed(state.node(rank), why), "warning", command=asked.command)
 
 
 def _profile_ended(state: ConductorState, rank: int) -> None:
-    state.persist(profiling={other: seq for other, seq in state.durable.profiling.items() if other != rank})
+    state.persist(profiling={other: asked for other, asked in state.durable.profiling.items() if other != rank})
 
 
 def sample_interrupted(state: ConductorState, plan: m.StepPlan) -> None:

@@ -90,10 +90,11 @@ class ConductorState:
 
     def happen(
         self, data: AnyEvent, severity: m.Severity = "info", step: int | None = None, by: str = "auto",
-        verb: str | None = None,
+        verb: str | None = None, command: str | None = None,
     ) -> None:  # fmt: skip
-        """For the run's events; at the last step unless one is given. `verb`: of a command that would have done it."""
-        self.decide(d.Happened(data, severity, by, self.progress.step if step is None else step, verb))
+        """For the run's events; at the last step unless one is given. `verb`: of a command that would have done it.
+        `command`: the ID of the one that did it."""
+        self.decide(d.Happened(data, severity, by, self.progress.step if step is None else step, verb, command))
 
     def carry(self, command: d.Commanded, step: int, made: AnyEvent | None = None) -> None:
         """The plan of `step` carries the command: it is applied when that step commits, and has then `made` that."""

@@ -12,6 +12,9 @@ from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import BranchPoint, Generation
 from trainctl.protocol.messages.events import AnyEvent
 
+TRACE_STEPS = 200
+"""Steps after the last recorded one in which a rank may still write its trace; then its outcome counts as lost."""
+
 
 class RankSetting(msgspec.Struct, frozen=True):
     """One rank's part in the next plan."""
@@ -104,6 +107,14 @@ class Skipped(msgspec.Struct, frozen=True):
     count: int
 
 
+class Profiling(msgspec.Struct, frozen=True):
+    """A profile of one rank that is recorded, or whose trace is written."""
+
+    seq: int  # of its plan
+    command: str | None = None
+    last_step: int = 0  # the last one to be recorded
+
+
 class Writing(msgspec.Struct, frozen=True):
     """A checkpoint that ranks write in the background."""
 
@@ -144,9 +155,14 @@ class Durable(msgspec.Struct, frozen=True):
     changed_at: int | None = None  # step of the newest command of a policy that changed the plan
     branch: BranchPoint | None = None  # None: the run started at step 0
     setups: dict[int, RankSetup] = {}  # by rank, as it was when it last joined a generation
-    profiling: dict[int, int] = {}  # seq of the plan by rank, of profiles whose trace is not written yet
+    profiling: dict[int, Profiling] = {}  # by rank, of profiles whose trace is not written yet
     resumed: Resumed | None = None  # until a generation has formed after the run was resumed
     departed: tuple[int, ...] = ()  # lost ranks whose nodes shut down, until those are back
+
+    def is_profiled(self, step: int, rank: int | None = None) -> bool:
+        """Whether a profile of the rank slows a step; of any rank if it is None."""
+        known = self.profiling.values() if rank is None else filter(None, [self.profiling.get(rank)])
+        return any(step <= one.last_step + TRACE_STEPS for one in known)
 
     @property
     def first_step(self) -> int:

@@ -123,7 +123,7 @@ class Session:
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
-        if silent_seconds < self.conductor.silence_limit_seconds(rank):
+        if silent_seconds < self.conductor.silence_limit_seconds(rank, in_touch=self.ports[rank].in_touch):
             self._away.pop(rank, None)
             return 0.0
         if rank not in self._away:

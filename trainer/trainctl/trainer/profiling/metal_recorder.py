@@ -50,4 +50,7 @@ class MetalRecorder(PhaseRecorder):
     def _end(self) -> None:
         if self._is_capturing:
             self._is_capturing = False
-            self._metal.stop_capture()
+            try:
+                self._metal.stop_capture()
+            except (RuntimeError, ValueError) as error:
+                self.lacks += f"; the capture failed: {first_line(error)}"

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.base import Backend
@@ -23,20 +24,32 @@ from trainctl.trainer.profiling.trace_process import TRACE, Written
 
 MOST_SECONDS = 120.0
 """Seconds after which recording ends with the step in progress: memory holds all events until then."""
+MOST_GROWTH_BYTES = 1_000_000_000
+"""Growth of the process's resident memory, after the step that warms up, at which recording ends with the step."""
+LEAST_FREE_BYTES = 2_000_000_000
+"""Free disk space below which nothing is recorded or written: a trace may have several hundred MB."""
 TRACES_KEPT = 8
 """Newest traces of a rank that are kept; older ones are removed."""
 REPEATS = 20
 """Heartbeats that repeat the outcome, for an agent that was away."""
-LAST_SECONDS = 10.0
-"""Seconds that a leaving trainer waits for its trace to be written."""
+LAST_SECONDS, KILL_SECONDS = 5.0, 1.0
+"""Seconds that a leaving trainer waits for its trace; for the last of them, the process that compresses it is gone."""
 NICENESS = 10
 """Niceness of the process that compresses the trace: a tenth of what a training thread gets of a busy core."""
+
+_LEFT = "the rank left before its trace was written"
+_PLANS = {
+    "evaluate": "an evaluation", "checkpoint": "a checkpoint", "sample": "a sample", "sync": "a sync of the weights",
+    "measure": "a measurement", "probe": "a comparison of the models", "defragment": "a clearing of caches",
+}  # fmt: skip
+"""What ends a recording: memory would hold its events too."""
 
 Range = Callable[[str], AbstractContextManager[object]]
 
 
 class Profiler:
-    """`arm`, `step`, `step_ended` and `close` are for the main thread, `state` for the control thread."""
+    """`arm`, `before`, `step`, `step_ended` and `close` are for the main thread, `state` for the control thread. No
+    error of a recorder leaves it: the profile fails, and training continues."""
 
     def __init__(
         self, run: str, rank: int, folder: Path, backend: Backend, send: Callable[[m.FromTrainer], None],
@@ -48,6 +61,7 @@ class Profiler:
         self._recording: _Recording | None = None
         self._writer: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting, self._is_closing = threading.Lock(), False
         self._newest: m.ProfileWritten | None = None
         self._repeats = 0
 
@@ -55,19 +69,32 @@ class Profiler:
         """Record `plan.profile_steps` steps after the next one; or the reason why not."""
         if self._recording is not None or (self._writer is not None and self._writer.is_alive()):
             return "a profile of this rank is in progress: wait for its event, then send the command again"
-        begun = time.perf_counter()
+        begun, work = time.perf_counter(), self._folder / f".rank-{self._rank}.{os.getpid()}.part"
         try:
-            work = self._folder / f".rank-{self._rank}.{os.getpid()}.part"
             atomic_folder.remove_parts(self._folder)
             work.mkdir(parents=True, exist_ok=True)
+            check_space(work)
             recorder = make_recorder(self._backend, plan.profile_steps, work)
             recorder.start()
-        except (CannotProfileError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  whatever the library raises
+            shutil.rmtree(work, ignore_errors=True)
             return first_line(error)
         self._recording = _Recording(recorder, plan, work)
         self._recording.loop_seconds = time.perf_counter() - begun
         self._show(recorder.range)
         return None
+
+    def before(self, kind: m.PlanKind) -> None:
+        """A plan is next. One that trains no step ends the recording; before the step that warms up nothing is
+        recorded yet."""
+        at, what = self._recording, _PLANS.get(kind)
+        if at is None or what is None or not at.is_warm:
+            return
+        if at.recorded:
+            at.end_early(f"ended before {what}")
+            self._end(at)
+        else:
+            self._give_up(at, f"{what} came before the first recorded step; send the command again")
 
     def step(self, step: int) -> AbstractContextManager[object]:
         """A range of a whole step, where one is recorded."""
@@ -80,17 +107,39 @@ class Profiler:
         if at is None:
             return
         begun = time.perf_counter()
-        at.recorder.step_ended()
-        at.count(step)
+        try:
+            at.recorder.step_ended()
+            at.count(step)
+        except Exception as error:  # noqa: BLE001  whatever the library raises
+            self._give_up(at, first_line(error))
+            return
+        at.loop_seconds += time.perf_counter() - begun
         if at.is_over:
+            self._end(at)
+
+    def _end(self, at: "_Recording") -> None:
+        """Stop recording; the trace is written by another thread."""
+        begun = time.perf_counter()
+        try:
             at.recorder.stop()
-            self._show(None)
-            self._recording = None
-            at.loop_seconds += time.perf_counter() - begun
-            self._writer = threading.Thread(target=self._finish, args=(at,), name="profile", daemon=True)
-            self._writer.start()
-        else:
-            at.loop_seconds += time.perf_counter() - begun
+        except Exception as error:  # noqa: BLE001  whatever the library raises
+            self._give_up(at, first_line(error))
+            return
+        self._recording = None
+        self._show(None)
+        at.loop_seconds += time.perf_counter() - begun
+        self._writer = threading.Thread(target=self._finish, args=(at,), name="profile", daemon=True)
+        self._writer.start()
+
+    def _give_up(self, at: "_Recording", problem: str) -> None:
+        """The recorder is stopped all the same: torch ends with a segmentation fault if its profiler runs at exit."""
+        self._recording = None
+        self._show(None)
+        with contextlib.suppress(Exception):
+            at.recorder.stop()
+        shutil.rmtree(at.work, ignore_errors=True)
+        log.error("no profile: %s", problem)
+        self._tell(self._failed(at, problem))
 
     def state(self) -> m.ProfileWritten | None:
         """What a heartbeat repeats."""
@@ -99,17 +148,15 @@ class Profiler:
 
     def close(self) -> None:
         """Wait a while for the trace to be written; a recording in progress is given up."""
-        at, self._recording = self._recording, None
-        if at is not None:
-            at.recorder.stop()
-            self._show(None)
-            shutil.rmtree(at.work, ignore_errors=True)
-            self._tell(self._failed(at, "the rank left before all steps were recorded"))
+        if self._recording is not None:
+            self._give_up(self._recording, "the rank left before all steps were recorded")
         if self._writer is not None:
-            self._writer.join(LAST_SECONDS)
-            if self._writer.is_alive() and self._process is not None:
-                self._process.kill()
-                self._writer.join(LAST_SECONDS)
+            self._writer.join(LAST_SECONDS - KILL_SECONDS)
+            with self._starting:
+                self._is_closing = True
+                if self._process is not None:
+                    self._process.kill()
+            self._writer.join(KILL_SECONDS)
 
     # ------------------------------------------------------------ on the writer's thread
 
@@ -117,7 +164,7 @@ class Profiler:
         try:
             said = self._written(at)
         except Exception as error:  # noqa: BLE001  an error must not end the thread without an outcome
-            said = self._failed(at, first_line(error))
+            said = self._failed(at, _LEFT if self._is_closing else first_line(error))
         finally:
             shutil.rmtree(at.work, ignore_errors=True)
         if said.problem:
@@ -129,7 +176,10 @@ class Profiler:
     def _written(self, at: "_Recording") -> m.ProfileWritten:
         suffix = "zip" if any(at.work.iterdir()) else "trace.json.gz"
         name = f"rank-{self._rank}.steps-{at.first}-{at.last}.{suffix}"
+        check_space(at.work)
+        begun = time.perf_counter()
         at.recorder.write(at.work / TRACE)
+        at.loop_seconds += time.perf_counter() - begun  # torch holds the interpreter lock, so the loop waits
         made = self._compressed(at.work, name)
         if made.problem:
             return self._failed(at, made.problem)
@@ -144,7 +194,10 @@ class Profiler:
 
     def _compressed(self, work: Path, name: str) -> Written:
         argv = [sys.executable, "-m", "trainctl.trainer.profiling.trace_process", str(work), name]
-        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        with self._starting:
+            if self._is_closing:
+                raise CannotProfileError(_LEFT)
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         with self._process as process:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
@@ -175,25 +228,44 @@ class _Recording:
         self.recorder, self.plan, self.work = recorder, plan, work
         self.first = self.last = 0
         self.loop_seconds, self.lacks = 0.0, ""
-        self._is_warm, self._recorded, self._since = False, 0, 0.0
+        self.is_warm, self.recorded = False, 0
+        self._since, self._resident_bytes = 0.0, 0
 
     def count(self, step: int) -> None:
         """A step has ended; the first one has warmed up."""
-        if not self._is_warm:
-            self._is_warm, self._since = True, time.monotonic()
+        if not self.is_warm:
+            self.is_warm, self._since, self._resident_bytes = True, time.monotonic(), resident_bytes()
             return
         self.first = self.first or step
-        self.last, self._recorded = step, self._recorded + 1
+        self.last, self.recorded = step, self.recorded + 1
+
+    def end_early(self, why: str) -> None:
+        """Say which steps are missing."""
+        self.lacks = f"{self.recorded} of {self.plan.profile_steps} steps: recording {why}"
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are recorded, or it has taken too long."""
-        if not self._recorded or self._recorded == self.plan.profile_steps:
-            return bool(self._recorded)
-        if time.monotonic() - self._since < MOST_SECONDS:
-            return False
-        self.lacks = f"{self._recorded} of {self.plan.profile_steps} steps: recording ends after {MOST_SECONDS:.0f} s"
-        return True
+        """Whether all steps are recorded, or it has taken too long or too much memory."""
+        if not self.recorded or self.recorded == self.plan.profile_steps:
+            return bool(self.recorded)
+        if time.monotonic() - self._since >= MOST_SECONDS:
+            self.end_early(f"ends after {MOST_SECONDS:.0f} s")
+        elif resident_bytes() - self._resident_bytes >= MOST_GROWTH_BYTES:
+            self.end_early(f"ends when memory has grown by {MOST_GROWTH_BYTES / 1e9:.1f} GB")
+        return bool(self.lacks)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def check_space(folder: Path) -> None:
+    """Raises CannotProfileError if the disk has too little free space for a trace."""
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE_BYTES:
+        need = f"a profile needs {LEAST_FREE_BYTES / 1e9:.0f} GB"
+        raise CannotProfileError(f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}, and {need}: free some")
 
 
 def make_recorder(backend: Backend, steps: int, folder: Path) -> Recorder:

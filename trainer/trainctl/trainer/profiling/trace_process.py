@@ -1,8 +1,9 @@
 """`python -m trainctl.trainer.profiling.trace_process FOLDER NAME`: makes a trace's file and its table of operators.
 
 FOLDER has `trace.json`, and perhaps a Metal capture. The process writes NAME into it: the trace compressed by gzip, or
-with a capture a zip of both. It prints one line of JSON, `Written`. It is a process of its own, so that neither
-training's thread nor its interpreter lock waits for it.
+with a capture a zip of both. It prints one line of JSON, `Written`. It is a process of its own, so training doesn't
+wait for the compression and the table. Writing `trace.json` is the trainer's part: torch holds the interpreter lock
+meanwhile, about 0.2 s for 100,000 operators.
 """
 
 import gzip

@@ -143,25 +143,25 @@ def profile(
 
 def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> m.Traces:
     """Send the command, and wait for the events of its traces. Exits if it is refused. Raises ExpiredError."""
-    before = agent_call.call(lead, lambda client: client.traces(order.run, 1), lead=order.run is None).profiles
     reply = command_result.send(lead, order, "applied", seconds)
     code = command.exit_code(reply)
     if code:
         command_result.finish(order, reply, json=json, code=code)
         raise typer.Exit(code)
     output.tell(f"profiles {reply.after}")
-    after_id, nodes = before[-1].id if before else 0, order.args["nodes"]
-    return agent_call.call(lead, lambda client: _profiled(client, reply.run, nodes, after_id, seconds), lead=True)
+    nodes = order.args["nodes"]
+    return agent_call.call(lead, lambda client: _profiled(client, reply, nodes, seconds), lead=True)
 
 
-async def _profiled(client: "Client", run: str | None, nodes: list[str], after_id: int, seconds: float) -> m.Traces:
-    """The profile's events, once every rank has said how it ended. Raises ExpiredError."""
-    until = time.monotonic() + seconds
+async def _profiled(client: "Client", asked: m.CommandReply, nodes: list[str], seconds: float) -> m.Traces:
+    """The events of the command's profile, once every rank has said how it ended. Raises ExpiredError."""
+    until, run, wanted = time.monotonic() + seconds, asked.run, None
     while True:
         view = (await client.snapshot(0, run)).run
         found = await client.traces(run)
-        new = tuple(event for event in found.profiles if event.id > after_id)
-        wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]
+        new = tuple(event for event in found.profiles if event.command == asked.id)
+        if wanted is None:  # a rank that joins later has no part in it
+            wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]
         ended = view is None or view.state not in m.ACTIVE_RUN_STATES
         if len(new) >= max(len(wanted), 1) or (ended and new):
             return msgspec.structs.replace(found, profiles=new)
@@ -176,7 +176,7 @@ def _show_profile(lead: str, events: m.Traces, out: Path | None, *, json: bool) 
     from trainctl.protocol.client.trace_download import download
     from trainctl.tui.screens import step_profile_view, step_profiles
 
-    groups, run = step_profiles.groups(events.profiles), events.run or ""
+    groups, run = [one for one in step_profiles.groups(events.profiles) if one.ranks], events.run or ""
     if not groups:
         failures = [event.data for event in events.profiles if isinstance(event.data, ProfileFailed)]
         said = "; ".join(map(step_profile_view.failure_words, failures)) or "the run has no profile yet"

@@ -34,7 +34,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self._steps: tuple[int, int] | None = None  # of the group that is looked at; None: the newest
+        self._command: str | None = None  # of the group that is looked at; None: the newest
         self._column = 0
 
     @property
@@ -44,8 +44,8 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
     @property
     def place(self) -> int:
         """Of the group that is looked at."""
-        keys = [(group.first_step, group.last_step) for group in self.groups]
-        return keys.index(self._steps) if self._steps in keys else len(keys) - 1
+        keys = [group.command for group in self.groups]
+        return keys.index(self._command) if self._command in keys else len(keys) - 1
 
     @property
     def group(self) -> StepProfile | None:
@@ -53,7 +53,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
 
     @property
     def column(self) -> int:
-        return min(self._column, len(self.group.ranks) - 1) if self.group is not None else 0
+        return max(min(self._column, len(self.group.ranks) - 1), 0) if self.group is not None else 0
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -87,14 +87,14 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
     def values(self) -> clipboard.Values:
         """The folder of the traces on their node, and the name of the chosen rank's."""
         group = self.group
-        if group is None:
+        if group is None or not group.ranks:
             return super().values()
         return (("the trace's name", group.ranks[self.column].file), *super().values())
 
     # ------------------------------------------------------------ actions
 
     def action_column(self, by: int) -> None:
-        if self.group is not None:
+        if self.group is not None and self.group.ranks:
             self._column = min(max(self.column + by, 0), len(self.group.ranks) - 1)
             self.paint()
 
@@ -108,7 +108,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
         groups = self.groups
         if groups:
             at = min(max(self.place - by, 0), len(groups) - 1)
-            self._steps = (groups[at].first_step, groups[at].last_step) if at < len(groups) - 1 else None
+            self._command = groups[at].command if at < len(groups) - 1 else None
             self.paint()
 
     def action_record(self) -> None:
@@ -117,7 +117,7 @@ class StepProfileScreen(PolledScreen[m.Traces, str]):
     def action_fetch(self) -> None:
         """Copy the group's traces in the background."""
         group, run = self.group, self.owner.shown.run
-        if group is not None and run is not None:
+        if group is not None and group.ranks and run is not None:
             self.run_worker(self._fetch(group, run.run), group="traces", exclusive=False)
 
     async def _fetch(self, group: StepProfile, run: str) -> None:

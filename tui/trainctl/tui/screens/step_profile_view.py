@@ -7,7 +7,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.tui.screens.step_profiles import StepProfile, phase_of
+from trainctl.tui.screens.step_profiles import StepProfile, count, phase_of
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
@@ -32,6 +32,8 @@ def title(groups: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
 
 def steps_words(group: StepProfile) -> str:
     """`steps 5 to 7`."""
+    if not group.ranks:
+        return "no steps"
     one = group.first_step == group.last_step
     return f"step {group.first_step:,}" if one else f"steps {group.first_step:,} to {group.last_step:,}"
 
@@ -46,12 +48,23 @@ def lines(
     group: StepProfile, phase: str, column: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
 ) -> list[Line]:
     """Exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
+    if not group.ranks:
+        return _only_failures(group, columns, rows, glyphs, keys)
     rank = group.ranks[column]
-    over = f"over {group.steps} steps" if group.steps != 1 else "in the step"
+    over = f"over {count(rank)} steps" if count(rank) != 1 else "in the step"
     name = f"{glyphs.horizontal} {phase} on {ln.clean(glyphs.text(group.label(rank)))} {over} "
     remarks = _remarks(group, rank, columns, glyphs)
     head = ln.rule(columns, glyphs.horizontal, (0, ln.shorten(name, columns - 2, glyphs.ellipsis), "title"))
     made = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
+    made = [*made, *([()] * rows)][: rows - 1]
+    return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
+
+
+def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
+    """Of a profile that no rank has recorded."""
+    made = [ln.line(Piece("no rank has recorded a profile", "strong")), ()]
+    for failure in group.failed:
+        made += ln.labelled("  failed".ljust(10), ln.clean(glyphs.text(failure_words(failure))), columns, "warning")
     made = [*made, *([()] * rows)][: rows - 1]
     return [ln.fit(pieces, columns) for pieces in (*made, ln.groups(keys, columns))]
 
@@ -80,7 +93,7 @@ def _phase_cell(
     found, whole = phase_of(rank, name), sum(phase.seconds for phase in rank.phases)
     text = f.NA
     if found is not None and whole > 0:
-        text = f"{f.seconds(found.seconds / group.steps)} {f.percent(found.seconds / whole):>4}"
+        text = f"{f.seconds(found.seconds / count(rank))} {f.percent(found.seconds / whole):>4}"
     role = "cursor" if (name, place) == chosen else "text"
     return Piece(f"{glyphs.text(text):>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
 
@@ -143,7 +156,7 @@ def text(group: StepProfile, columns: int = 80) -> str:
         for phase in rank.phases:
             whole = sum(other.seconds for other in rank.phases)
             part = f"{f.percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
-            made.append(f"  {phase.name}: {f.seconds(phase.seconds / group.steps)} per step, {part}")
+            made.append(f"  {phase.name}: {f.seconds(phase.seconds / count(rank))} per step, {part}")
             if phase.operators:
                 made += [f"    {row}" for row in operator_rows(phase, columns - 4, "…")]
     made += [ln.clean(f"no profile from {failure_words(failure)}") for failure in group.failed]

@@ -1,4 +1,4 @@
-"""Profiles of a run's steps, as groups: what ranks recorded of the same steps. Pure."""
+"""Profiles of a run's steps, as groups: what ranks recorded by one command. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,21 @@ from trainctl.protocol.messages import events as e
 
 @dataclass(frozen=True)
 class StepProfile:
-    """The ranks' profiles of the same steps."""
+    """The ranks' profiles by one command."""
 
-    first_step: int
-    last_step: int
-    ranks: tuple[e.Profiled, ...]  # by rank
-    failed: tuple[e.ProfileFailed, ...] = ()  # of ranks that recorded none of these steps
+    command: str
+    ranks: tuple[e.Profiled, ...] = ()  # by rank
+    failed: tuple[e.ProfileFailed, ...] = ()  # of the others that were asked
 
     @property
-    def steps(self) -> int:
-        return self.last_step - self.first_step + 1
+    def first_step(self) -> int:
+        """Of any rank; 0 if none has recorded a step."""
+        return min((rank.first_step for rank in self.ranks), default=0)
+
+    @property
+    def last_step(self) -> int:
+        """Of any rank: one may have ended early."""
+        return max((rank.last_step for rank in self.ranks), default=0)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -33,33 +38,22 @@ class StepProfile:
 
 
 def groups(events: Iterable[m.Event]) -> tuple[StepProfile, ...]:
-    """Oldest first. A failure belongs to the group that is recorded next to it: the ranks of a profile end together."""
-    found: dict[tuple[int, int], dict[int, e.Profiled]] = {}
-    last_ids: dict[tuple[int, int], int] = {}
-    failures: list[m.Event] = []
-    for event in events:
-        if isinstance(event.data, e.Profiled):
-            key = (event.data.first_step, event.data.last_step)
-            found.setdefault(key, {})[event.data.rank] = event.data
-            last_ids.setdefault(key, event.id)
-        elif isinstance(event.data, e.ProfileFailed):
-            failures.append(event)
-    failed = _by_group(failures, last_ids)
-    return tuple(
-        StepProfile(*key, tuple(ranks[rank] for rank in sorted(ranks)), failed.get(key, ()))
-        for key, ranks in sorted(found.items())
-    )
+    """A group for each command, oldest first: steps may repeat after a rollback."""
+    found: dict[str, list[e.AnyEvent]] = {}
+    for event in sorted(events, key=lambda event: event.id):
+        found.setdefault(event.command or "", []).append(event.data)
+    return tuple(_group(command, outcomes) for command, outcomes in found.items())
 
 
-def _by_group(
-    failures: Sequence[m.Event], first_ids: dict[tuple[int, int], int]
-) -> dict[tuple[int, int], tuple[e.ProfileFailed, ...]]:
-    made: dict[tuple[int, int], tuple[e.ProfileFailed, ...]] = {}
-    for event in failures:
-        if first_ids and isinstance(event.data, e.ProfileFailed):
-            near = min(first_ids, key=lambda key: abs(first_ids[key] - event.id))
-            made[near] = (*made.get(near, ()), event.data)
-    return made
+def _group(command: str, outcomes: Sequence[e.AnyEvent]) -> StepProfile:
+    ranks = [one for one in outcomes if isinstance(one, e.Profiled)]
+    failed = tuple(one for one in outcomes if isinstance(one, e.ProfileFailed))
+    return StepProfile(command, tuple(sorted(ranks, key=lambda one: one.rank)), failed)
+
+
+def count(rank: e.Profiled) -> int:
+    """The number of steps that a rank recorded."""
+    return rank.last_step - rank.first_step + 1
 
 
 def phase_of(rank: e.Profiled, name: str) -> m.PhaseProfile | None:

@@ -1,0 +1,27 @@
+"""Parts of a trace that a client asks for: what cannot be read is refused with one line."""
+
+from pathlib import Path
+
+import pytest
+
+from trainctl.node_agent.clients.queries import _read_trace
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+NAME = "rank-0.steps-3-4.trace.json.gz"
+REQUEST = m.TraceRequest(rid="r", run="r", node="a", file=NAME, offset_bytes=2)
+
+
+def test_a_trace_is_read_from_an_offset(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"content")
+    part = _read_trace(REQUEST, tmp_path / NAME)
+    assert (part.data, part.size_bytes, part.offset_bytes) == (b"ntent", 7, 2)
+
+
+def test_a_trace_that_is_gone_or_no_file_is_refused_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=f"a no longer has {NAME}"):
+        _read_trace(REQUEST, tmp_path / NAME)
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(InvalidInputError) as refused:
+        _read_trace(REQUEST, tmp_path / NAME)
+    assert refused.value.problem == f"a can't read {NAME}: Is a directory"
