@@ -4,6 +4,8 @@ import asyncio
 import site
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from trainctl.node_agent.services import model, service_trial
 from trainctl.protocol.record.paths import runtime_directory, state_root
 from trainctl.protocol.security import keys
 from trainctl.tui.selftest import check_list
+from trainctl.tui.selftest.shared_parts import SharedParts
 from trainctl.tui.selftest.temporary_home import TemporaryHome
 
 
@@ -41,6 +44,13 @@ def test_processes_find_what_pip_installed_for_the_user() -> None:
         assert said.strip() == site.getuserbase()
     finally:
         home.close()
+
+
+def test_what_checks_share_makes_no_folder_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **named: made.append(str(named)))
+    SharedParts()
+    assert made == []
 
 
 async def test_a_cancelled_check_ends_its_process() -> None:
