@@ -93,7 +93,7 @@ def test_a_failed_check_is_exit_code_1_and_in_the_file(tmp_path: Path) -> None:
     assert out.splitlines()[-1] == f"0 ok, 1 failed, 0 not here; wrote {file.name}"
     report = json.loads(file.read_text("utf-8"))
     assert report["ok"] is False
-    assert report["checks"][0]["evidence"] == ["not finished within 0 s; give more time with --seconds"]
+    assert report["checks"][0]["evidence"] == ["not finished within 0.4 s; give more time with --seconds"]
     assert stat.S_ISREG(file.stat().st_mode)
     assert_untouched(tmp_path)
 

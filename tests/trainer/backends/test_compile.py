@@ -79,6 +79,47 @@ def test_a_machine_without_a_compiler_is_refused(
     load(config, config.nodes["here"], "run.toml", trains=False)  # nothing to compile
 
 
+@pytest.mark.needs("compiler")
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TORCHINDUCTOR_COMPILE_THREADS", "many", "TORCHINDUCTOR_COMPILE_THREADS is 'many' in the environment; "),
+        ("TORCHINDUCTOR_COMPILE_THREADS", "0", "TORCHINDUCTOR_COMPILE_THREADS is '0' in the environment; "),
+        ("XDG_CACHE_HOME", "/dev/null/here", "/dev/null/here/trainctl, where compiled code is kept, can't be made: "),
+    ],
+)
+def test_an_environment_that_can_not_compile_is_refused_at_the_start(
+    run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    monkeypatch.setenv(name, value)
+    config = run_file(model__compile="default", nodes__here={"backend": "torch", "device": "cpu"})
+    with pytest.raises(InvalidInputError) as refused:
+        load(config, config.nodes["here"], "run.toml")
+    assert str(refused.value).startswith(f"run.toml: model.compile: {says}")
+
+
+def test_compiled_code_is_kept_where_only_its_user_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0o002)
+    try:
+        folder = torch_compile._own_cache("run.toml")
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "cache" / "trainctl" / "torchinductor"
+    assert [one.stat().st_mode & 0o777 for one in (folder, folder.parent)] == [0o700, 0o700]
+    assert torch_compile._own_cache("run.toml") == folder, "it may be there already"
+    for changed, mode in ((folder, 0o770), (folder.parent, 0o702)):
+        changed.chmod(mode)
+        with pytest.raises(InvalidInputError, match=f"{changed}, .* can be written to by other users"):
+            torch_compile._own_cache("run.toml")
+        changed.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InvalidInputError, match=f"{folder.parent}, .* belongs to another user; set TORCHINDUCTOR_"):
+        torch_compile._own_cache("run.toml")
+
+
 def test_the_compiler_that_the_environment_names_is_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "mine"
     mine.write_text("")

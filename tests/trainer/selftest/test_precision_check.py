@@ -11,7 +11,7 @@ import pytest
 
 from trainctl.trainer.selftest.precision_check import STEPS, check_precision, largest_difference
 from trainctl.trainer.selftest.small_assets import make_assets
-from trainctl.tui.selftest.local_cluster import torch_table, write_tables
+from trainctl.tui.selftest.local_cluster import backend_table, write_tables
 from trainctl.tui.selftest.machine_checks import precision_tables
 
 
@@ -19,7 +19,7 @@ from trainctl.tui.selftest.machine_checks import precision_tables
 @pytest.mark.parametrize("backend", ["torch", "mlx"] if os.environ.get("TRAINCTL_SELFTEST") == "all" else ["torch"])
 def test_each_data_type_learns_as_float32_does(tmp_path: Path, backend: str) -> None:
     make_assets(tmp_path)
-    table = {**torch_table(backend), "device": "cpu"}
+    table = {**backend_table(backend), "device": "cpu"}
     write_tables(tmp_path / "run.toml", precision_tables(tmp_path, table))
     outcome = check_precision(tmp_path / "run.toml", "a")
     assert outcome.status == "ok", outcome.evidence

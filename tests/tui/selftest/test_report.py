@@ -33,6 +33,12 @@ def test_the_object_has_each_check_and_nothing_that_identifies() -> None:
     assert "anna" not in json.dumps(made)
 
 
+def test_a_machines_name_changes_no_word_of_the_report() -> None:
+    names = ["cpu", "failed", "ok", "figures", "Darwin", "difference", "losses", "counts"]
+    made, plain = (document(RESULTS[:1], FACTS, 1.0, redactor(some)) for some in (names, []))
+    assert made == plain
+
+
 def test_the_file_is_named_by_system_and_time(tmp_path: Path) -> None:
     made = document(RESULTS, FACTS, 1.0, str)
     name = default_file(made).name

@@ -1,13 +1,21 @@
 """A temporary home leads processes away from the user's files, and is gone afterwards."""
 
 import asyncio
+import site
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import HANG_SECONDS
 
+from trainctl.node_agent.services import model, service_trial
 from trainctl.protocol.record.paths import runtime_directory, state_root
 from trainctl.protocol.security import keys
+from trainctl.tui.selftest import check_list
+from trainctl.tui.selftest.shared_parts import SharedParts
 from trainctl.tui.selftest.temporary_home import TemporaryHome
 
 
@@ -27,6 +35,24 @@ def test_processes_see_only_the_temporary_home(monkeypatch: pytest.MonkeyPatch) 
     assert not home.folder.exists() and not home.runtime.exists()
 
 
+def test_processes_find_what_pip_installed_for_the_user() -> None:
+    home = TemporaryHome()
+    try:
+        words = (sys.executable, "-c", "import site; print(site.getuserbase())")
+        said = subprocess.run(words, env=home.environment, capture_output=True, text=True, check=True).stdout
+        assert home.environment["HOME"] == str(home.folder)
+        assert said.strip() == site.getuserbase()
+    finally:
+        home.close()
+
+
+def test_what_checks_share_makes_no_folder_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **named: made.append(str(named)))
+    SharedParts()
+    assert made == []
+
+
 async def test_a_cancelled_check_ends_its_process() -> None:
     home = TemporaryHome()
     try:
@@ -41,8 +67,49 @@ async def test_a_cancelled_check_ends_its_process() -> None:
         home.close()
 
 
+async def test_a_process_that_does_not_end_is_killed_only_after_its_time() -> None:
+    for leave_seconds, takes, wanted in ((HANG_SECONDS, "0.5", True), (0.5, "3600", False)):
+        home = TemporaryHome()
+        mark = home.folder / "cleaned-up"
+        program = home.folder / "slow.py"
+        program.write_text(SLOW)
+        waiting = asyncio.create_task(
+            home.outcome_of("slow", str(mark), takes, leave_seconds=leave_seconds,
+                            environment={**home.environment, "PYTHONPATH": str(home.folder)})
+        )  # fmt: skip
+        try:
+            while not mark.with_suffix(".ready").exists():
+                await asyncio.sleep(0.02)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert mark.exists() == wanted
+        finally:
+            home.close()
+
+
 def _children() -> list[psutil.Process]:
     return [one for one in psutil.Process().children() if "http.server" in one.cmdline()]
+
+
+SLOW = '''"""On SIGTERM, cleans up in the given seconds."""
+import pathlib, signal, sys, time
+
+mark = pathlib.Path(sys.argv[1])
+
+def clean_up(*_):
+    time.sleep(float(sys.argv[2]))
+    mark.touch()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, clean_up)
+mark.with_suffix(".ready").touch()
+time.sleep(3600)
+'''
+
+
+def test_the_service_has_time_to_be_removed() -> None:
+    assert check_list.SERVICE_LEAVE_SECONDS > model.STOP_SECONDS + service_trial.WAIT_SECONDS
 
 
 async def test_a_process_that_says_nothing_is_a_failure() -> None:

@@ -32,6 +32,8 @@ from trainctl.protocol.machine.process_title import set_title
 NODE: Final = "selftest"
 WAIT_SECONDS: Final = 40.0
 """Time for the agent to start, and to start again: launchd waits 10 s between two starts."""
+_CARRIED: Final = ("HOME", "PYTHONUSERBASE", "TMPDIR", "TRAINCTL_STATE", "TRAINCTL_KEYS", "TRAINCTL_CLUSTER")
+"""Variables that the agent gets from this process, which keep it in the temporary home."""
 _LOOK_SECONDS: Final = 0.2
 _MOST_CHARACTERS: Final = 20_000
 
@@ -55,8 +57,7 @@ class ServiceTrial:
         """An agent in the trial's folder, on free ports of loopback."""
         words: tuple[str, ...] = ("--name", NODE, "--state", str(self._folder / "state"))
         words += ("--listen", "tcp://127.0.0.1:0", "--live", "tcp://127.0.0.1:0")
-        carried = ("HOME", "TMPDIR", "TRAINCTL_STATE", "TRAINCTL_KEYS", "TRAINCTL_CLUSTER")
-        variables = {name: os.environ[name] for name in carried if name in os.environ}
+        variables = {name: os.environ[name] for name in _CARRIED if name in os.environ}
         variables["XDG_RUNTIME_DIR"] = str(self._runtime)
         return model.Service(
             node=NODE, command=(*manager.own_command(), "run", *words), scope="user", user="",
@@ -78,11 +79,15 @@ class ServiceTrial:
     def removal_steps(self) -> tuple[model.Step, ...]:
         """Steps that leave nothing of it; one that finds nothing to do may fail."""
         if self.machine == "systemd":
-            stop, forget, reload = (
+            # The agent has nothing to save, and a hung one would delay `stop` by TimeoutStopSec.
+            kill, stop, forget, reload = (
                 model.Call(systemd.systemctl("user", *words), "there was nothing to remove")
-                for words in (("stop", self.name), ("reset-failed", self.name), ("daemon-reload",))
-            )
-            return stop, forget, model.Remove(self.file), reload
+                for words in (
+                    ("kill", "-s", "KILL", self.name), ("stop", self.name), ("reset-failed", self.name),
+                    ("daemon-reload",),
+                )
+            )  # fmt: skip
+            return kill, stop, forget, model.Remove(self.file), reload
         target = f"{launchd.domain('user', os.getuid())}/{self.name}"
         gone = model.UntilFails(("launchctl", "print", target), WAIT_SECONDS)
         return model.Call(("launchctl", "bootout", target), "nothing is loaded"), gone, model.Remove(self.file)

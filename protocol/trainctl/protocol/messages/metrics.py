@@ -282,8 +282,8 @@ _RANK = (
     ),
     Metric(
         "compile_seconds", "s", "rank", "compile s",
-        "Time in which the model was compiled, in the first steps if `model.compile` isn't off. Neither the step's "
-        "duration nor its phases count it.",
+        "Time in which the model was compiled: in the first steps, and when a new length or micro-batch needs another "
+        "form. Neither the step's duration nor its phases count it.",
         "seconds", fold="max", short="compile",
     ),
     Metric(

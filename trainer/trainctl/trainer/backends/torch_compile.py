@@ -13,6 +13,7 @@ form.
 
 import importlib.util
 import os
+import stat
 import sys
 import sysconfig
 import time
@@ -36,6 +37,7 @@ _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 _THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"
 """One where the environment has none: more are processes, which would outlive a trainer that is killed."""
 _CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+_INSTEAD: Final = 'or set compile = "off" in [nodes.NAME] of this machine'
 
 
 class CompiledLayers:
@@ -44,12 +46,12 @@ class CompiledLayers:
     def __init__(
         self, model: torch.nn.Module, mode: Compile, device: torch.device, data: DataTable, where: str
     ) -> None:  # fmt: skip
-        """Raises InvalidInputError if the machine has no compiler, or the model no layers."""
+        """Raises InvalidInputError if the machine has no compiler or no place for its code, or the model no layers."""
         check_compiler(device, where)
         layers = _layers(model, where)
         self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
         self.keeps_graphs = device.type == "cuda" and mode in _GRAPH_MODES  # results are overwritten by the next pass
-        _configure()
+        _configure(where)
         self.meter = _meter()
         for layer in layers:
             layer.compile(mode=mode, dynamic=None if data.kind == "text" else True)
@@ -74,7 +76,7 @@ def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
 
 def check_compiler(device: torch.device, where: str) -> None:
     """Raises InvalidInputError if this machine lacks what compiles for the device."""
-    field, instead = f"{where}: model.compile", 'or set compile = "off" in [nodes.NAME] of this machine'
+    field, instead = f"{where}: model.compile", _INSTEAD
     language: Language = "C" if device.type == "cuda" else "C++"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise InvalidInputError(field, f"triton is not installed here; install it, {instead}")
@@ -111,20 +113,49 @@ def _layers(model: torch.nn.Module, where: str) -> list[Any]:
     return layers
 
 
-def _configure() -> None:
+def _configure(where: str) -> None:
     """Choose what the environment hasn't. torch, once imported, may have set its own folder, which all users share."""
+    threads = _threads(where)  # before torch reads it
     import torch._inductor.config as settings
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    settings.compile_threads = int(os.environ.setdefault(_THREADS, "1"))
+    settings.compile_threads = threads
     if os.environ.get(_CACHE) in (None, default_cache_dir()):
-        os.environ[_CACHE] = str(_own_cache())
+        os.environ[_CACHE] = str(_own_cache(where))
 
 
-def _own_cache() -> Path:
-    """Where compiled code is kept: in the user's own folder, since what is in it is run."""
+def _threads(where: str) -> int:
+    given = os.environ.setdefault(_THREADS, "1")
+    if not given.isdecimal() or int(given) < 1:
+        reason = f"{_THREADS} is {given!r} in the environment; set it to a whole number from 1 on"
+        raise InvalidInputError(f"{where}: model.compile", reason)
+    return int(given)
+
+
+def _own_cache(where: str) -> Path:
+    """Where compiled code is kept: in a folder to which only this user can write, since what is in it is run. It is
+    made where it isn't there. Raises InvalidInputError."""
     default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "trainctl" / "torchinductor"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or default) / "trainctl" / "torchinductor"
+    for one in (folder.parent, folder):
+        if fault := _fault(one):
+            reason = f"{one}, where compiled code is kept, {fault}; set {_CACHE} to a folder of your own, {_INSTEAD}"
+            raise InvalidInputError(f"{where}: model.compile", reason)
+    return folder
+
+
+def _fault(folder: Path) -> str | None:
+    """Why code from a folder can't be run."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link, found = folder.lstat(), folder.stat()
+    except OSError as error:
+        return f"can't be made: {error.strerror}"
+    if {link.st_uid, found.st_uid} != {os.geteuid()}:
+        return "belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written to by other users (chmod go-w)"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
 
 
 def _meter() -> CompileMeter:

@@ -9,6 +9,10 @@ from trainctl.tui.selftest import machine_checks, raw_outputs, reading_checks, t
 from trainctl.tui.selftest.check_runner import Check
 from trainctl.tui.selftest.shared_parts import SharedParts
 
+SERVICE_LEAVE_SECONDS: Final = 200.0
+"""Time in which the service is removed: launchd waits up to 120 s for its end, and 40 s pass until it is forgotten.
+A trial that is killed before leaves a service that is restarted for ever."""
+
 
 async def service(shared: SharedParts) -> CheckOutcome:
     """An agent under the user's service manager. It needs this user's real runtime folder."""
@@ -16,14 +20,15 @@ async def service(shared: SharedParts) -> CheckOutcome:
     environment = {name: value for name, value in shared.home.environment.items() if name != "XDG_RUNTIME_DIR"} | own
     words = ("--folder", str(shared.home.folder / "service"), "--runtime", str(shared.home.runtime))
     module = "trainctl.node_agent.services.service_trial"
-    return await shared.home.outcome_of(module, *words, environment=environment)
+    return await shared.home.outcome_of(module, *words, environment=environment, leave_seconds=SERVICE_LEAVE_SECONDS)
 
 
 CHECKS: Final = (
     Check("versions", "the program, its libraries, the system and its devices", 20, machine_checks.versions),
     Check("cpu", "products on the CPU, by each backend", 40, machine_checks.processor),
     Check("cuda", "torch on an NVIDIA GPU: products, memory counters, a failed allocation", 40, machine_checks.cuda),
-    Check("metal", "MLX on a GPU: products, memory counters, a failed allocation", 40, machine_checks.metal),
+    Check("mlx-gpu", "MLX on a GPU by Metal or CUDA: products, memory counters, a failed allocation", 40,
+          machine_checks.mlx_gpu),
     Check("mps", "torch on an Apple GPU: products, memory counters, a failed allocation", 40, machine_checks.mps),
     Check("readings", "the agent's readings of processor, memory and disk while a rank trains", 60,
           reading_checks.readings),

@@ -46,7 +46,7 @@ async def _limited(check: Check, shared: Any, limit: float) -> CheckOutcome:
             return await check.run(shared)
     except TimeoutError as error:
         if timeout.expired():
-            return failed(f"not finished within {limit:.0f} s; give more time with --seconds")
+            return failed(f"not finished within {limit:.1f} s; give more time with --seconds")
         return failed(f"a wait took too long: {error}".removesuffix(": "))
     except _FAILURES as error:
         return failed(f"{type(error).__name__}: {' '.join(str(error).split())}")

@@ -50,7 +50,7 @@ def run_tables(
     }
 
 
-def torch_table(backend: str) -> dict[str, Any]:
+def backend_table(backend: str) -> dict[str, Any]:
     """The [nodes.NAME] table of a rank, with the same bits each time."""
     return {"backend": backend, **({"deterministic": True} if backend == "torch" else {})}
 

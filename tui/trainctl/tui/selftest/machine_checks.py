@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, failed, judged
 from trainctl.protocol.machine.devices import capabilities, read_devices
-from trainctl.tui.selftest.local_cluster import run_tables, torch_table, write_tables
+from trainctl.tui.selftest.local_cluster import backend_table, run_tables, write_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
 MOST_INTERFACES: Final = 5
@@ -43,8 +43,8 @@ async def cuda(shared: SharedParts) -> CheckOutcome:
     return await shared.rank_check("device", "torch", "cuda")
 
 
-async def metal(shared: SharedParts) -> CheckOutcome:
-    """MLX on an Apple GPU, or on an NVIDIA device where MLX is built for it."""
+async def mlx_gpu(shared: SharedParts) -> CheckOutcome:
+    """MLX on an Apple GPU by Metal, or on an NVIDIA device where MLX is built for CUDA."""
     if "mlx" not in shared.backends:
         return absent("mlx is not installed")
     return await shared.rank_check("device", "mlx", "gpu")
@@ -66,7 +66,7 @@ async def precision(shared: SharedParts) -> CheckOutcome:
     for backend in shared.backends:
         file = shared.home.folder / f"precision-{backend}" / "run.toml"
         file.parent.mkdir()
-        write_tables(file, precision_tables(shared.home.assets, torch_table(backend)))
+        write_tables(file, precision_tables(shared.home.assets, backend_table(backend)))
         parts.append((backend, await shared.rank_check("precision", str(file), "a")))
     return combined(parts)
 

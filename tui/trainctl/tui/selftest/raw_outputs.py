@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import platform
 import shutil
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, passed
 from trainctl.tui.selftest.shared_parts import SharedParts
 
+_NETWORK: Final = ("netstat", "-ibn")
+_NVIDIA: Final = ("nvidia-smi", "-q")
 COMMANDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Darwin": {
         "system version": ("sw_vers",),
@@ -23,13 +26,13 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swap": ("sysctl", "vm.swapusage"),
         "gpu memory": ("sysctl", "iogpu"),
         "graphics": ("system_profiler", "-json", "-detailLevel", "mini", "SPDisplaysDataType"),
-        "network": ("netstat", "-ibn"),
+        "network": _NETWORK,
         "tcp": ("netstat", "-s", "-p", "tcp"),
         "macmon": ("macmon", "pipe", "-s", "3"),
         "services": ("launchctl", "version"),
     },
     "Linux": {
-        "nvidia": ("nvidia-smi", "-q"),
+        "nvidia": _NVIDIA,
         "nvidia processes": ("nvidia-smi", "--query-compute-apps=used_memory", "--format=csv"),
         "systemd": ("systemctl", "--version"),
         "user services": ("systemctl", "--user", "is-system-running"),
@@ -77,4 +80,44 @@ async def _output(words: tuple[str, ...]) -> dict[str, Any]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return {**known, "exit_status": process.returncode, "output": text.decode("utf-8", "replace")[:MOST_CHARACTERS]}
+    output = _FILTERS.get(words, str)(text.decode("utf-8", "replace"))
+    return {**known, "exit_status": process.returncode, "output": output[:MOST_CHARACTERS]}
+
+
+# ---------------------------------------------------------------- what must not be recorded: pure
+
+
+def without_addresses(text: str) -> str:
+    """The output of `netstat -ibn` without networks and addresses, which are written in parts that look like figures.
+    Lines without an address, and all columns of figures, stay in their order."""
+    head, *lines = text.splitlines() or [""]
+    titles = head.split()
+    if titles[2:4] != ["Network", "Address"]:
+        return "" if text.strip() else text
+    figures = len(titles) - 4
+    rows = [line.split() for line in lines]
+    return "\n".join([head, *(" ".join(_without_network(row, figures)) for row in rows if len(row) > figures + 2)])
+
+
+def _without_network(row: list[str], figures: int) -> list[str]:
+    network = row[2] if row[2].startswith("<Link#") else "<network>"
+    return [*row[:2], network, *["<address>"] * (len(row) > figures + 3), *row[-figures:]]
+
+
+def without_processes(text: str) -> str:
+    """The output of `nvidia-smi -q` without the lines of processes, which name what others run."""
+    kept, inside = list[str](), False
+    depth = 0
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        inside = inside and (indent > depth or not line.strip())
+        if not inside:
+            kept.append(line)
+        if not inside and line.strip().startswith("Processes"):
+            inside, depth = True, indent
+    return "\n".join(kept)
+
+
+_FILTERS: Final[dict[tuple[str, ...], Callable[[str], str]]] = {
+    _NETWORK: without_addresses, _NVIDIA: without_processes,
+}  # fmt: skip

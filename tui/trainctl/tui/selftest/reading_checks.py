@@ -10,7 +10,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, failed, judged
 from trainctl.protocol.machine.devices import capabilities
-from trainctl.tui.selftest.local_cluster import MOST_STEPS, run_tables, torch_table
+from trainctl.tui.selftest.local_cluster import MOST_STEPS, backend_table, run_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
 READINGS: Final = 4
@@ -52,7 +52,7 @@ async def _taken(shared: SharedParts) -> tuple[m.HostReading, ...]:
     """Readings while a rank trains; the first ones, of rates since they began, are left out."""
     cluster = await shared.cluster()
     backend = "mlx" if sys.platform == "darwin" and "mlx" in shared.backends else shared.backends[0]
-    view = await cluster.start(config=run_tables(shared.home.assets, {"a": torch_table(backend)}, MOST_STEPS))
+    view = await cluster.start(config=run_tables(shared.home.assets, {"a": backend_table(backend)}, MOST_STEPS))
     await cluster.until_step(1)
     found = list[m.HostReading]()
     async for item in cluster.client.attach(0, view.run):

@@ -43,21 +43,18 @@ def summary(results: Sequence[CheckResult]) -> str:
 def document(
     results: Sequence[CheckResult], facts: dict[str, Any], seconds: float, redact: Callable[[str], str]
 ) -> dict[str, Any]:
-    """The report as one object of JSON, redacted. `facts`: of the program and the machine."""
+    """The report as one object of JSON. Evidence and figures are redacted. `facts`: of the program and the machine, in
+    words that identify no one."""
     counts = Counter(result.outcome.status for result in results)
     checks = [
         {
             "name": result.name, "covers": result.covers, "status": result.outcome.status,
             "seconds": round(result.seconds, 2), "limit_seconds": round(result.limit_seconds, 1),
-            "evidence": list(result.outcome.evidence), "figures": result.outcome.figures,
+            "evidence": redacted(result.outcome.evidence, redact), "figures": redacted(result.outcome.figures, redact),
         }
         for result in results
     ]  # fmt: skip
-    made: dict[str, Any] = redacted(
-        {
-            "format": FORMAT, **facts, "seconds": round(seconds, 1), "ok": not has_failed(results),
-            "counts": {status: counts[status] for status in _ORDER}, "checks": checks,
-        },
-        redact,
-    )  # fmt: skip
-    return made
+    return {
+        "format": FORMAT, **facts, "seconds": round(seconds, 1), "ok": not has_failed(results),
+        "counts": {status: counts[status] for status in _ORDER}, "checks": checks,
+    }  # fmt: skip

@@ -9,6 +9,7 @@ import platform
 import pwd
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,13 +42,14 @@ async def selftest(
                 found.append(result)
                 on_result(result)
             facts = shared.facts
-            secrets = [str(shared.home.folder), str(shared.home.runtime), str(Path.home()), *_keys()]
+            secrets = [str(shared.home.folder), str(shared.home.runtime), *_folders(), *_keys()]
+    redact = redactor(_names(), secrets)
     about = {
         "trainctl": facts.version,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-        "system": facts.system, "release": facts.release, "machine": facts.machine, "python": facts.python,
+        "system": facts.system, "release": redact(facts.release), "machine": facts.machine, "python": facts.python,
     }  # fmt: skip
-    made = document(found, about, time.monotonic() - begun, redactor(_names(), secrets))
+    made = document(found, about, time.monotonic() - begun, redact)
     return SelftestReport(tuple(found), made)
 
 
@@ -85,13 +87,26 @@ def _cancelled_by_signals() -> Iterator[None]:
 def _names() -> list[str]:
     """Of this machine and its user."""
     host = socket.gethostname()
-    names = [host, host.partition(".")[0], *host.split("."), platform.node(), node_name(), Path.home().name]
+    first, _, domain = host.partition(".")
+    names = [host, first, platform.node(), node_name(), Path.home().name]
+    names += [domain] if "." in domain else []  # one word of it, such as lan or com, is an ordinary one
     with contextlib.suppress(OSError, KeyError, ImportError):
         names.append(getpass.getuser())
     with contextlib.suppress(KeyError):
         whole = pwd.getpwuid(os.getuid()).pw_gecos.partition(",")[0]
         names += [whole, *whole.split()]
     return names
+
+
+def _folders() -> list[str]:
+    """Of this user and this program. A path with spaces can't be recognized by itself."""
+    found = {str(Path.home()), sys.prefix, sys.base_prefix, *sys.path}
+    with contextlib.suppress(KeyError):
+        found.add(pwd.getpwuid(os.getuid()).pw_dir)
+    with contextlib.suppress(OSError):
+        found.add(str(Path.cwd()))
+    whole = [path for path in found if path.startswith("/")]
+    return [*whole, *(os.path.realpath(path) for path in whole)]
 
 
 def _keys() -> list[str]:

@@ -17,13 +17,14 @@ class SharedParts:
     """Made when a check first asks for them, and ended together. Use it as an asynchronous context manager."""
 
     def __init__(self) -> None:
-        self.home = TemporaryHome()
+        self.home: TemporaryHome  # from __aenter__ on
         self.facts: m.Facts = probe.here()
         self._cluster: LocalCluster | None = None
         self._has_assets = False
         self._found: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
+        self.home = TemporaryHome()
         return self
 
     async def __aexit__(self, *error: object) -> None:

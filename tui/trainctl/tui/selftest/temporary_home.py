@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+import site
 import sys
 import tempfile
 from pathlib import Path
@@ -37,8 +38,8 @@ class TemporaryHome:
         self.environment = kept | {
             "HOME": str(self.folder), "TRAINCTL_STATE": str(self.state), "TRAINCTL_KEYS": str(self.folder / "keys"),
             "TRAINCTL_CLUSTER": str(self.folder / "cluster.toml"), "XDG_RUNTIME_DIR": str(self.runtime),
-            "TMPDIR": str(temporary),
-            "HF_HUB_OFFLINE": "1",
+            "TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1",
+            "PYTHONUSERBASE": site.getuserbase(),  # where `pip install --user` put this program; else HOME decides
         }  # fmt: skip
 
     def close(self) -> None:
@@ -46,8 +47,11 @@ class TemporaryHome:
         for folder in (self.folder, self.runtime):
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def outcome_of(self, module: str, *words: str, environment: dict[str, str] | None = None) -> CheckOutcome:
-        """The result that `python -m MODULE WORDS` prints. If this is cancelled, the process is asked to end."""
+    async def outcome_of(
+        self, module: str, *words: str, environment: dict[str, str] | None = None, leave_seconds: float = LEAVE_SECONDS
+    ) -> CheckOutcome:
+        """The result that `python -m MODULE WORDS` prints. If this is cancelled, the process is asked to end, and
+        killed after `leave_seconds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", module, *words, env=self.environment if environment is None else environment,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -58,18 +62,18 @@ class TemporaryHome:
             printed, said = await asyncio.gather(process.stdout.read(), process.stderr.read())
             await process.wait()
         finally:
-            await end(process)
+            await end(process, leave_seconds)
         if not printed.strip():
             how = "nothing" if process.returncode == 0 else f"exit status {process.returncode}"
             return failed(f"the check's process ended with {how}: {last_line(said.decode('utf-8', 'replace'))}")
         return msgspec.json.decode(printed, type=CheckOutcome)
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process, leave_seconds: float) -> None:
     """Ask a process to end and wait for it, even if this is cancelled again; kill it if it takes too long."""
     if process.returncode is not None:
         return
-    ending = asyncio.ensure_future(_end(process))
+    ending = asyncio.ensure_future(_end(process, leave_seconds))
     try:
         await asyncio.shield(ending)
     except asyncio.CancelledError:
@@ -77,11 +81,11 @@ async def end(process: asyncio.subprocess.Process) -> None:
         raise
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process, leave_seconds: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
+            async with asyncio.timeout(leave_seconds):
                 await process.wait()
                 return

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, judged
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.tui.selftest.local_cluster import MOST_STEPS, SAMPLES, losses, parts, run_tables, torch_table
+from trainctl.tui.selftest.local_cluster import MOST_STEPS, SAMPLES, backend_table, losses, parts, run_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
 STEPS, FORK = 8, 4
@@ -36,7 +36,7 @@ async def checkpoint(shared: SharedParts) -> CheckOutcome:
 async def _checkpoint(shared: SharedParts, backend: str) -> CheckOutcome:
     async def run() -> CheckOutcome:
         cluster = await shared.cluster()
-        tables = run_tables(shared.home.assets, {"a": torch_table(backend)}, STEPS, checkpoint_every=FORK)
+        tables = run_tables(shared.home.assets, {"a": backend_table(backend)}, STEPS, checkpoint_every=FORK)
         parent = await cluster.start(config=tables)
         parent = await cluster.until_end()
         page = await cluster.client.events(parent.run, limit=500)
@@ -103,7 +103,7 @@ async def _two_ranks(shared: SharedParts) -> TwoRanks:
     first, last = shared.backends[0], shared.backends[-1]
     cluster = await shared.cluster()
     tables = {
-        name: {**torch_table(backend), "share": share}
+        name: {**backend_table(backend), "share": share}
         for name, backend, share in zip(("a", "b"), (first, last), BEFORE, strict=True)
     }
     await cluster.start(config=run_tables(shared.home.assets, tables, MOST_STEPS))
@@ -115,7 +115,7 @@ async def _two_ranks(shared: SharedParts) -> TwoRanks:
     step = reply.step or COMMAND_AFTER
     found = losses(view, last=min(MOST_COMPARED, step + STEPS_AFTER))
     around = parts(view, max(1, step - STEPS_AFTER), step + STEPS_AFTER)
-    await cluster.start(config=run_tables(shared.home.assets, {"a": torch_table(first)}, len(found)))
+    await cluster.start(config=run_tables(shared.home.assets, {"a": backend_table(first)}, len(found)))
     alone = losses(await cluster.until_end())
     return TwoRanks(found, alone, around, reply, view.engine, _device(view))
 
