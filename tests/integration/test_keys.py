@@ -242,7 +242,7 @@ def ask_peer(guarded: Guarded, who: str, message: m.Message) -> m.FromPeer:
         return codec.decode_peer(received(dealer))
 
 
-OF_NODES = (m.LogRequest, m.WorksRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest, m.LinkRequest)
+OF_NODES = (m.LogRequest, m.TraceRequest, m.WorksRequest, m.HostWork, m.WorkFileRequest, m.SliceRequest, m.LinkRequest)
 """Requests that agents send each other with their nodes' keys."""
 
 

@@ -35,8 +35,9 @@ LOCK, COPYING = ".copy.lock", ".copying"
 """Files in `checkpoints`: the lock of the only copying process; its process ID and the step that it copies."""
 BACKOFF_SECONDS: Final = (5.0, 20.0, 60.0, 180.0)
 """Waits before another try of the same checkpoint; after the last one it has failed."""
-RSYNC: Final = ("rsync", "-aR", "--partial", "--timeout=120")
-"""Ends after 120 s without a byte. -R makes the folders of the path there."""
+RSYNC: Final = ("rsync", "-aR", "--partial", "--ignore-times", "--timeout=120")
+"""Ends after 120 s without a byte. -R makes the folders of the path there. Files of a step that was done again may have
+the same size and be written in the same second, so rsync compares what is in them."""
 SSH: Final = "ssh -oBatchMode=yes -oConnectTimeout=20"
 """What rsync reaches other machines by: it asks for no password."""
 _COPYING_TEXT: Final = re.compile(r"(\d+) (\d+)\s*")
