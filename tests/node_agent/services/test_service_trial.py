@@ -40,6 +40,9 @@ def supervise(file):
         (FAKE / "starts").open("a").write("x")
         if (FAKE / "never-again").exists():
             break
+        due = time.monotonic() + 1  # RestartSec
+        while time.monotonic() < due and not (FAKE / "stop").exists():
+            time.sleep(0.02)
     (FAKE / "pid").unlink(missing_ok=True)
     (FAKE / "ended").touch()
 
@@ -50,18 +53,16 @@ def start(file):
 
 def stop():
     (FAKE / "stop").touch()
-    ended = set()
+    send(signal.SIGTERM)
+    due = time.monotonic() + 5
     while not (FAKE / "ended").exists():
-        ended |= send(signal.SIGTERM, ended)
         time.sleep(0.02)
+        if time.monotonic() > due:  # as managers do: one that has just been started may have missed the first signal
+            send(signal.SIGKILL)
 
-def send(number, already=()):
-    """Once to each process: one that has just been started may not be in the file yet."""
+def send(number):
     with contextlib.suppress(OSError):
-        if (now := int((FAKE / "pid").read_text())) not in already:
-            os.kill(now, number)
-            return {{now}}
-    return set()
+        os.kill(int((FAKE / "pid").read_text()), number)
 
 pid = (FAKE / "pid").read_text() if (FAKE / "pid").exists() else None
 with (FAKE / "calls").open("a") as calls:
