@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import psutil
 
 from trainctl.protocol.config.run_file import is_rsync_target
 from trainctl.protocol.errors import InvalidInputError
@@ -166,6 +167,10 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
         )  # fmt: skip
     except OSError as error:
         raise CopyError(f"{command[0]}: {error.strerror}") from None
+    except SystemExit:
+        for child in psutil.Process().children():  # the signal came as it was started: subprocess lost it
+            child.kill()
+        raise
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise CopyError(f"{command[0]} exited with {done.returncode}: {lines[0][:200] if lines else 'no error text'}")
