@@ -124,7 +124,7 @@ def test_gradient_checkpointing_saves_memory(load_model: Loader, tmp_path: Path,
     peaks = {}
     for mode in ("none", "alternate", "all"):
         model = load_model(backend, model__path=str(tmp_path / "deep"), model__gradient_checkpointing=mode)
-        peaks[mode] = peak_bytes(model, batch(256, 2))
+        peaks[mode] = min(peak_bytes(model, batch(256, 2)) for _ in range(3))  # other threads allocate too
         del model
     assert peaks["all"] < 0.7 * peaks["none"]
     assert peaks["alternate"] < 0.9 * peaks["none"]
