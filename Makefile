@@ -39,8 +39,7 @@ soak: $(VENV)/.ready-dev
 	  $(BIN)/python -m pytest tests/trainer/checkpoints --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_CACHE_GB=3 $(BIN)/python -m pytest tests/trainer/test_large_cache.py $(PYTEST_ARGS)
 	TRAINCTL_TERMS=30 $(BIN)/python -m pytest -s tests/trainer/test_term_signal.py $(PYTEST_ARGS)
-	TRAINCTL_PREEMPTIONS=30 TRAINCTL_SLEEPS=all TRAINCTL_TIMING=all \
-	  $(BIN)/python -m pytest -s tests/integration/test_preemption.py tests/integration/test_sleep.py $(PYTEST_ARGS)
+	TRAINCTL_PREEMPTIONS=30 $(BIN)/python -m pytest -s tests/integration/test_preemption.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
 	  tests/integration/test_reference.py $(PYTEST_ARGS)

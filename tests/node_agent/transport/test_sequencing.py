@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Line, Numbers
+from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, STALE_SECONDS, Line, Numbers
 from trainctl.protocol import messages as m
 
 LINK = "a" * 16
@@ -81,7 +81,7 @@ def test_a_line_is_in_touch_from_the_welcome_on_and_begins_anew_when_a_message_i
     assert line.take(exited("two", 1), 0.5) == "take"
 
 
-def test_a_line_is_overdue_after_silence_be_it_to_a_hello_or_to_pings() -> None:
+def test_a_line_is_stale_and_then_overdue_after_silence() -> None:
     line = Line()
     line.begin("one", 10.0)
     assert not line.is_overdue(10.0 + SILENT_AFTER_SECONDS)
@@ -89,7 +89,10 @@ def test_a_line_is_overdue_after_silence_be_it_to_a_hello_or_to_pings() -> None:
     line.take(welcome("one"), 13.0)
     line.take(m.PeerBeat(link="one", seq=0), 14.0)
     assert not line.is_overdue(14.0 + SILENT_AFTER_SECONDS)
+    assert not line.is_stale(14.0 + STALE_SECONDS)
+    assert line.is_stale(14.1 + STALE_SECONDS), "an order would be read when it is no longer meant"
     line.lose("cut")
+    assert line.is_stale(14.0)
     assert (line.state, line.why, line.open) == ("silent", "cut", False)
 
 

@@ -55,7 +55,8 @@ class PeerEvents:
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
         """A conversation has begun, the first one or after a loss: whatever was under way is asked for again. To an
         agent that was started again the trainer has to come back first, and then it reports that by itself."""
-        session = self._lead.session
+        session, is_same_process = self._lead.session, self._boots.get(node) == welcome.boot
+        self._boots[node] = welcome.boot
         if session is None and welcome.generation is not None:
             self._db.saw(welcome.generation)  # the next run begins in no older term than any node has seen
         for hosted in welcome.ranks:
@@ -70,9 +71,8 @@ class PeerEvents:
                 await session.feed(d.RankEnded(rank, False, "is no longer known to its agent"))
             elif session.conductor.final is not None:
                 await self._lead.peers.links[node].end_rank(session.run, rank, "stopping")
-            elif self._boots.get(node) == welcome.boot:
+            elif is_same_process:
                 await session.feed(d.RankReturned(rank))
-        self._boots[node] = welcome.boot
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
@@ -118,7 +118,7 @@ class PeerEvents:
         self._read(reading)
 
     def slept(self, node: str, seconds: float, woke_at: float) -> None:
-        """A node's machine has slept; told repeatedly for a while."""
+        """A node's machine has slept; its agent repeats this for a while."""
         session = self._lead.session
         if session is None or self._woke.get(node) == woke_at:
             return

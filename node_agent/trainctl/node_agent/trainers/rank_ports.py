@@ -240,7 +240,10 @@ class RemoteRank:
             await self._link.send(self._hosting())
 
     async def kill(self) -> None:
-        await self._wish("kill")
+        """Not if its agent is silent too: it would read this when its machine wakes, and end a trainer that is well.
+        One that does hang is ended later, as one that doesn't load."""
+        if not self._link.line.is_stale(time.monotonic()):
+            await self._wish("kill")
 
     async def _wish(self, wish: Literal["start", "kill"]) -> None:
         await self._link.send(m.PeerTrainer(link="", seq=0, run=self._run, rank=self._rank, wish=wish))

@@ -13,6 +13,8 @@ from trainctl.protocol import messages as m
 
 SILENT_AFTER_SECONDS = 3.5
 """Seconds of silence after which a follower's agent counts as silent; it answers a ping each second."""
+STALE_SECONDS = 2.5
+"""Seconds of silence after which an order may reach a follower's agent much later, as when its machine sleeps."""
 
 Judgement = Literal["take", "drop", "gap", "stranger"]
 Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
@@ -96,6 +98,10 @@ class Line:
     def is_overdue(self, now: float) -> bool:
         """Whether it has been silent for too long, to a hello or to pings."""
         return now - self._heard > SILENT_AFTER_SECONDS
+
+    def is_stale(self, now: float) -> bool:
+        """Whether what is sent now may be read long after it was meant."""
+        return not self.open or now - self._heard > STALE_SECONDS
 
     def lose(self, why: str) -> None:
         """It can't be reached."""
