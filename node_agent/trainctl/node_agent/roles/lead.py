@@ -322,6 +322,7 @@ class Lead:
 
     async def _close(self, session: Session, state: m.RunState, reason: str) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
+        self._references.ended()
         due = self._recovery.take(session, reason) if session.conductor.goes_back else None
         waiting = WaitingToRestart(session.run, due) if due is not None else None
         self._role.turn(transitions.close(self._role.now, waiting))
@@ -338,7 +339,6 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
-        self._references.ended()
         self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
