@@ -11,7 +11,7 @@ import pytest
 from tests.node_agent.support import records
 from tests.prose_events import event as prose_event
 
-from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
 from trainctl.node_agent.exporter.counters import Totals, after
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, readings

@@ -6,7 +6,7 @@ from pathlib import Path
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower

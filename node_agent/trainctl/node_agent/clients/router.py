@@ -10,7 +10,7 @@ from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.fair_queue import FairQueue
-from trainctl.node_agent.clients.queries import QuerySource
+from trainctl.node_agent.clients.query_source import QuerySource
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.roles.follower import Follower

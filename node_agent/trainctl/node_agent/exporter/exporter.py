@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from trainctl.node_agent.clients.queries import QuerySource
+from trainctl.node_agent.clients.query_source import QuerySource
 from trainctl.node_agent.exporter import counters
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.samples import AgentSnapshot

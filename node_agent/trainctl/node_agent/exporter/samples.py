@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
     HOST_METRICS,
     RANK_METRICS,

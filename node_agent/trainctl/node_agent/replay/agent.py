@@ -11,7 +11,7 @@ import zmq
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.presence import Presence
-from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress

@@ -1,0 +1,163 @@
+"""Queries that another node's agent may answer: traces, logs, policies and diagnosis."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from trainctl.node_agent.clients.query_source import (
+    QuerySource,
+    T,
+    UnknownRankError,
+    from_record,
+    kept_view,
+    run_paths,
+)
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.config.policies import AUTHOR
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+ELSEWHERE_SECONDS = 3.0
+"""Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
+
+
+async def trace(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+    """From this node's disk, or from the agent of the node that has it."""
+    if request.node != source.node:
+        return await _trace_elsewhere(request, source)
+    path = run_paths(request.run, source).profiles / request.file
+    return await asyncio.to_thread(_read_trace, request, path)
+
+
+def _read_trace(request: m.TraceRequest, path: Path) -> m.TracePart:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(request.offset_bytes, size))
+            data = file.read(m.TRACE_PART_BYTES)
+    except FileNotFoundError:
+        problem = f"{request.node} no longer has {request.file}: only the newest traces are kept; profile again"
+        raise InvalidInputError("file", problem) from None
+    except OSError as error:
+        problem = f"{request.node} can't read {request.file}: {error.strerror or error}"
+        raise InvalidInputError("file", problem) from None
+    return m.TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
+
+
+async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+    address = source.address_of(request.node)
+    if address is None:
+        raise InvalidInputError("node", f"{request.node} is unreachable: its traces cannot be read")
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
+            part = await client.trace_part(request.run, request.node, request.file, request.offset_bytes)
+    except TrainctlError as error:
+        raise InvalidInputError("node", f"{request.node}: {error}") from None
+    return msgspec.structs.replace(part, rid=request.rid)
+
+
+async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policies:
+    """From the agent that leads the run. The newest commands come from the record."""
+    paths = run_paths(request.run, source)
+    live, run = source.live_run(paths.directory), paths.directory.name
+    if live is None:
+        raise InvalidInputError("run", f"{run} isn't active: its policies see nothing until it is resumed")
+    if live.view.recording:
+        raise InvalidInputError("run", f"{run} is a played recording: policies see something only in a live run")
+    statuses = source.policy_statuses(paths.directory)
+    if statuses is None:
+        return await _policies_elsewhere(request, live.view, source)
+
+    def read(reader: RecordReader) -> tuple[m.PolicyStatus, ...]:
+        return tuple(msgspec.structs.replace(one, actions=reader.commands_by(AUTHOR + one.name)) for one in statuses)
+
+    return m.Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
+
+
+async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
+    if view.kind != "hosted":
+        raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
+    found = await _ask_lead(view, source, lambda client: client.policies(view.run))
+    return msgspec.structs.replace(found, rid=request.rid)
+
+
+async def _ask_lead(view: m.RunView, source: QuerySource, question: Callable[[Client], Awaitable[T]]) -> T:
+    """The answer of the agent that leads a run. Raises InvalidInputError if it can't be had."""
+    address = source.address_of(view.lead)
+    if address is None:
+        raise InvalidInputError("run", f"{view.lead}, which leads {view.run}, is unreachable: try again later")
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
+            return await question(client)
+    except TrainctlError as error:
+        raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
+
+
+async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.DiagnosisReply:
+    """Of a run as it is now by the agent that leads it, and else by the record."""
+    paths = run_paths(request.run, source)
+    run, live = paths.directory.name, source.live_run(paths.directory)
+    facts = source.live_facts(paths.directory) if request.last_step is None else None
+    is_led_elsewhere = live is not None and live.view.kind == "hosted" and not live.view.recording and facts is None
+    if live is not None and is_led_elsewhere and request.last_step is None:
+        found = await _ask_lead(live.view, source, lambda client: client.diagnosis(run))
+        return msgspec.structs.replace(found, rid=request.rid)
+    at = source.now() if facts is not None else None
+
+    def read(reader: RecordReader) -> m.Diagnosis:
+        known = facts_of_record(reader, config_of(paths), live=facts, at=at, last_step=request.last_step)
+        return diagnose(known)
+
+    diagnosis = await from_record(paths, read)
+    return m.DiagnosisReply(rid=request.rid, run=run, live=facts is not None, diagnosis=diagnosis)
+
+
+async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
+    paths = run_paths(request.run, source)
+    file, run = paths.log(request.rank), paths.directory.name
+    if not file.is_file():
+        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
+
+    def read() -> tuple[int, int, str]:
+        size = file.stat().st_size
+        offset = max(0, size + request.offset_bytes) if request.offset_bytes < 0 else min(request.offset_bytes, size)
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            return offset, size, stream.read(request.limit_bytes).decode("utf-8", "replace")
+
+    offset, size, text = await asyncio.to_thread(read)
+    return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
+
+
+async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySource) -> m.LogPart:
+    """From the agent of the node that hosts the rank, or that knows which one does."""
+    live = source.live_run(paths.directory)
+    view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
+    if view is None:
+        raise UnknownRankError("rank", f"run {request.run} has no log for rank {request.rank}")
+    node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
+    address = source.address_of(node or view.lead)  # a follower knows its own rank only
+    if node is None and address is None:
+        known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
+        raise UnknownRankError("rank", f"no rank {request.rank} in this run; the ranks are {known}")
+    if address is None:
+        raise UnknownRankError("rank", f"{request.rank} is on {node} (unreachable): its log cannot be read")
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
+            part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
+    except TrainctlError as error:
+        problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
+        raise UnknownRankError("rank", problem) from None
+    return msgspec.structs.replace(part, rid=request.rid)
+
+
+def _kept_view(paths: RunPaths) -> m.RunView | None:
+    with RecordReader(paths) as reader:
+        return kept_view(reader)

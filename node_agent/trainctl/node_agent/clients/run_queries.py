@@ -1,0 +1,149 @@
+"""Queries of runs as a whole: a snapshot of one, and the list of all."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import msgspec
+
+from trainctl.node_agent.clients import proxy
+from trainctl.node_agent.clients.query_source import LiveRun, QuerySource, UnknownRunError, kept_view
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch import cost
+from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages.events import Notice
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
+
+SNAPSHOT_EVENTS = 100
+SNAPSHOT_BUCKETS = 20_000
+"""Most buckets in one snapshot, over all series: about 40 bytes each, which keeps it below the frame limit."""
+
+
+async def snapshot(request: m.SnapshotRequest, source: QuerySource) -> m.Snapshot:
+    """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
+    seq, boot = source.publisher.seq, source.publisher.boot
+    directory = source.run_directory(request.run)
+    if directory is None:
+        if request.run is not None:
+            raise UnknownRunError("run", f"no run {request.run!r} on this node")
+        made = _snapshot_of(request, source, boot, seq, None, None, (), (), ())
+        return msgspec.structs.replace(made, alerts=source.alerts())
+    try:
+        read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
+    except InvalidInputError as error:
+        if request.run is not None and source.live_run(directory) is None:
+            raise
+        read = None, (), (_unreadable(directory.name, error, source.now()),), (), None
+    last, parts, events, series, kept = read
+    live = source.live_run(directory)
+    view = live.view if live is not None else await _as_ended(kept, last, source)
+    if live is not None and live.last_step is not None:
+        last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
+    made = _snapshot_of(request, source, boot, seq, view, last, parts, events, series)
+    if live is None and request.run is not None:
+        return made
+    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts())
+
+
+def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
+    """Stands for what a record can't tell: the agent itself answers all the same."""
+    return m.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
+
+
+async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source: QuerySource) -> m.RunView | None:
+    """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
+    elsewhere, the view there."""
+    if kept is None:
+        return None
+    state, reason = source.ended_as(kept.run)
+    view = msgspec.structs.replace(
+        kept, state=state, reason=reason or kept.reason, cost=_cost_of_record(kept, state, last)
+    )
+    return await proxy.view(view, source)
+
+
+def _snapshot_of(
+    request: m.SnapshotRequest, source: QuerySource, boot: str, seq: int, view: m.RunView | None,
+    last: m.StepCommitted | None, parts: tuple[m.RankStep, ...], events: tuple[m.Event, ...],
+    series: tuple[m.Series, ...],
+) -> m.Snapshot:  # fmt: skip
+    return m.Snapshot(
+        rid=request.rid, boot=boot, seq=seq, at=source.now(), node=source.node_view(), run=view, last_step=last,
+        rank_steps=parts, events=events, series=series, peers=source.peer_views(),
+        runs=tuple(_live_summary(one) for one in source.live_runs()),
+    )  # fmt: skip
+
+
+_Read = tuple[
+    m.StepCommitted | None, tuple[m.RankStep, ...], tuple[m.Event, ...], tuple[m.Series, ...], m.RunView | None
+]
+
+
+def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
+    with RecordReader(paths) as reader:
+        last = reader.last_step()
+        parts = reader.rank_steps(last.step) if last is not None else ()
+        events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
+        series: list[m.Series] = []
+        view = kept_view(reader)
+        if columns:
+            ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(of_run) + len(RANK_SERIES) * len(ranks)))
+            series += [reader.series(metric, None, 0, None, columns) for metric in sorted(of_run)]
+            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
+    return last, tuple(parts), tuple(events), tuple(series), view
+
+
+async def runs(request: m.RunsRequest, source: QuerySource) -> m.Runs:
+    rows = source.run_summaries()
+    summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
+    return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, source)))
+
+
+def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:
+    last, view = None, None
+    try:
+        with RecordReader(RunPaths(Path(directory))) as reader:
+            last = reader.last_step()
+            view = kept_view(reader)
+    except InvalidInputError:
+        pass  # damaged, or its directory was moved away: the db's line is all there is
+    return m.RunSummary(
+        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
+        steps=view.steps if view else None, last_loss=_last_loss(last), started_at=started_at, directory=directory,
+        lead=view.lead if view else "", nodes=_nodes(view) if view else (),
+        last_step_at=last.committed_at if last else None, kind=view.kind if view else "hosted",
+        rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
+        cost=_cost_of_record(view, state, last) if view else None, cursor=last.cursor if last else None,
+        simulated=view.simulated if view else False, branch=view.branch if view else None,
+    )  # fmt: skip
+
+
+def _live_summary(live: LiveRun) -> m.RunSummary:
+    """The same of what the agent has in memory."""
+    view, last = live.view, live.last_step
+    return m.RunSummary(
+        run=view.run, name=view.name, state=view.state, step=view.step, steps=view.steps, last_loss=_last_loss(last),
+        started_at=view.started_at, directory=view.directory, lead=view.lead, nodes=_nodes(view),
+        last_step_at=last.committed_at if last else None, kind=view.kind, rates=run_rates(view, last),
+        cost=view.cost, cursor=last.cursor if last else None, simulated=view.simulated, branch=view.branch,
+    )  # fmt: skip
+
+
+def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | None) -> m.RunCost | None:
+    """By the record. Of a run whose agent ended with it, only up to the last step."""
+    if view.cost is None or state in m.ACTIVE_RUN_STATES:
+        return view.cost
+    return cost.ended(view.cost, last.committed_at if last is not None else view.cost.at)
+
+
+def _nodes(view: m.RunView) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank.node for rank in view.ranks))
+
+
+def _last_loss(last: m.StepCommitted | None) -> float | None:
+    loss = last.loss if last is not None else None
+    return loss if loss is not None and math.isfinite(loss) else None
