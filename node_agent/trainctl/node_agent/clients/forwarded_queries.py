@@ -4,12 +4,12 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from trainctl.node_agent.clients.query_source import (
     QuerySource,
-    T,
     UnknownRankError,
     from_record,
     kept_view,
@@ -24,6 +24,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
+R = TypeVar("R", bound=msgspec.Struct)
 ELSEWHERE_SECONDS = 3.0
 """Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
 
@@ -52,15 +53,16 @@ def _read_trace(request: m.TraceRequest, path: Path) -> m.TracePart:
 
 
 async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+    def read(client: Client) -> Awaitable[m.TracePart]:
+        return client.trace_part(request.run, request.node, request.file, request.offset_bytes)
+
+    def refused(error: TrainctlError) -> InvalidInputError:
+        return InvalidInputError("node", f"{request.node}: {error}")
+
     address = source.address_of(request.node)
     if address is None:
         raise InvalidInputError("node", f"{request.node} is unreachable: its traces cannot be read")
-    try:
-        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
-            part = await client.trace_part(request.run, request.node, request.file, request.offset_bytes)
-    except TrainctlError as error:
-        raise InvalidInputError("node", f"{request.node}: {error}") from None
-    return msgspec.structs.replace(part, rid=request.rid)
+    return await _ask(address, request.rid, source, read, refused)
 
 
 async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policies:
@@ -84,20 +86,32 @@ async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policie
 async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
     if view.kind != "hosted":
         raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
-    found = await _ask_lead(view, source, lambda client: client.policies(view.run))
-    return msgspec.structs.replace(found, rid=request.rid)
+    return await _ask_lead(view, request.rid, source, lambda client: client.policies(view.run))
 
 
-async def _ask_lead(view: m.RunView, source: QuerySource, question: Callable[[Client], Awaitable[T]]) -> T:
-    """The answer of the agent that leads a run. Raises InvalidInputError if it can't be had."""
+async def _ask_lead(view: m.RunView, rid: str, source: QuerySource, question: Callable[[Client], Awaitable[R]]) -> R:
+    """The reply of the agent that leads a run. Raises InvalidInputError if there is none."""
+
+    def refused(error: TrainctlError) -> InvalidInputError:
+        return InvalidInputError("run", f"{view.lead} leads {view.run}: {error}")
+
     address = source.address_of(view.lead)
     if address is None:
         raise InvalidInputError("run", f"{view.lead}, which leads {view.run}, is unreachable: try again later")
+    return await _ask(address, rid, source, question, refused)
+
+
+async def _ask(
+    address: str, rid: str, source: QuerySource, question: Callable[[Client], Awaitable[R]],
+    refused: Callable[[TrainctlError], InvalidInputError],
+) -> R:  # fmt: skip
+    """The reply of the agent at `address`, as one to request `rid`. Raises what `refused` makes of an error."""
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
-            return await question(client)
+            reply = await question(client)
     except TrainctlError as error:
-        raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
+        raise refused(error) from None
+    return msgspec.structs.replace(reply, rid=rid)
 
 
 async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.DiagnosisReply:
@@ -107,8 +121,7 @@ async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.Diagn
     facts = source.live_facts(paths.directory) if request.last_step is None else None
     is_led_elsewhere = live is not None and live.view.kind == "hosted" and not live.view.recording and facts is None
     if live is not None and is_led_elsewhere and request.last_step is None:
-        found = await _ask_lead(live.view, source, lambda client: client.diagnosis(run))
-        return msgspec.structs.replace(found, rid=request.rid)
+        return await _ask_lead(live.view, request.rid, source, lambda client: client.diagnosis(run))
     at = source.now() if facts is not None else None
 
     def read(reader: RecordReader) -> m.Diagnosis:
@@ -138,6 +151,14 @@ async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
 
 async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySource) -> m.LogPart:
     """From the agent of the node that hosts the rank, or that knows which one does."""
+
+    def read(client: Client) -> Awaitable[m.LogPart]:
+        return client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
+
+    def refused(error: TrainctlError) -> InvalidInputError:
+        problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
+        return UnknownRankError("rank", problem)
+
     live = source.live_run(paths.directory)
     view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
     if view is None:
@@ -149,13 +170,7 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySo
         raise UnknownRankError("rank", f"no rank {request.rank} in this run; the ranks are {known}")
     if address is None:
         raise UnknownRankError("rank", f"{request.rank} is on {node} (unreachable): its log cannot be read")
-    try:
-        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
-            part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
-    except TrainctlError as error:
-        problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
-        raise UnknownRankError("rank", problem) from None
-    return msgspec.structs.replace(part, rid=request.rid)
+    return await _ask(address, request.rid, source, read, refused)
 
 
 def _kept_view(paths: RunPaths) -> m.RunView | None:
