@@ -103,28 +103,27 @@ def test_another_profile_can_follow_and_only_the_newest_traces_are_kept(
     at.profiler.close()
 
 
-def test_a_recording_that_takes_long_ends_early_and_says_so(
-    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"MOST_SECONDS": 0.0}, "after 0 s"),
+        (
+            {"MOST_GROWTH_BYTES": 0, "resident_bytes": itertools.count().__next__},
+            "when memory has grown by 0.0 GB",
+        ),
+    ],
+)
+def test_a_recording_beyond_a_limit_ends_early_and_says_so(
+    limits: dict[str, Any], why: str, new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "MOST_SECONDS", 0.0)
-    at = Profiled(new_rig("torch"), tmp_path / "profiles")
+    for name, limit in limits.items():
+        monkeypatch.setattr(profiling, name, limit)
+    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
     assert at.arm(9) is None
     at.train(3)
     done = at.outcome()
     assert (done.first_step, done.last_step) == (2, 2)
-    assert done.lacks == "1 of 9 steps: recording ends after 0 s"
-    at.profiler.close()
-
-
-def test_recording_ends_when_memory_has_grown(
-    new_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profiling, "MOST_GROWTH_BYTES", 0)
-    monkeypatch.setattr(profiling, "resident_bytes", itertools.count().__next__)
-    at = Profiled(new_rig("mlx"), tmp_path / "profiles")
-    assert at.arm(9) is None
-    at.train(3)
-    assert at.outcome().lacks.endswith("1 of 9 steps: recording ends when memory has grown by 0.0 GB")
+    assert done.lacks.endswith(f"1 of 9 steps: recording ends {why}")
     at.profiler.close()
 
 
