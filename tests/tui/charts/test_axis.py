@@ -1,4 +1,4 @@
-"""The x axis of a branch that is laid over its parent: it goes on from the fork, in steps, tokens and time."""
+"""The x axis of a branch that is laid over its parent: it continues from the fork, in steps, tokens and time."""
 
 from collections.abc import Callable
 

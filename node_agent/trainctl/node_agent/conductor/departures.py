@@ -25,12 +25,12 @@ class Departures:
     def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
         self._state, self._rendezvous = state, rendezvous
         self._wanted: Mapping[int, str] = {}  # why, by rank
-        self._told: dict[int, float] = {}  # when a departed rank was last asked to leave
+        self._asked: dict[int, float] = {}  # when a departed rank was last asked to leave
 
     def want(self, wanted: Mapping[int, str]) -> None:
         """Have these ranks leave at the next boundary, each for a reason, and no others."""
         self._wanted = wanted
-        self._told = {rank: at for rank, at in self._told.items() if rank in {*wanted, *self._state.durable.departed}}
+        self._asked = {rank: at for rank, at in self._asked.items() if rank in {*wanted, *self._state.durable.departed}}
 
     @property
     def due(self) -> dict[int, str]:
@@ -60,9 +60,9 @@ class Departures:
             return
         self._note_lost()
         for rank in self._released:
-            at, told = self._rendezvous.ranks[rank], self._told.get(rank)
-            if not at.ended and (told is None or now >= told + REPEAT_SECONDS):
-                self._told[rank] = now
+            at, asked = self._rendezvous.ranks[rank], self._asked.get(rank)
+            if not at.ended and (asked is None or now >= asked + REPEAT_SECONDS):
+                self._asked[rank] = now
                 why = self._wanted.get(rank) or at.why or "its node left"
                 self._state.decide(d.Tell(rank, m.Leave(run=self._state.run, reason=why)))
 
@@ -88,6 +88,6 @@ class Departures:
         departed = self._state.durable.departed
         if rank not in departed:
             return False
-        self._told.pop(rank, None)
+        self._asked.pop(rank, None)
         self._state.persist(departed=tuple(other for other in departed if other != rank))
         return True

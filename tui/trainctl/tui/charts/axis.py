@@ -81,7 +81,7 @@ def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elaps
 
 
 def continued(branch: Axis, parent: Axis, fork: int) -> Axis:
-    """A branch's axis that goes on where its parent's stood at the step `fork`, the last that both have.
+    """A branch's axis that continues its parent's from the step `fork`, the last that both have.
 
     Both are known and of one kind, and times are since each run's first step.
     """

@@ -47,7 +47,7 @@ class Sources:
 
     state: ViewState
     data: Mapping[str, RunData] = field(default_factory=lambda: MappingProxyType({}))
-    live: bool = True  # `state` is of a run that goes on
+    live: bool = True  # `state` is of a run that still trains
     zone: datetime.tzinfo | None = None
     tails: Mapping[Key, Window] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -58,8 +58,8 @@ class Sources:
         return known
 
     def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
-        """A run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's goes on from its
-        parent's at the fork if the parent is known too."""
+        """A run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
+        parent's from the fork if the parent is known too."""
         known = self.of(run)
         if known is None or kind == "step":
             return Axis()
