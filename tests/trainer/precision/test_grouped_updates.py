@@ -1,5 +1,4 @@
-"""Parameters that are updated together get the bits that each gets by itself, and documents of a pack are found without
-a wait."""
+"""Parameters that are updated together get the bits that each gets by itself."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.trainer.backends import torch_adamw, torch_masks
+from trainctl.trainer.backends import torch_adamw
 from trainctl.trainer.precision.torch_weights import RoundedWeights, SplitWeights, TorchWeights
 
 SHAPES = ((7, 5), (11,), (3, 40), (2,), (300, 7), (4, 4), (9,))
@@ -66,16 +65,3 @@ def test_a_group_has_the_bits_of_its_parameters_alone(
 def test_groups_hold_neighbours_up_to_the_size_of_a_piece(most: int, found: list[tuple[int, int]]) -> None:
     groups = torch_adamw._grouped([2, 3, 9, 1, 2, 2], most)
     assert [(group.start, group.stop) for group in groups] == found
-
-
-def test_documents_are_those_that_transformers_finds() -> None:
-    from transformers import masking_utils
-
-    torch_masks.install()
-    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1]])
-    expected = masking_utils.find_packed_sequence_indices(positions)
-    with torch_masks.documents_by_position():
-        found = masking_utils.find_packed_sequence_indices(positions)
-    assert found.tolist() == expected.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0, 1, 1]]
-    with torch_masks.one_document_per_row():
-        assert masking_utils.find_packed_sequence_indices(positions) is None

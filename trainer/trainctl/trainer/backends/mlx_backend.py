@@ -26,6 +26,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import Place
+from trainctl.trainer.attention.mlx_document_mask import DocumentMask
 from trainctl.trainer.backends import mlx_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_mlx
 from trainctl.trainer.backends.base import (
@@ -46,7 +47,6 @@ from trainctl.trainer.backends.base import (
 )
 from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
-from trainctl.trainer.backends.mlx_document_mask import DocumentMask
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.batch import Batch

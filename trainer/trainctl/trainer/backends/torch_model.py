@@ -11,7 +11,8 @@ import torch
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
 from trainctl.protocol.errors import InvalidInputError, check_installed
-from trainctl.trainer.backends import library_dropout, rope_config, torch_masks, torch_quantized
+from trainctl.trainer.attention import torch_masks
+from trainctl.trainer.backends import library_dropout, rope_config, torch_quantized
 from trainctl.trainer.common.errors import first_line
 
 

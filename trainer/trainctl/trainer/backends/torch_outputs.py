@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends import torch_masks
+from trainctl.trainer.attention import torch_masks
 from trainctl.trainer.backends.base import NO_REFERENCE, SUREST, VOCABULARY_FLOATS, BatchOutputs, Functions
 from trainctl.trainer.backends.chunked_loss import TorchChunks
 from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled

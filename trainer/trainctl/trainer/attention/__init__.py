@@ -1,0 +1,1 @@
+"""Attention: how the documents of a pack are kept apart, by a mask or by a kernel, one module per library."""
