@@ -64,6 +64,9 @@ def test_a_compiled_model_is_advised_on_nvidia_devices() -> None:
     nvidia = with_node(node_of("studio", 2.0, device="cuda:0 NVIDIA H200"))
     assert "model.compile=default" in point("compile", nvidia).command
     assert point("compile", nvidia, model={"compile": "default"}).state == "ok"
+    packs = {"data": {"kind": "rows", "packing": "best-fit"}}
+    varlen = {"attention": "varlen", "dtype": "bfloat16"}
+    assert point("compile", nvidia, model=varlen, **packs).state == "ok"
     assert point("compile").state == "ok"
 
 

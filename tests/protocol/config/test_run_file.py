@@ -88,6 +88,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("model.tf32", "on", "must be true or false"),
         ("model.compile", "on", "'on'"),
         ("nodes.studio.compile", "always", "'always'"),
+        ("model.attention", "flash", "'flash'"),
+        ("nodes.studio.attention", "sdpa", "'sdpa'"),
         ("optimizer.offload", 1, "must be true or false"),
         ("nodes.studio.cudnn_benchmark", "on", "must be true or false"),
         ("nodes.studio.deterministic", 1, "must be true or false"),
@@ -739,6 +741,51 @@ def test_a_node_has_its_own_compile_mode() -> None:
     raw = with_value(good(), "nodes.studio", {"compile": "off"})
     config = run_file.parse(with_value(raw, "model.compile", "default"))
     assert [run_file.on_node(config, name).model.compile for name in ("studio", "other")] == ["off", "default"]
+
+
+def varlen(**changes: Any) -> dict[str, Any]:
+    raw = with_value(with_value(good(), "data.kind", "rows"), "data.packing", "best-fit")
+    raw = with_value(with_value(raw, "model.dtype", "bfloat16"), "model.attention", "varlen")
+    for key, value in changes.items():
+        raw = with_value(raw, key.replace("__", "."), value)
+    return raw
+
+
+def test_a_node_has_its_own_attention() -> None:
+    config = run_file.parse(varlen(nodes__studio={"attention": "auto"}))
+    assert [run_file.on_node(config, name).model.attention for name in ("studio", "other")] == ["auto", "varlen"]
+    config = run_file.parse(varlen(model__attention="auto", nodes__studio={"attention": "varlen"}))
+    assert [run_file.on_node(config, name).model.attention for name in ("studio", "other")] == ["varlen", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"data__packing": "none"}, 'model.attention: "varlen" is for packed samples: set data.packing = "best-fit"'),
+        ({"model__dtype": "float32"}, 'model.attention: "varlen" computes in 16 bits: set model.dtype = "bfloat16"'),
+        (
+            {"model__compile": "default"},
+            'model.attention: "varlen" can\'t be combined with compile: set compile = "off"',
+        ),
+        (
+            {"model__attention": "auto", "nodes__studio": {"attention": "varlen", "compile": "default"}},
+            'nodes.studio.attention: "varlen" can\'t be combined with compile: set compile = "off"',
+        ),
+        (
+            {"nodes__studio": {"backend": "mlx"}},
+            'model.attention: "varlen" needs torch on an NVIDIA GPU, and studio is on MLX: set another backend',
+        ),
+    ],
+)
+def test_varlen_attention_is_refused_where_it_cannot_work(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        run_file.parse(varlen(**changes))
+    assert str(refusal.value) == f'run file: {problem}, or attention = "auto"'
+
+
+def test_varlen_attention_stands_with_auto_dtype_and_nodes_without_it_on_mlx() -> None:
+    run_file.parse(varlen(model__dtype="auto"))
+    run_file.parse(varlen(nodes__studio={"backend": "mlx", "attention": "auto"}))
 
 
 def held_out_policies(tmp_path: Path, plateau: dict[str, Any], early_stop: dict[str, Any], held_out: float) -> Path:

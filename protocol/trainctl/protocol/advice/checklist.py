@@ -98,6 +98,8 @@ def _compile(config: RunFile, facts: AdviceFacts) -> Check:
         return Check("compile", "ok", f"{mode}: decoder layers on torch")
     if config.model.base == "nf4":
         return Check("compile", "ok", "off: nf4 can't be compiled")
+    if config.model.attention == "varlen":
+        return Check("compile", "ok", "off: varlen attention can't be combined with it")
     if any(platform_of("", node.device) == "NVIDIA GPU" for node in facts.nodes):
         text = "off; on NVIDIA devices, compiled layers are faster after the first steps, in which they are compiled"
         return Check("compile", "change", text, _set(facts, "model.compile=default"))

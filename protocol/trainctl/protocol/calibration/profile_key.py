@@ -46,6 +46,7 @@ def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, object, object
         ("tf32", config.model.tf32, False), ("offload", config.optimizer.offload, False),
         ("cudnn_benchmark", table.cudnn_benchmark, True), ("deterministic", table.deterministic, False),
         ("compile", table.compile or config.model.compile, "off"),
+        ("attention", table.attention or config.model.attention, "auto"),
     )  # fmt: skip
 
 

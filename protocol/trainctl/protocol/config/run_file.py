@@ -70,6 +70,7 @@ def on_node(config: RunFile, node: str) -> RunFile:
         path=table.model_path or config.model.path,
         gradient_checkpointing=table.gradient_checkpointing or config.model.gradient_checkpointing,
         compile=table.compile or config.model.compile,
+        attention=table.attention or config.model.attention,
     )
     data = msgspec.structs.replace(
         config.data,
@@ -287,7 +288,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     for check in (
         _check_lengths, _check_shares, objective_checks.check, _check_init, _check_base, _check_precision,
         _check_backends, _check_held_out, _check_growing, _check_evaluations,
-        _check_copies,
+        _check_copies, _check_attention,
     ):  # fmt: skip
         with wrong.going_on():
             check(config, where)
@@ -374,6 +375,24 @@ def _check_precision(config: RunFile, where: str) -> None:
         kind = config.optimizer.kind
         problem = f'is for "adamw"; to keep the moments of {kind!r} off the device, use "paged-adamw-8bit"'
         raise InvalidInputError(f"{where}: optimizer.offload", problem)
+
+
+def _check_attention(config: RunFile, where: str) -> None:
+    """Whether "varlen" has packs, and settings that it can work with, in [model] and on each node."""
+    wrong = Collected()
+    for name, node in {"": NodeTable(), **config.nodes}.items():
+        model, field = on_node(config, name).model, f"nodes.{name}" if node.attention else "model"
+        for is_wrong, problem in (
+            (config.data.packing == "none", 'is for packed samples: set data.packing = "best-fit"'),
+            (model.dtype == "float32", 'computes in 16 bits: set model.dtype = "bfloat16"'),
+            (model.compile != "off", 'can\'t be combined with compile: set compile = "off"'),
+            (node.backend == "mlx", f"needs torch on an NVIDIA GPU, and {name} is on MLX: set another backend"),
+        ):
+            with wrong.going_on():
+                if model.attention == "varlen" and is_wrong:
+                    problem = f'"varlen" {problem}, or attention = "auto"'
+                    raise InvalidInputError(f"{where}: {field}.attention", problem)
+    wrong.raise_any()
 
 
 def _check_backends(config: RunFile, where: str) -> None:

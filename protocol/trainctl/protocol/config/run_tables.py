@@ -19,6 +19,7 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 GradientCheckpointing = Literal["none", "alternate", "all"]
 ChunkedLoss = Literal["auto", "on", "off"]
+Attention = Literal["auto", "varlen"]
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
 LayerNames = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...],
@@ -81,6 +82,7 @@ class ModelTable(_Table, frozen=True):
     chunked_loss: ChunkedLoss = "auto"  # logits of some tokens at a time; auto: if all take over 10 % of free memory
     tf32: bool = False  # float32 products may use TF32 on CUDA devices, with 10 bits of fraction; sums don't
     compile: Compile = "off"  # mode of torch.compile for decoder layers; no effect on MLX
+    attention: Attention = "auto"  # auto: as the library chooses; varlen: torch's varlen_attn for packs, on CUDA
 
     @property
     def computed(self) -> ComputeDtype:
@@ -214,6 +216,7 @@ class NodeTable(_Table, frozen=True):
     cache_path: PathText | None = None  # folder for its token caches; None: in the agent's folder
     cudnn_benchmark: bool = True  # CUDA: cuDNN times its algorithms and keeps the fastest
     compile: Compile | None = None  # None: as [model] says
+    attention: Attention | None = None  # None: as [model] says
     deterministic: bool = False  # CUDA: only kernels that give the same bits each time, which bit-exact resume needs
 
 

@@ -23,6 +23,11 @@ def documents_by_position() -> AbstractContextManager[None]:
     return _with("several")
 
 
+def has_several_documents() -> bool:
+    """Whether the model is being called with packs."""
+    return _rows.get() == "several"
+
+
 @contextmanager
 def _with(rows: _Rows) -> Iterator[None]:
     token = _rows.set(rows)

@@ -6,7 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.attention.document_bounds import VARLEN
 from trainctl.trainer.backends.base import Array, Backend, BackendName
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import packed
 
 _TARGETS = 12  # of each document
@@ -15,6 +17,8 @@ _LEAK: Final = 1e-6
 _MOVED: Final = {"float32": 1e-3}
 _MOVED_LOW: Final = 0.1
 """Change that packing may cause, by rounding."""
+_ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
+"""What a model raises whose cache is unlike mlx-lm's, or whose attention can't be that which was asked for."""
 
 
 def check(backend: Backend, vocabulary: int | None, where: str) -> None:
@@ -25,15 +29,21 @@ def check(backend: Backend, vocabulary: int | None, where: str) -> None:
             _second(backend, *documents) for documents in ((second,), (first, second), (other, second))
         )
         allowed = _MOVED.get(backend.compute.dtype, _MOVED_LOW)
-        apart = _largest(after_first - after_other) <= _LEAK and _largest(after_first - alone) <= allowed
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError):  # of a cache unlike mlx-lm's
-        apart = False
+        apart, reason = _largest(after_first - after_other) <= _LEAK and _largest(after_first - alone) <= allowed, ""
+    except _ODD as error:
+        apart, reason = False, f" ({first_line(error)})"
     if not apart:
-        raise InvalidInputError(
-            f"{where}: data.packing",
-            f"on {backend.name}, this model's attention crosses the borders of packed samples; "
-            'set data.packing = "none"',
-        )
+        raise _refusal(backend, reason, where)
+
+
+def _refusal(backend: Backend, reason: str, where: str) -> InvalidInputError:
+    if backend.compute.attention == VARLEN:
+        problem = f'"{VARLEN}" can\'t keep packed samples apart in this model{reason}; set attention = "auto"'
+        return InvalidInputError(f"{where}: model.attention", problem)
+    return InvalidInputError(
+        f"{where}: data.packing",
+        f'on {backend.name}, this model\'s attention crosses the borders of packed samples; set data.packing = "none"',
+    )
 
 
 def check_positions(backend: BackendName, config: Mapping[str, Any], length: int, where: str) -> None:

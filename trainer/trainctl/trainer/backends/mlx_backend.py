@@ -108,6 +108,9 @@ class MlxBackend(Backend):
 
     @classmethod
     def open(cls, config: RunFile, node: NodeTable, parts: Parts, where: str) -> "MlxBackend":
+        if config.model.attention != "auto":
+            problem = f'"{config.model.attention}" needs torch on an NVIDIA GPU, and this rank is on MLX'
+            raise InvalidInputError(f"{where}: model.attention", f'{problem}; set attention = "auto"')
         _choose_device(node.device, where)
         mx.random.seed(config.run.seed)
         if parts.limit_bytes:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
+from trainctl.trainer.attention import torch_varlen
+from trainctl.trainer.attention.document_bounds import VARLEN
 from trainctl.trainer.backends import torch_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
@@ -113,6 +115,8 @@ class TorchBackend(Backend):
         computed = _DTYPES[config.model.compute_dtype or config.model.computed]
         packing = Nf4(device, computed, config.model.double_quantization) if config.model.base == "nf4" else None
         model = read_model(Path(config.model.path), where, held, with_weights=stored, packing=packing)
+        if config.model.attention == VARLEN:
+            torch_varlen.adopt(model, device, dtype, config.data.sequence_length, where)
         if parts.limit_bytes:
             limit_memory(device, parts.limit_bytes)
         if parts.adapter is not None:
@@ -255,13 +259,12 @@ class TorchBackend(Backend):
 
     @property
     def compute(self) -> Compute:
-        attention = getattr(getattr(self._model, "config", None), "_attn_implementation", None)
         dtype, on_cuda = str(self._dtype).removeprefix("torch."), self._device.type == "cuda"
         return Compute(
             dtype,
             torch.backends.cuda.matmul.allow_tf32 if on_cuda else None,
             compile="off" if self._compiled is None else self._compiled.mode,
-            attention=attention or "",
+            attention=self._outputs.attention,
             weights=self.parts.weights_in(dtype),
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,

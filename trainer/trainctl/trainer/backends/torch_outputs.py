@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.attention import torch_masks
+from trainctl.trainer.attention import torch_masks, torch_varlen
+from trainctl.trainer.attention.document_bounds import VARLEN, document_bounds
 from trainctl.trainer.backends.base import NO_REFERENCE, SUREST, VOCABULARY_FLOATS, BatchOutputs, Functions
 from trainctl.trainer.backends.chunked_loss import TorchChunks
 from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
@@ -27,6 +28,7 @@ class TorchOutputs:
         self._model, self._device, self._adapter = model, device, adapter
         self.chunks: TorchChunks | None = None
         self.compiled: CompiledLayers | None = None
+        self.attention: str = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
 
     def __call__(self, batch: Batch) -> BatchOutputs:
         """What an objective reads of a batch; computed when it is read."""
@@ -108,17 +110,23 @@ class TorchOutputs:
         return losses if reduction == "sum" else losses.view(targets.shape)
 
     @contextmanager
-    def _documents(self, batch: Batch) -> Iterator[dict[str, torch.Tensor]]:
+    def _documents(self, batch: Batch) -> Iterator[dict[str, Any]]:
         """What tells the model of a pack's documents; the keys of dropout are set on the way."""
         if self._adapter is not None:
             keys = batch.keys
             self._adapter.token_keys.value = None if keys is None else self._moved(keys)
         if batch.positions is not None:
             with torch_masks.documents_by_position():
-                yield {"position_ids": self._integers(batch.positions)}
+                yield {"position_ids": self._integers(batch.positions), **self._bounds(batch)}
             return
         with torch_masks.one_document_per_row():
             yield {}
+
+    def _bounds(self, batch: Batch) -> dict[str, Any]:
+        """Of a pack's documents, for a kernel that takes them."""
+        if self.attention != VARLEN or batch.positions is None:
+            return {}
+        return torch_varlen.arguments(document_bounds(batch.positions, batch.lengths), self._device)
 
     def _moved(self, values: NDArray[Any]) -> torch.Tensor:
         """On the device. A copy to CUDA doesn't wait for what the device still has to do: the driver takes over values
