@@ -1,6 +1,8 @@
 """Whether this node hosts a rank for another one: not while it has a run of its own, or is about to."""
 
 import asyncio
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +12,11 @@ from tests.node_agent.support.simulation import config
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.record.paths import runs_directory
 
 ORDER = m.PeerHost(
     link="l", seq=1, run="run-1", rank=1, config=run_file.to_dict(config(nodes={"a": {}, "b": {}})),
@@ -41,3 +45,31 @@ async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pyte
     monkeypatch.setattr(preflight, "check_on", check)
     field, problem = await RankHosting(context, role).host("b", "tcp://127.0.0.1:1", ORDER)
     assert (field, problem) == ("run", "leads a run that is starting; one run at a time")
+
+
+async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is as it was at two moments: while the directory is made, and while it is removed again."""
+    runs, left = runs_directory(tmp_path / "node"), []
+
+    def killed(*_: object) -> None:
+        left.append(shutil.copytree(runs, tmp_path / f"left-{len(left)}"))
+
+    def full(*given: object) -> None:
+        killed()
+        raise RefusedError("the disk is full")
+
+    db: Any = SimpleNamespace(
+        known_run=lambda run: None, followed=lambda run: None, consented_term=lambda run: 0, saw=lambda seen: None,
+        add_run=full, forget_run=killed,
+    )  # fmt: skip
+    context: Any = SimpleNamespace(node="a", db=db, placement=None, directory=tmp_path / "node")
+    monkeypatch.setattr(preflight, "check_on", lambda *_, **__: None)
+    field, problem = await RankHosting(context, AgentRole()).host("b", "tcp://127.0.0.1:1", ORDER)
+    assert (field, problem) == ("run", "the disk is full")
+    assert [*runs.iterdir()] == []
+    assert [(folder / "run-1" / "record.db").exists() for folder in left] == [True, True]
+    for folder in left:
+        unstarted.remove_left(folder, lambda run: False)
+        assert [*folder.iterdir()] == []

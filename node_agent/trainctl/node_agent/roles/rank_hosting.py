@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import time
+from pathlib import Path
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
@@ -11,7 +12,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import checkpoint_source, preflight, restore
+from trainctl.node_agent.runs import checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -80,18 +81,28 @@ class RankHosting:
             raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")
         self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
+        if row is None and not paths.directory.exists():
+            unstarted.mark(paths.directory)
+        try:
+            self._start(known, config, paths, checkpoint, is_new=row is None)
+        finally:
+            unstarted.unmark(paths.directory)
+
+    def _start(
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, checkpoint: Path | None, *, is_new: bool
+    ) -> None:  # fmt: skip
         recorder = restore.make_directory(paths, config, resumable=False)
         if recorder.meta(HANDED_OVER_KEY):
             recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to lead it
         try:
-            if row is None:
+            if is_new:
                 self._db.add_run(known.run, config.run.name, paths.directory, time.time())
             self._db.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
             followed.port.start(checkpoint)
         except (InvalidInputError, RefusedError):
             recorder.close()
-            if row is None:
+            if is_new:
                 self._forget(known.run, paths)
             raise
         self._db.set_run_state(known.run, "starting")
@@ -141,8 +152,10 @@ class RankHosting:
         self._role.turn(transitions.let_go(self._role.now))
 
     def _forget(self, run: str, paths: RunPaths) -> None:
+        unstarted.mark(paths.directory)
         self._db.forget_run(run)
         shutil.rmtree(paths.directory, ignore_errors=True)
+        unstarted.unmark(paths.directory)
 
     def close(self) -> None:
         """Let the record go; the trainer stays as it is, for the next agent of this node."""
