@@ -15,10 +15,11 @@ _RANK_TOTALS = f"""
 _LEAST_SYNC = """
     SELECT ranks, sum(least) FROM (
       SELECT group_concat(rank || ' ' || node, '\n') AS ranks, min(sync_seconds) AS least
-      FROM rank_steps {standing} GROUP BY step, term, n
+      FROM rank_steps {standing} GROUP BY step
     ) GROUP BY ranks
 """
-"""By which ranks took part in a step, the sum of the shortest time in the sum of gradients."""
+"""By which ranks took part in a step, the sum of the shortest time in the sum of gradients. Rows that stand have one
+generation a step; grouped in the order of their key they need no sort."""
 _STANDING = "WHERE (step, term, n) NOT IN (SELECT step, term, n FROM steps WHERE retracted)"
 _PLANS = """
     SELECT plan_version, min(step), max(step) FROM steps WHERE NOT retracted GROUP BY plan_version ORDER BY min(step)
