@@ -62,7 +62,7 @@ def _curve(found: CurveDifference) -> Iterator[str]:
         yield f"largest later difference, at step {found.worst.step:,}: {_loss(found.worst)}"
     for name, count in (("a", found.only_a), ("b", found.only_b)):
         if count:
-            yield f"only {name} has {count:,} steps more"
+            yield f"only {name} has {count:,} more steps"
 
 
 def _loss(one: LossDifference) -> str:

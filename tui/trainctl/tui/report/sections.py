@@ -159,7 +159,7 @@ def _costs(one: Incident) -> str:
     if one.rate_change is not None:
         until = f"until step {one.back_step:,}" if one.back_step is not None else "from then on"
         costs.append(f"the rate changed by {100 * one.rate_change:+.1f} % {until}")
-    return ", ".join(costs) or "no time of the run"
+    return ", ".join(costs) or "nothing that was measured"
 
 
 def _interventions(facts: RunFacts) -> Iterator[Block]:
