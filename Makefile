@@ -88,6 +88,7 @@ format: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/report_cost.py
+	$(BIN)/python benchmarks/run_report.py
 	$(BIN)/python benchmarks/hosted_overhead.py
 	$(BIN)/python benchmarks/key_press.py
 	$(BIN)/python benchmarks/equal.py

@@ -2,7 +2,7 @@
 
 `python -m tools.user_strings` lists them; `--kind error` one kind; `--draw 10 --seed 1` draws some at random, for a
 reader. Listed are texts of at least two words, and single words that go to the screen: help, options, errors, events,
-alerts, dialogs, hints, log lines, what the doctor finds, and the paragraphs of the pages.
+alerts, dialogs, hints, log lines, what the doctor finds, reports, and the paragraphs of the pages.
 """
 
 import argparse
@@ -25,6 +25,7 @@ _KINDS: Final = (
     ("event", "messages/event_prose.py"), ("alert", "node_agent/alerts/"),
     ("doctor", "tui/doctor/"), ("doctor", "clients/doctor.py"), ("dialog", "tui/dialogs/"), ("dialog", "tui/commands/"),
     ("screen", "tui/screens/"), ("screen", "tui/widgets/"), ("screen", "tui/charts/"), ("screen", "tui/app/"),
+    ("report", "tui/report/"),
 )  # fmt: skip
 """Of what kind a text is, by where it stands; the first that fits."""
 _HELP_CALLS: Final = {"Option", "Argument", "Typer", "ArgumentParser", "add_argument", "_about", "Verb", "Binding"}
@@ -55,8 +56,9 @@ _CODE: Final = re.compile(
     r"|^[\w.]+\[[^\]]*\]( \| \w+)*$|^KeyPair\("  # types
     r"|\(\.\+\)|\(\\[dS]\+\)|[a-z]\|[A-Z]"  # patterns
     r"|#[0-9a-f]{6}\b"  # colours
+    r"|^</?[a-z!]"  # markup
 )
-"""SQL, paths, programs, types, patterns, colours and style sheets, which no one reads as text."""
+"""SQL, paths, programs, types, patterns, colours, style sheets and markup, which no one reads as text."""
 
 
 class Text(NamedTuple):
@@ -208,7 +210,9 @@ def _of_page(file: str, page: str) -> Iterator[Text]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="List every text that a person reads.")
-    parser.add_argument("--kind", help="only this kind: help, error, event, alert, dialog, screen, doctor, log, page")
+    parser.add_argument(
+        "--kind", help="only this kind: help, error, event, alert, dialog, screen, doctor, report, log, page"
+    )
     parser.add_argument("--draw", type=int, metavar="N", help="draw so many at random")
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
     given = parser.parse_args()

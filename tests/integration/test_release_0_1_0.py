@@ -213,6 +213,19 @@ async def test_each_run_is_replayed(kept: Frozen) -> None:
             assert repr(seen.last_step.loss) == known["last_loss"] or known["last_loss"] in ("", "nan")
 
 
+def test_each_run_has_a_report_and_differs_in_nothing_from_itself(kept: Frozen) -> None:
+    for run in RUNS:
+        known, env = EXPECTED["runs"][run], kept.environment()
+        facts = call_json("report", run, **env)
+        assert facts["view"]["state"] == known["shown"]
+        assert (facts["last"]["step"] if facts["last"] else 0) == known["last_step"]
+        kinds = [one["kind"] for one in facts["interventions"]]
+        assert kinds.count("note") == EXPECTED["events"]["note"].get(run, 0), run
+        assert call_json("diff", run, run, **env)["same"] is True
+    mixed = call("report", run_named("mixed"), **kept.environment()).stdout
+    assert "drained beta" in mixed and "beta is lost: was ended by signal 9" in mixed and "1 step made again" in mixed
+
+
 async def test_the_screens_show_the_mixed_run(kept: Frozen) -> None:
     run = run_named("mixed")
     with contextlib.closing(ReplaySource(kept.directory(run))) as source:

@@ -31,6 +31,7 @@ FROZEN = {
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --objective --scripted --speed "
     "--steps -h",
     "diagnose": "--cluster --connect --help --json --server-key --step -h RUN",
+    "diff": "--help --json -h OTHER RUN",
     "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
@@ -53,6 +54,7 @@ FROZEN = {
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "quantize": "--group-size --help --json --output --to -h MODEL",
     "replay": "--help --speed -h RUN",
+    "report": "--help --html --json --md -h RUN",
     "run": "--branch --cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set "
     "--timeout -f -h RUN.toml",
     "score": "--answers --best --cluster --connect --help --max-tokens --nodes --output --resume --seed --server-key "
@@ -99,8 +101,9 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 READING = {
     "", "advise", "alerts", "attach", "check", "cluster", "cluster list", "config", "data", "data bench",
-    "data preview", "diagnose", "discover", "doctor", "events", "export", "export-model", "help", "keys", "keys audit",
-    "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "selftest", "simulate", "status", "watch",
+    "data preview", "diagnose", "diff", "discover", "doctor", "events", "export", "export-model", "help", "keys",
+    "keys audit", "keys list", "logs", "ls", "mirror", "policies", "quantize", "replay", "report", "selftest",
+    "simulate", "status", "watch",
 }  # fmt: skip
 
 

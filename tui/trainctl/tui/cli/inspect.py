@@ -1,18 +1,22 @@
-"""The subcommands that only look: `ls`, `status`, `alerts`, `policies`, `diagnose`, `watch`, `events` and `logs`."""
+"""The subcommands that only look: `ls`, `status`, `alerts`, `policies`, `diagnose`, `report`, `diff`, `watch`, `events`
+and `logs`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.tui.cli import agent_call, output, run_lookup, tables
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, RunArgument, address_of, subcommands
 
 app = subcommands()
 Hosts = dict[str, m.HostReading]
+DIFFERS = 1
+"""Exit code of `diff` if the runs differ, as that of diff(1)."""
 
 
 @app.command(name="ls")
@@ -123,6 +127,58 @@ def _diagnosis_of_record(directory: Path, step: int | None) -> m.DiagnosisReply:
 
     found = of_record(RunPaths(directory), step)
     return m.DiagnosisReply(rid="", run=directory.name, live=False, diagnosis=found)
+
+
+@app.command()
+def report(
+    ctx: typer.Context,
+    run: RunArgument,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page, with charts.")
+    ] = None,
+    md: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE", help="Write Markdown [standard output].", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Report on a run from its record: its curve with every intervention, speed, time, faults, policies and recipe.
+    Reads the run's directory; the run may still be active."""
+    from trainctl.protocol.record.paths import RunPaths
+    from trainctl.tui.export.writers import destination
+    from trainctl.tui.report import html_page, markdown_page, read_facts, sections
+
+    facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run)))
+    page = sections.page(facts)
+    makers = ((html, html_page.page_html), (md, markdown_page.page_markdown))
+    written = {file: make(page) for file, make in makers if file is not None}
+    for file, text in written.items():
+        with destination(file) as stream:
+            stream.write(text.encode("utf-8", "replace"))
+    if json:
+        output.emit_ok(files=[str(file) for file in written], **msgspec.structs.asdict(facts))
+    elif written:
+        output.tell(", ".join(f"{file}: {len(text.encode()):,} bytes" for file, text in written.items()))
+    else:
+        output.say(markdown_page.page_markdown(page))
+    return 0
+
+
+@app.command()
+def diff(
+    ctx: typer.Context,
+    run: RunArgument,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The run to compare with, given in the same way.")],
+    json: Json = False,
+) -> int:
+    """Compare two runs by their records: recipe, data, versions, plans, and the first step where their losses part.
+    The exit code is 0 if nothing differs, and 1 if something does."""
+    from trainctl.protocol.record.paths import RunPaths
+    from trainctl.tui.report import diff_lines, run_diff, run_side
+
+    directories = [run_lookup.find_or_ask(ctx, one) for one in (run, other)]
+    found = run_diff.compare(*(run_side.read_side(RunPaths(directory)) for directory in directories))
+    output.answer(diff_lines.text(found), json=json, **diff_lines.objects(found))
+    return 0 if found.same else DIFFERS
 
 
 @app.command()

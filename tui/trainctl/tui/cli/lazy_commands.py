@@ -11,7 +11,7 @@ from trainctl.protocol.errors import InvalidInputError
 FILES = {
     "run": "run", "check": "run",
     "ls": "inspect", "status": "inspect", "alerts": "inspect", "policies": "inspect", "watch": "inspect",
-    "diagnose": "inspect",
+    "diagnose": "inspect", "report": "inspect", "diff": "inspect",
     "events": "inspect", "logs": "inspect",
     "send": "send", "profile": "send", "promote": "send",
     "replay": "replay_export", "export": "replay_export", "export-model": "replay_export", "score": "replay_export",
@@ -45,6 +45,8 @@ SUMMARIES = {
     "alerts": "List the open alerts, urgent ones first.",
     "policies": "Show what each policy sees, would do next, and did.",
     "diagnose": "Say why a run is slow or stuck, and what to do about it.",
+    "report": "Report on a run as one page, from its record.",
+    "diff": "Say how two runs differ, and at which step.",
     "watch": "Print each step and event as it happens, until Ctrl-C.",
     "events": "Print a run's events: commands, checkpoints, faults.",
     "logs": "Print a trainer's log, or with --all every node's log.",

@@ -9,8 +9,7 @@ import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli import output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcommands
-from trainctl.tui.cli.replay_export import RunArgument
+from trainctl.tui.cli.options import ClusterFile, Connect, RunArgument, address_of, subcommands
 
 if TYPE_CHECKING:
     from trainctl.tui.export.mirror.run_source import RunSource

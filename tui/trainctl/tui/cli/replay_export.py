@@ -13,7 +13,7 @@ import typer
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, output, run_lookup
-from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, where
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, RunArgument, address_of, subcommands, where
 from trainctl.tui.cli.output import has_screen
 from trainctl.tui.demo.stages import stage
 
@@ -22,8 +22,6 @@ Format = Literal["csv", "jsonl", "parquet"]
 ModelForm = Literal["peft", "mlx", "fused", "mlx-4bit"]
 Dtype = Literal["float32", "bfloat16"]
 What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
 
 
 @app.command()

@@ -32,8 +32,8 @@ class GrowingSource(ReplaySource):
         if last is not None:
             self._view = self._read_view(self.head.first, last.step)
             self.head = dataclasses.replace(self.head, last=last.step).at(self.head.step, playing=self.head.playing)
-            self.events_known += self._all_events(self.events_known[-1].id if self.events_known else 0)
-            self._samples_known = self._all_samples()
+            self.events_known += self._reader.all_events(self.events_known[-1].id if self.events_known else 0)
+            self._samples_known = self._reader.all_samples()
 
 
 def watch_growing(directory: Path, speed: float) -> int:

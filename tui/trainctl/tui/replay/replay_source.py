@@ -20,6 +20,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
+from trainctl.protocol.record.whole_run import WholeRunReader
 from trainctl.tui.replay.playhead import Playhead
 
 BOOT = "replay"
@@ -35,7 +36,7 @@ class ReplaySource:
 
     def __init__(self, directory: Path, speed: float = 1.0) -> None:
         self.paths = RunPaths(directory)
-        self._reader = RecordReader(self.paths)
+        self._reader = WholeRunReader(self.paths)
         last = self._reader.last_step()
         if self._reader.meta("view") is None or last is None:
             self._reader.close()
@@ -47,8 +48,8 @@ class ReplaySource:
         self._seq = 0
         self._event = 0  # id of the newest event that was passed on
         self._moved = asyncio.Event()
-        self.events_known = self._all_events()
-        self._samples_known = self._all_samples()
+        self.events_known = self._reader.all_events()
+        self._samples_known = self._reader.all_samples()
         self._sampled_to = -math.inf  # time of the newest answer that was passed on
 
     def _read_view(self, first: int, last: int) -> m.RunView:
@@ -264,23 +265,6 @@ class ReplaySource:
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         raise RefusedError(NO_COMMANDS)
         yield  # makes it the iterator that a source's commands are
-
-    def _all_samples(self) -> tuple[m.Sample, ...]:
-        found: tuple[m.Sample, ...] = ()
-        after, more = 0, True
-        while more:
-            page, after, more = self._reader.samples(after)
-            found += page
-        return found
-
-    def _all_events(self, after: int = 0) -> tuple[m.Event, ...]:
-        """Those with a higher id."""
-        found: list[m.Event] = []
-        more = True
-        while more:
-            page, more = self._reader.events(found[-1].id if found else after, PAGE)
-            found += page
-        return tuple(found)
 
 
 def _with_all_ranks(view: m.RunView, reader: RecordReader, steps: Sequence[int]) -> m.RunView:

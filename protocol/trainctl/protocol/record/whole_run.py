@@ -1,0 +1,125 @@
+"""What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and retracted steps."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import NOT_GIVEN
+
+_RANK_TOTALS = f"""
+    SELECT rank, node, count(*), sum(samples), sum(tokens), sum(step_seconds),
+      {", ".join(f"sum({name}_seconds)" for name in m.PHASES)}
+    FROM rank_steps {{standing}} GROUP BY rank, node ORDER BY rank, count(*) DESC
+"""  # noqa: S608  constants of this program
+_LEAST_SYNC = """
+    SELECT ranks, sum(least) FROM (
+      SELECT group_concat(rank || ' ' || node, '\n') AS ranks, min(sync_seconds) AS least
+      FROM rank_steps {standing} GROUP BY step
+    ) GROUP BY ranks
+"""
+"""By which ranks took part in a step, the sum of the shortest time in the sum of gradients. Rows that stand have one
+generation a step; grouped in the order of their key they need no sort."""
+_STANDING = "WHERE (step, term, n) NOT IN (SELECT step, term, n FROM steps WHERE retracted)"
+_PLANS = """
+    SELECT plan_version, min(step), max(step) FROM steps WHERE NOT retracted GROUP BY plan_version ORDER BY min(step)
+"""
+_PAGE = 500
+
+
+class RankTotals(NamedTuple):
+    """What a rank did on one node, over the steps that stand."""
+
+    rank: int
+    node: str
+    steps: int
+    samples: int
+    tokens: float
+    seconds: float  # of its steps, with waits
+    phases: m.Phases  # seconds; of the sum, the wait for slower ranks is in `wait`
+
+
+class PlanSpan(NamedTuple):
+    """The steps that stand of one plan version."""
+
+    plan_version: int
+    first: int
+    last: int
+
+
+class CurvePoint(NamedTuple):
+    """One step that stands."""
+
+    step: int
+    loss: float | None  # NaN if it was; None if it wasn't given
+    cursor: int | None  # first sample position after the step
+
+
+class RetractedStep(NamedTuple):
+    """A step that was made again, or that a rollback took back."""
+
+    step: int
+    committed_at: float  # Unix seconds
+    seconds: float  # that it took
+
+
+class WholeRunReader(RecordReader):
+    """A record's reader with queries that read all steps: some 2 microseconds a step and rank."""
+
+    def rank_totals(self) -> tuple[RankTotals, ...]:
+        """By rank; a rank that ran on several nodes has one entry each, the longest first."""
+        standing = _STANDING if self.retracted_steps() else ""  # else it takes half of the time
+        least: Counter[str] = Counter()
+        for ranks, seconds in self._rows(_LEAST_SYNC.format(standing=standing)):
+            least.update(dict.fromkeys(ranks.split("\n"), seconds))
+        found = []
+        for rank, node, steps, samples, tokens, seconds, *phases in self._rows(_RANK_TOTALS.format(standing=standing)):
+            own = m.Phases(*phases)
+            waited = own.sync - least[f"{rank} {node}"]
+            split = m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+            found.append(RankTotals(rank, node, steps, samples, tokens, seconds, split))
+        return tuple(found)
+
+    def step_seconds(self) -> float:
+        """Duration of all steps that stand, without pauses."""
+        rows = self._rows("SELECT sum(step_seconds) FROM steps WHERE NOT retracted")
+        return rows[0][0] or 0.0
+
+    def plan_spans(self) -> tuple[PlanSpan, ...]:
+        """By first step."""
+        return tuple(PlanSpan(*row) for row in self._rows(_PLANS))
+
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """By step."""
+        rows = self._rows("SELECT step, loss, cursor FROM steps WHERE NOT retracted ORDER BY step")
+        return tuple(CurvePoint(step, _loss(loss), cursor) for step, loss, cursor in rows)
+
+    def retracted_steps(self) -> tuple[RetractedStep, ...]:
+        """By the time of their commit."""
+        rows = self._rows("SELECT step, committed_at, step_seconds FROM steps WHERE retracted ORDER BY committed_at")
+        return tuple(RetractedStep(*row) for row in rows)
+
+    def all_events(self, after: int = 0) -> tuple[m.Event, ...]:
+        """Those with a higher id, oldest first."""
+        found: list[m.Event] = []
+        more = True
+        while more:
+            some, more = self.events(found[-1].id if found else after, _PAGE)
+            found += some
+        return tuple(found)
+
+    def all_samples(self) -> tuple[m.Sample, ...]:
+        """Oldest first."""
+        found: list[m.Sample] = []
+        after, more = 0, True
+        while more:
+            some, after, more = self.samples(after)
+            found += some
+        return tuple(found)
+
+
+def _loss(value: float | str | None) -> float | None:
+    """As the table keeps it: NULL is a NaN."""
+    if value == NOT_GIVEN:
+        return None
+    return float("nan") if value is None else float(value)

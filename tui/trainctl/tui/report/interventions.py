@@ -1,0 +1,122 @@
+"""A run's interventions and what its policies did, from its events: commands, plan changes, members, faults. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import events as e
+from trainctl.tui.report.run_facts import Intervention, InterventionKind, PolicyNote
+from trainctl.tui.state import effects, event_text, plan_changes
+from trainctl.tui.state.effects import Effect
+from trainctl.tui.text.glyphs import UNICODE
+
+POLICY: Final = "auto:"
+"""What the author of a policy's command begins with."""
+_FAULTS: Final = frozenset({"failed", "hung", "ended", "out-of-memory", "not-admitted"})
+"""States of a rank that are faults."""
+_NO_FAULT: Final = frozenset({"in-touch", "moved", "trainer-back"})
+"""States of a node that aren't."""
+MOST_MEASURED: Final = 400
+"""Newest changes whose effect is measured; each needs a query."""
+
+Measure = Callable[[m.Event], Effect | None]
+StepAt = Callable[[m.Event], int]
+
+
+def kind_of(event: m.Event) -> InterventionKind | None:
+    """What sort of intervention an event is; None if it changed nothing, or is only a report."""
+    if event.outcome not in (None, "applied"):
+        return None
+    if event.verb == "rollback":
+        return "rollback"
+    match event.data:
+        case e.SharesChanged(node=node, lost=lost, returned=back) if node or lost or back:
+            return "membership"
+        case e.SharesChanged() | e.MicroBatchChanged():
+            return "split"
+        case e.LearningRateChanged() | e.GlobalBatchChanged():
+            return "settings"
+        case e.LeadChanged() | e.NodeStateChanged():
+            return "membership"
+        case e.RunStateChanged(after="going back"):
+            return "rollback"
+        case e.RunStateChanged() | e.RunBranched() | e.SetupChanged():
+            return "state"
+        case e.CommandApplied() | e.PolicyModeChanged() | e.PolicyActed():
+            return "command"
+        case e.NoteWritten():
+            return "note"
+        case e.CheckpointWritten():
+            return "checkpoint"
+        case _:
+            return "fault" if is_fault(event) else None
+
+
+def is_fault(event: m.Event) -> bool:
+    """Whether it is something that went wrong, and not a consequence."""
+    match event.data:
+        case e.RankChanged(state=state):
+            return state in _FAULTS
+        case e.NodeState(state=state):
+            return state not in _NO_FAULT
+        case e.StepsStopped(lacking=lacking):
+            return bool(lacking)
+        case e.RecordState(problem=problem):
+            return bool(problem)
+        case e.StepSkipped() | e.StepRetracted() | e.CheckpointFailed():
+            return True
+        case _:
+            return False
+
+
+def interventions(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[Intervention]:
+    """All of a run, oldest first. `step_at`: the step of an event; `measure`: the effect of one that changes the run's
+    rate."""
+    found = [(event, kind) for event in events if (kind := kind_of(event)) is not None]
+    changes = [event.id for event, _ in found if plan_changes.changes_speed(event)]
+    measured = frozenset(changes[-MOST_MEASURED:])
+    return [
+        Intervention(
+            kind, step_at(event), event.at, event.by, event.text, event.id,
+            _words(event, measure) if event.id in measured else "",
+        )
+        for event, kind in found
+    ]  # fmt: skip
+
+
+def policy_notes(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[PolicyNote]:
+    """What each policy sent and advised, oldest first."""
+    made = []
+    for event in events:
+        match event.data:
+            case e.PolicyAdvised(name=name):
+                made.append(PolicyNote(name, step_at(event), event.at, event.text, acted=False, effect=""))
+            case e.PolicyActed(name=name):
+                made.append(PolicyNote(name, step_at(event), event.at, event.text, acted=True, effect=""))
+            case _ if event.by.startswith(POLICY) and event.verb is not None:
+                name, ended = event.by.removeprefix(POLICY), event.outcome in (None, "applied")
+                text = event.text if ended else f"{event.text} ({event.outcome})"
+                words = _words(event, measure) if ended else "not applied"
+                made.append(PolicyNote(name, step_at(event), event.at, text, acted=True, effect=words))
+    return made
+
+
+def _words(event: m.Event, measure: Measure) -> str:
+    speed = plan_changes.changes_speed(event)
+    return effects.figures(measure(event) if speed else None, event, UNICODE)
+
+
+def lineage(view: m.RunView | None, events: Sequence[m.Event]) -> list[str]:
+    """Where the run comes from and what came of it, in words, oldest first."""
+    made = []
+    if view is not None and view.branch is not None:
+        made.append(f"it started from {view.branch.run} at step {view.branch.step:,}")
+    for event in events:
+        match event.data:
+            case e.RunBranched(branch=branch) if view is None or branch != view.run:
+                made.append(event_text.words(event))
+            case e.RunStateChanged(after="resumed" | "going back") | e.SetupChanged() | e.LeadChanged():
+                made.append(event_text.words(event))
+            case _:
+                pass
+    return made

@@ -1,0 +1,210 @@
+"""Reads a run's facts from its directory. The run may still be active: what its record has is what is read."""
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.batch.run_rates import run_rates
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.whole_run import RankTotals, WholeRunReader
+from trainctl.tui.charts.axis import axis_of
+from trainctl.tui.report import identity, incidents, interventions, recipe, time_parts
+from trainctl.tui.report.rank_parts import named, parts_of
+from trainctl.tui.report.run_facts import CostFacts, RankFacts, RunFacts, SharesFrom
+from trainctl.tui.report.time_parts import Recorded
+from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state import series as s
+from trainctl.tui.text import cost_line, energy
+
+COLUMNS: Final = 600
+"""Buckets of a run's curve."""
+RANK_COLUMNS: Final = 200
+"""Buckets of each rank's curve."""
+MOST_PLANS: Final = 400
+"""Plan versions whose shares are read; of more, some are left out between."""
+MOST_EFFECTS: Final = 800
+"""Events whose effect is measured; each takes a query."""
+CURVES: Final = ("loss", "eval_loss", "learning_rate", "grad_norm", "step_seconds", "committed_at")
+OF_EFFICIENCY: Final = ("matmul_use", "mfu", "calibrated_speed", "link_use", "tflops")
+"""Metrics of a rank whose mean over the run is given."""
+SAMPLES_KEPT: Final = 16
+"""Prompts whose first and last answers are kept."""
+
+
+def read_facts(paths: RunPaths) -> RunFacts:
+    """All facts. Raises InvalidInputError if the record can't be read."""
+    with WholeRunReader(paths) as reader:
+        known = facts_of_record(reader, config_of(paths))
+        view, last = known.view, reader.last_step()
+        events = reader.all_events()
+        read_to = max([known.at, *(event.at for event in events)])
+        rate = view.rate_metric if view is not None else "tokens_per_second"
+        curves = {name: reader.series(name, columns=COLUMNS) for name in (*CURVES, rate, "run_tflops")}
+        step_at = _step_at(curves["committed_at"], last)
+        measure = _measure(reader, events)
+        retracted, first = reader.retracted_steps(), reader.steps(limit=1)[0]
+        found, waited = incidents.incidents(events, retracted, step_at, measure)
+        ranks, seconds = _ranks(reader, view), reader.step_seconds()
+        fields, changed = recipe.read_recipe(paths)
+        evaluations = reader.evaluations()
+        hosts = [reading for node in _nodes(view, ranks) if (reading := reader.last_host_reading(node)) is not None]
+        spent = Recorded(
+            view.started_at, read_to, first[0], seconds, waited, events, evaluations, retracted
+        ) if view is not None and first else None  # fmt: skip
+        return RunFacts(
+            run=reader.run, read_to=read_to, view=view, last=last,
+            first_at=first[0].committed_at if first else None,
+            rates=_rates(view, last, seconds), efficiency=_efficiency(ranks), curves=curves,
+            efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
+            time=tuple(time_parts.time_parts(spent)) if spent is not None else (),
+            interventions=tuple(interventions.interventions(events, step_at, measure)), incidents=tuple(found),
+            policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
+            recipe=fields, changed=changed, resolved=recipe.resolved(view),
+            lineage=tuple(interventions.lineage(view, events)), environments=identity.environments(paths),
+            data=identity.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
+            checkpoints=sum(isinstance(event.data, e.CheckpointWritten) for event in events),
+            cost=_cost(view, last, read_to), energy=_energy(hosts, view, last),
+        )  # fmt: skip
+
+
+def _rates(view: m.RunView | None, last: m.StepCommitted | None, seconds: float) -> m.RunRates | None:
+    """Records of version 1 don't have the steps' seconds in each step."""
+    if last is not None and last.seconds_total is None:
+        last = msgspec.structs.replace(last, seconds_total=seconds)
+    return run_rates(view, last) if view is not None else None
+
+
+def _step_at(committed: m.Series, last: m.StepCommitted | None) -> Callable[[m.Event], int]:
+    """An event's own step, or the last one before its time."""
+    axis, newest = axis_of("time", committed, None), last.step if last is not None else 0
+
+    def step_at(event: m.Event) -> int:
+        if event.step is not None:
+            return event.step
+        if not axis.known:
+            return 0
+        step = float(axis.to_step(event.at))
+        return min(max(math.floor(step), 0), newest)
+
+    return step_at
+
+
+def _measure(reader: WholeRunReader, events: Sequence[m.Event]) -> interventions.Measure:
+    """What measures an event's effect on the rate, if it is one that changes it."""
+    changes = sorted((one for one in events if plan_changes.changes_speed(one)), key=lambda one: one.step or 0)
+    steps = [event.step or 0 for event in changes]
+    known: dict[int, effects.Effect | None] = {}
+
+    def measure(event: m.Event) -> effects.Effect | None:
+        if event.id not in known and len(known) < MOST_EFFECTS:
+            known[event.id] = measured(event)
+        return known.get(event.id)
+
+    def measured(event: m.Event) -> effects.Effect | None:
+        step = event.step or 0
+        first, last = max(step - effects.EFFECT_STEPS, 1), step + effects.EFFECT_STEPS - 1
+        near = changes[bisect.bisect_left(steps, first) : bisect.bisect_right(steps, last)]
+        if event not in near:
+            return None
+        series = reader.series("tokens_per_second", None, first, last, 2 * effects.EFFECT_STEPS)
+        return effects.measured(s.from_series(series, last), near, event)
+
+    return measure
+
+
+def _nodes(view: m.RunView | None, ranks: Sequence[RankFacts]) -> list[str]:
+    views = view.ranks if view is not None else ()
+    return sorted({rank.node for rank in ranks} | {rank.node for rank in views})
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _ranks(reader: WholeRunReader, view: m.RunView | None) -> tuple[RankFacts, ...]:
+    totals = named([(total.node, total) for total in reader.rank_totals()])
+    views = {rank.rank: rank for rank in view.ranks} if view is not None else {}
+    return tuple(_rank(reader, total, views.get(total.rank), name) for name, total in totals.items())
+
+
+def _rank(reader: WholeRunReader, total: RankTotals, view: m.RankView | None, name: str) -> RankFacts:
+    blank = m.RankView(total.rank, total.node, "done", 0.0, share=None, micro_batch=None)
+    own = view if view is not None and view.node == total.node else blank
+    return RankFacts(
+        rank=total.rank, node=total.node, name=name,
+        backend=own.backend or "", device=own.device or "",
+        compute=own.compute, micro_batch=own.micro_batch, steps=total.steps, samples=total.samples,
+        tokens=total.tokens, seconds=total.seconds,
+        phases={name: getattr(total.phases, name) for name in m.PHASES}, means=_means(reader, total.rank),
+    )  # fmt: skip
+
+
+def _means(reader: WholeRunReader, rank: int) -> dict[str, float]:
+    """Over all steps; one bucket has them all."""
+    found = {name: reader.series(name, rank, columns=1).mean for name in OF_EFFICIENCY}
+    return {name: mean[0] for name, mean in found.items() if mean}
+
+
+def _efficiency(ranks: Sequence[RankFacts]) -> float | None:
+    """Part of the time of all ranks' steps in which they computed."""
+    seconds = sum(sum(rank.phases.values()) for rank in ranks)
+    busy = sum(rank.phases[name] for rank in ranks for name in m.BUSY_PHASES)
+    return busy / seconds if seconds > 0 else None
+
+
+def _efficiency_curve(reader: WholeRunReader) -> tuple[tuple[int, float], ...]:
+    """The same by bucket: what all ranks computed over what their steps took."""
+    busy: dict[int, float] = {}
+    whole: dict[int, float] = {}
+    for rank in reader.ranks():
+        for sums, name in ((busy, "busy_seconds"), (whole, "rank_step_seconds")):
+            series = reader.series(name, rank, columns=RANK_COLUMNS)
+            for step, mean in zip(series.steps, series.mean, strict=True):
+                sums[step] = sums.get(step, 0.0) + mean
+    return tuple((step, busy[step] / whole[step]) for step in sorted(busy) if whole.get(step))
+
+
+def _shares(reader: WholeRunReader) -> tuple[SharesFrom, ...]:
+    """At each plan version, or at some of very many."""
+    spans = reader.plan_spans()
+    if len(spans) > MOST_PLANS:
+        spans = tuple(spans[int(at)] for at in np.linspace(0, len(spans) - 1, MOST_PLANS))
+    return tuple(
+        SharesFrom(span.first, span.plan_version, {name: part.samples for name, part in parts_of(reader, span).items()})
+        for span in spans
+    )
+
+
+# ---------------------------------------------------------------- samples, cost, energy
+
+
+def _samples(reader: WholeRunReader) -> tuple[m.Sample, ...]:
+    """The first and the last answer to each of the first prompts."""
+    first: dict[str, m.Sample] = {}
+    last: dict[str, m.Sample] = {}
+    for sample in reader.all_samples():
+        first.setdefault(sample.prompt, sample)
+        last[sample.prompt] = sample
+    prompts = [*first][:SAMPLES_KEPT]
+    pairs = [(first[prompt], last[prompt]) for prompt in prompts]
+    return tuple(one for early, late in pairs for one in ((early, late) if early != late else (early,)))
+
+
+def _cost(view: m.RunView | None, last: m.StepCommitted | None, at: float) -> CostFacts | None:
+    found = cost_line.figures(view, last, at, None) if view is not None else None
+    return CostFacts(found.currency, found.spent, found.per_1000, found.unpriced) if found is not None else None
+
+
+def _energy(
+    hosts: Sequence[m.HostReading], view: m.RunView | None, last: m.StepCommitted | None
+) -> energy.EnergyFigures:  # fmt: skip
+    if view is None:
+        return energy.EnergyFigures(None, 0.0, None)
+    return energy.figures(hosts, view, last.cursor if last is not None else None)

@@ -1,0 +1,130 @@
+"""How two runs differ: recipe, data, versions, plans, and the first step where their losses part. Pure."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from trainctl.protocol.record.whole_run import CurvePoint
+from trainctl.tui.report.run_facts import DataFacts
+from trainctl.tui.report.run_side import RunSide
+
+
+class FieldDifference(msgspec.Struct, frozen=True):
+    """A value of both runs; empty: one doesn't have it."""
+
+    name: str
+    a: str
+    b: str
+
+
+class PlanDifference(msgspec.Struct, frozen=True):
+    """A change of the plan at a step; empty: the run doesn't change it there."""
+
+    step: int
+    what: str
+    a: str
+    b: str
+
+
+class LossDifference(msgspec.Struct, frozen=True):
+    """Losses of one step. A loss that isn't finite has no difference."""
+
+    step: int
+    a: float | None
+    b: float | None
+    difference: float | None  # absolute
+    relative: float | None  # of the larger of both
+
+
+class CurveDifference(msgspec.Struct, frozen=True):
+    """The losses of both runs, compared bit for bit at the steps that both have."""
+
+    common_steps: int
+    first: LossDifference | None  # where they part; None: they don't
+    worst: LossDifference | None  # the largest difference from there on
+    only_a: int  # steps that only one run has
+    only_b: int
+
+
+class RunDifferences(msgspec.Struct, frozen=True):
+    """All differences of two runs."""
+
+    a: str
+    b: str
+    recipe: tuple[FieldDifference, ...]
+    data: tuple[FieldDifference, ...]
+    versions: tuple[FieldDifference, ...]
+    plans: tuple[PlanDifference, ...]
+    curve: CurveDifference
+    unknown: tuple[str, ...] = ()  # what can't be compared, and why
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing is known to differ."""
+        curve = self.curve
+        apart = curve.first is not None or curve.only_a or curve.only_b
+        return not (self.recipe or self.data or self.versions or self.plans or apart)
+
+
+def compare(a: RunSide, b: RunSide) -> RunDifferences:
+    """What differs between two runs. Values that only one record has, such as versions, count as unknown."""
+    data = {name: (getattr(a.data, name), getattr(b.data, name)) for name in DataFacts.__struct_fields__}
+    return RunDifferences(
+        a=a.run, b=b.run, recipe=tuple(_fields(a.recipe, b.recipe)),
+        data=tuple(FieldDifference(name, str(one), str(other)) for name, (one, other) in data.items()
+                   if one and other and one != other),
+        versions=tuple(_fields(a.versions, b.versions, both=True)), plans=tuple(_plans(a, b)),
+        curve=_curve(a.curve, b.curve), unknown=tuple(_unknown(a, b)),
+    )  # fmt: skip
+
+
+def _fields(a: Mapping[str, str], b: Mapping[str, str], *, both: bool = False) -> Iterator[FieldDifference]:
+    """By name; with `both` only of those that both have."""
+    for name in dict.fromkeys((*a, *b)):
+        if a.get(name) != b.get(name) and not (both and (name not in a or name not in b)):
+            yield FieldDifference(name, a.get(name, ""), b.get(name, ""))
+
+
+def _unknown(a: RunSide, b: RunSide) -> Iterator[str]:
+    for which, side in (("a", a), ("b", b)):
+        if not side.data.digest:
+            yield f"the data of {which}: it has no checkpoint on this machine, which would have the data's digest"
+        if not side.recipe:
+            yield f"the recipe of {which}: its directory has no run file"
+    for name in dict.fromkeys((*a.versions, *b.versions)):
+        if (name in a.versions) != (name in b.versions):
+            yield f"{name}: only {'a' if name in a.versions else 'b'} has it in its record"
+
+
+def _plans(a: RunSide, b: RunSide) -> Iterator[PlanDifference]:
+    own, other = ({(one.step, one.what): one.value for one in side.plans} for side in (a, b))
+    for key in sorted(own.keys() | other.keys()):
+        if own.get(key) != other.get(key):
+            yield PlanDifference(*key, own.get(key, ""), other.get(key, ""))
+
+
+def _curve(a: tuple[CurvePoint, ...], b: tuple[CurvePoint, ...]) -> CurveDifference:
+    own, other = ({point.step: point.loss for point in curve} for curve in (a, b))
+    common = [step for step in own if step in other]
+    apart = [step for step in common if not _is_same(own[step], other[step])]
+    found = [_loss(step, own[step], other[step]) for step in apart]
+    return CurveDifference(
+        common_steps=len(common), first=found[0] if found else None,
+        worst=max(found, key=lambda one: math.inf if one.difference is None else one.difference, default=None),
+        only_a=len(own) - len(common), only_b=len(other) - len(common),
+    )  # fmt: skip
+
+
+def _is_same(a: float | None, b: float | None) -> bool:
+    """Bit for bit; any NaN is like any other, as a record keeps no more of it."""
+    if a is None or b is None:
+        return a is b
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _loss(step: int, a: float | None, b: float | None) -> LossDifference:
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+        return LossDifference(step, a, b, None, None)
+    size = max(abs(a), abs(b))
+    return LossDifference(step, a, b, abs(a - b), abs(a - b) / size if size else 0.0)

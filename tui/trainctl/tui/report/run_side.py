@@ -1,0 +1,98 @@
+"""One of two runs that are compared, read from its directory."""
+
+from typing import Final, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_of_record
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.whole_run import CurvePoint, WholeRunReader
+from trainctl.tui.report import identity, recipe
+from trainctl.tui.report.interventions import kind_of
+from trainctl.tui.report.rank_parts import named, parts_of
+from trainctl.tui.report.run_facts import DataFacts
+
+VERSIONS: Final = {"program": "trainctl", "library": "library", "python": "Python", "system": "system"}
+"""Fields of a checkpoint's environment, as a comparison calls them."""
+
+
+class PlanChange(NamedTuple):
+    """A setting of the plan, from a step on."""
+
+    step: int
+    what: str  # such as shares
+    value: str
+
+
+class RunSide(NamedTuple):
+    """What is compared."""
+
+    run: str
+    recipe: dict[str, str]  # fields of the run file
+    data: DataFacts
+    versions: dict[str, str]  # by what it is of, such as `library on studio`; empty: not recorded
+    plans: tuple[PlanChange, ...]  # by step
+    curve: tuple[CurvePoint, ...]  # by step
+
+
+def read_side(paths: RunPaths) -> RunSide:
+    """Raises InvalidInputError if the record can't be read."""
+    with WholeRunReader(paths) as reader:
+        view = facts_of_record(reader, config_of(paths)).view
+        return RunSide(
+            reader.run, recipe.read_recipe(paths)[0], identity.data_of(paths), _versions(paths, view),
+            tuple(sorted([*_plans(reader), *_commands(reader.all_events())])), reader.curve(),
+        )  # fmt: skip
+
+
+def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
+    """By the checkpoints; backend, device and precision by the run's ranks."""
+    found = {
+        f"{name} on {one.node}": getattr(one, field)
+        for one in identity.environments(paths)
+        for field, name in VERSIONS.items()
+    }
+    ranks = view.ranks if view is not None else ()
+    for name, rank in named([(rank.node, rank) for rank in ranks]).items():
+        found |= {f"backend of {name}": rank.backend or "", f"device of {name}": rank.device or ""}
+        found |= {f"{key} of {name}": value for key, value in _compute(rank).items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def _compute(rank: m.RankView) -> dict[str, str]:
+    found = rank.compute
+    if found is None:
+        return {}
+    return {"data type": found.dtype, "weights": found.weights, "attention": found.attention, "compiler": found.compile}
+
+
+def _plans(reader: WholeRunReader) -> list[PlanChange]:
+    """Where shares, micro-batches or the global batch change."""
+    made: list[PlanChange] = []
+    before: dict[str, str] = {}
+    for span in reader.plan_spans():
+        now = _plan(parts_of(reader, span))
+        made += [PlanChange(span.first, what, value) for what, value in now.items() if before.get(what) != value]
+        before = now
+    return made
+
+
+def _plan(parts: dict[str, m.RankStep]) -> dict[str, str]:
+    return {
+        "shares": ", ".join(f"{name} {part.samples}" for name, part in parts.items()),
+        "micro-batches": ", ".join(f"{name} {part.micro_batch}" for name, part in parts.items()),
+        "global batch": str(sum(part.samples for part in parts.values())),
+    }
+
+
+def _commands(events: tuple[m.Event, ...]) -> list[PlanChange]:
+    """Changes of the learning rate and returns to a checkpoint, which the ranks' parts don't show."""
+    made = []
+    for event in events:
+        if event.step is None or kind_of(event) is None:
+            continue
+        if isinstance(event.data, e.LearningRateChanged):
+            made.append(PlanChange(event.step, "learning rate", f"{event.data.after:g} ({event.data.schedule})"))
+        elif kind_of(event) == "rollback":
+            made.append(PlanChange(event.step, "rollback", event.text))
+    return made

@@ -1,0 +1,121 @@
+"""The sections of a report on how a run was set up: its ranks, recipe, lineage, cost and energy. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from trainctl.protocol import messages as m
+from trainctl.tui.report.document import Block, ReportTable, ReportText
+from trainctl.tui.report.run_facts import RankFacts, RunFacts
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.energy import JOULES_PER_WATT_HOUR
+
+MOST_ROWS: Final = 400
+"""Rows of a table that grows with the run; of more, the first and the last half are given."""
+_MOST_CHARACTERS: Final = 1_200
+"""Of an answer or a field."""
+
+
+def ranks(facts: RunFacts) -> Iterator[Block]:
+    """Each rank on each node, and means of its metrics of efficiency."""
+    head = ("rank", "number", "backend", "device", "computes", "micro-batch", "steps", "samples", "tokens", "own rate")
+    rows = [
+        (
+            rank.name, str(rank.rank), rank.backend, rank.device, _compute(rank), f.count(rank.micro_batch),
+            f"{rank.steps:,}", f"{rank.samples:,}", f.count(rank.tokens), f"{f.rate(_own_rate(rank))} tokens/s",
+        )
+        for rank in facts.ranks
+    ]  # fmt: skip
+    if rows:
+        yield table(head, rows, right=(5, 6, 7, 8, 9))
+    means = sorted({name for rank in facts.ranks for name in rank.means})
+    if means:
+        each = [(rank.name, *(f.figure(rank.means.get(name), "{:.3g}") for name in means)) for rank in facts.ranks]
+        titles = tuple(f"{m.METRICS[name].title} ({m.METRICS[name].unit})" for name in means)
+        right = tuple(range(1, len(means) + 1))
+        yield table(("rank", *titles), each, right=right, title="Means over the run")
+
+
+def _own_rate(rank: RankFacts) -> float | None:
+    busy = sum(rank.phases[name] for name in m.BUSY_PHASES)
+    return rank.tokens / busy if busy > 0 and rank.tokens else None
+
+
+def _compute(rank: RankFacts) -> str:
+    found = rank.compute
+    if found is None:
+        return ""
+    parts = [found.dtype, f"weights {found.weights}" if found.weights else "", found.attention]
+    parts += [f"compile {found.compile}" if found.compile != "off" else "", "TF32" if found.tf32 else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def recipe(facts: RunFacts) -> Iterator[Block]:
+    """Fields of the run file, what the run chose, versions and data."""
+    if facts.changed:
+        rows = [(name, cut(facts.recipe[name])) for name in facts.changed]
+        yield table(("field", "value"), rows, title="Fields of the run file without a default, or with another value")
+    if facts.resolved:
+        title = "What the run chose, or was changed to"
+        yield ReportTable(("", "at the end"), tuple(facts.resolved.items()), title=title)
+    others = [(name, cut(value)) for name, value in facts.recipe.items() if name not in facts.changed]
+    if others:
+        yield table(("field", "value"), others, title="All other fields", folded=True)
+    versions = [(one.node, one.program, one.library, one.python, one.device, one.system) for one in facts.environments]
+    if versions:
+        head = ("node", "trainctl", "library", "Python", "device", "system")
+        yield table(head, versions, title="Versions, by the checkpoints on this machine")
+    if facts.data.digest:
+        samples = f"{facts.data.samples:,}" if facts.data.samples is not None else f.NA
+        yield ReportTable(("data", ""), (("SHA-256 of the data", facts.data.digest), ("samples in an epoch", samples)))
+
+
+def lineage(facts: RunFacts) -> Iterator[Block]:
+    """Where the run comes from, and what continued from it."""
+    if facts.lineage:
+        yield table(("lineage",), [(one,) for one in facts.lineage])
+    elif facts.last is not None:
+        yield ReportText("The run started at step 0, and was not resumed on another setup.")
+
+
+def money(facts: RunFacts) -> Iterator[Block]:
+    """Cost and energy."""
+    rows = [("cost", cost_words(facts)), ("energy", energy_words(facts))]
+    found = facts.cost
+    if found is not None:
+        rows.insert(1, ("cost per 1,000 samples", f.money(found.per_1000, found.currency)))
+        rows += [("nodes without a price", ", ".join(found.unpriced))] if found.unpriced else []
+    if facts.energy.joules_per_1000 is not None:
+        rows.append(("energy per 1,000 samples", f"{facts.energy.joules_per_1000 / JOULES_PER_WATT_HOUR:.3g} Wh"))
+    if facts.energy.joules is not None and facts.energy.unread_seconds:
+        rows.append(("time without a reading of power", f.duration(facts.energy.unread_seconds)))
+    if facts.last is not None:
+        yield ReportTable(("", ""), tuple(rows))
+
+
+def cost_words(facts: RunFacts) -> str:
+    """What the run has cost, or why that isn't known."""
+    found = facts.cost
+    if found is None:
+        return "not known: no node has a price"
+    return f"{'more than ' if found.unpriced else ''}{f.money(found.spent, found.currency)}"
+
+
+def energy_words(facts: RunFacts) -> str:
+    """What its machines have drawn, or why that isn't known."""
+    joules = facts.energy.joules
+    return f"{joules / JOULES_PER_WATT_HOUR:,.3g} Wh" if joules is not None else "not known: no power was read"
+
+
+def table(
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, title: str = "", right: tuple[int, ...] = (),
+    folded: bool = False,
+) -> ReportTable:  # fmt: skip
+    """With at most MOST_ROWS rows."""
+    half, left_out = MOST_ROWS // 2, max(len(rows) - MOST_ROWS, 0)
+    kept = [*rows[:half], *rows[-half:]] if left_out else rows
+    return ReportTable(head, tuple(kept), title, right, left_out, folded)
+
+
+def cut(text: str) -> str:
+    """A text, shortened if it is very long."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
