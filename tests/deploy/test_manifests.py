@@ -1,7 +1,11 @@
 """The manifests: valid, as the program takes them, and each planted error is found."""
 
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -9,7 +13,10 @@ import yaml
 from tests.deploy import command_lines, manifest_rules
 from tests.deploy.manifest_rules import agents, of_kind
 from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, rendered
+from tests.node_agent.support.processes import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
@@ -104,7 +111,7 @@ PLANTED_COMMANDS: list[tuple[str, str, Any, str]] = [
     ("a grace shorter than the drain", f"{POD}|terminationGracePeriodSeconds", 60, "and may drain for 60 s"),
     ("the default grace", f"{POD}|terminationGracePeriodSeconds", None, "are killed after 30 s"),
     ("an unknown option", f"{AGENT}|command", ["tini", "--", "trainctl-agent", "run", "--x"], "No such option: --x"),
-    ("an unknown command", f"{AGENT}|readinessProbe|exec|command|2", "exec trainctl healthy", "No such command"),
+    ("an unknown command", f"{AGENT}|livenessProbe|exec|command|2", "exec trainctl healthy", "No such command"),
     ("an unknown variable", f"{AGENT}|env|1|name", "TRAINCTL_AGENT_NODE", "no variable TRAINCTL_AGENT_NODE"),
     ("a bad value", f"{AGENT}|env|6|value", "soon", "TRAINCTL_AGENT_GRACE: 'soon' is not a valid float"),
     ("no drain", f"{AGENT}|env|5|value", "false", "drains no node"),
@@ -164,3 +171,48 @@ def test_what_each_overlay_changes() -> None:
     assert "cloud.google.com/gke-spot" in tolerated and "nvidia.com/gpu" in tolerated
     assert len(chosen["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]) == 3
     assert "--drain-on-term" in agent["command"]
+
+
+def script_in(text: str) -> str:
+    """The Python code that a shell script gives `trainctl status --json`."""
+    (code,) = re.findall(r"trainctl status --json[^|]* \| python3 -c '(.*?)'", text, re.DOTALL)
+    return str(code)
+
+
+def status_of(code: str, run: dict[str, Any] | None) -> int:
+    """The exit status of the code on trainctl-1 for what the agent says about a run."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps({"run": run}), text=True, capture_output=True, check=False,
+        env={**ENVIRONMENT, "TRAINCTL_AGENT_NAME": "trainctl-1"}, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.returncode
+
+
+@needs_kubectl
+def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
+    ((_, agent),) = agents(rendered("base"))
+    code = script_in(agent["readinessProbe"]["exec"]["command"][-1])
+    (away,) = re.findall(r"own & \{(.*?)\}", code)
+    assert {*json.loads(f"[{away}]")} <= {*get_args(m.RankState)}
+    ranks = [{"node": "trainctl-0", "state": "lost"}, {"node": "trainctl-1", "state": "run"}]
+    back = [{"node": "trainctl-0", "state": "run"}, {"node": "trainctl-1", "state": "rejoining"}]
+    assert status_of(code, None) == 0
+    assert status_of(code, {"state": "running", "ranks": ranks}) == 0
+    assert status_of(code, {"state": "running", "ranks": back}) == 1
+    assert status_of(code, {"state": "failed", "ranks": back}) == 0
+
+
+@needs_kubectl
+def test_scaling_to_zero_waits_for_a_run_and_for_its_end() -> None:
+    (job,) = of_kind(rendered("overlays/scale-to-zero"), "Job")
+    _, wait, scale = manifest_rules.containers(job["spec"]["template"])
+    code = script_in(wait["args"][0])
+    runs = (None, {"state": "running"}, {"state": "paused"}, {"state": "finished"}, {"state": "failed"})
+    assert [status_of(code, run) for run in runs] == [1, 1, 1, 0, 0]
+    (holder,) = of_kind(rendered("base"), "StatefulSet")
+    assert scale["command"][1:4] == ["patch", "statefulset", holder["metadata"]["name"]]
+    assert json.loads(scale["command"][-1]) == {"spec": {"replicas": 0}}
+    (policy,) = of_kind(rendered("base"), "NetworkPolicy")
+    clients = policy["spec"]["ingress"][1]["from"][0]["podSelector"]
+    assert manifest_rules.selects(clients, job["spec"]["template"]["metadata"]["labels"])
