@@ -20,7 +20,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
-VERSION = "1.37"
+VERSION = "1.34"
+"""Of Kubernetes, whose schemas count: the oldest that was supported when the manifests were written."""
 POD = "spec|template|spec"
 AGENT = f"{POD}|containers|0"
 SCALER = {

@@ -38,7 +38,8 @@ class SetByEnvironment(TyperCommand):
 
 def variable(option: Any) -> str:
     """The variable that sets an option."""
-    return AGENT_OPTIONS + option.opts[0].removeprefix("--").replace("-", "_").upper()
+    name: str = option.opts[0].removeprefix("--").replace("-", "_").upper()
+    return AGENT_OPTIONS + name
 
 
 def is_given(context: Any, option: Any) -> bool:
