@@ -24,20 +24,21 @@ PLACES = ("/run/secrets/trainctl", "/run/trainctl/keys", "/etc/trainctl", "/var/
 """Where a pod has its volumes, which are folders of the test here."""
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH has this checkout's programs."""
-    (folder := tmp_path / "bin").mkdir()
-    for name, module in (("trainctl", "trainctl.tui.cli.main"), ("trainctl-agent", "trainctl.node_agent.cli")):
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', "utf-8")
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose PATH has this checkout's programs, and their Python, as an image has."""
+    folder = tmp_path_factory.mktemp("bin")
+    found = {"trainctl": "-m trainctl.tui.cli.main", "trainctl-agent": "-m trainctl.node_agent.cli", "python3": ""}
+    for name, module in found.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n', "utf-8")
         (folder / name).chmod(0o755)
     return {**os.environ, **ENVIRONMENT, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, programs: dict[str, str]) -> Path:
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> Path:
     """A copy of the folder in which make-keys.sh was run for two pods."""
-    copied = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    copied = shutil.copytree(FOLDER, tmp_path_factory.mktemp("deployment") / "kubernetes")
     words = [str(copied / "make-keys.sh"), "2", f"{LAN}.0/24"]
     done = subprocess.run(words, env=programs, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0 and "kubectl create secret" in done.stdout, done.stderr
@@ -45,7 +46,7 @@ def deployment(tmp_path: Path, programs: dict[str, str]) -> Path:
 
 
 def test_keys_are_private_named_in_the_cluster_file_and_kept_when_pods_are_added(
-    deployment: Path, programs: dict[str, str]
+    deployment: Path, programs: dict[str, str], tmp_path: Path
 ) -> None:
     nodes = cluster_file.read(deployment / "base" / "cluster.toml").nodes
     assert {name: entry.address for name, entry in nodes.items()} == {
@@ -58,8 +59,9 @@ def test_keys_are_private_named_in_the_cluster_file_and_kept_when_pods_are_added
     assert {path.stat().st_mode & 0o777 for path in secret.iterdir()} == {0o600}
     assert nodes["trainctl-1"].key == KeyFolder(deployment / "keys" / "trainctl-1").agent().public
     assert "keys/" in (deployment / ".gitignore").read_text("utf-8").split()
-    subprocess.run([deployment / "make-keys.sh", "3", "10.0.0.0/8"], env=programs, timeout=HANG_SECONDS, check=True)
-    more = cluster_file.read(deployment / "base" / "cluster.toml")
+    grown = shutil.copytree(deployment, tmp_path / "grown")
+    subprocess.run([grown / "make-keys.sh", "3", "10.0.0.0/8"], env=programs, timeout=HANG_SECONDS, check=True)
+    more = cluster_file.read(grown / "base" / "cluster.toml")
     assert [*more.nodes] == ["trainctl-0", "trainctl-1", "trainctl-2"] and more.trusted_networks == ("10.0.0.0/8",)
     assert more.nodes["trainctl-1"].key == nodes["trainctl-1"].key
 
