@@ -118,6 +118,7 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cuda": _has_cuda,
     "disk-limit": _has_disk_limit,
     "compiler": _has_compiler,
+    "kubectl": lambda: shutil.which("kubectl"),
 }
 
 

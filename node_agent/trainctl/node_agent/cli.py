@@ -14,6 +14,7 @@ import typer
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.model import GRACE_SECONDS
+from trainctl.node_agent.services.option_variables import SetByEnvironment
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
@@ -43,7 +44,7 @@ def root(
         raise InvalidInputError("command", f"give one of {', '.join(ctx.command.commands)} (see --help)")  # type: ignore[attr-defined]
 
 
-@app.command(short_help="Run the agent in the foreground until SIGTERM.")
+@app.command(cls=SetByEnvironment, short_help="Run the agent in the foreground until SIGTERM.")
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
     cluster: Annotated[
@@ -108,7 +109,10 @@ def run(
         float, typer.Option(min=0, max=3600, help="Exit if the event loop hangs for this many seconds; 0: never.")
     ] = 0.0,
 ) -> None:
-    """Run the agent in the foreground until SIGTERM. Its trainers keep running."""
+    """Run the agent in the foreground until SIGTERM. Its trainers keep running.
+
+    Each option can also be set by the environment variable that is given with it. The command line wins.
+    """
     node = name or node_name()
     nodes = _cluster_of(node, cluster)
     if listen is None:

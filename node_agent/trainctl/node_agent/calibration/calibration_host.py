@@ -28,7 +28,7 @@ from trainctl.protocol.calibration.calibration_lines import (
     CalibrationWaits,
 )
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.machine.devices import resolve_alone
@@ -262,7 +262,8 @@ class CalibrationHost:
 
 async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
     """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(folder), **table.env}
+    own = env_policy.without_agent_options(os.environ)
+    env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(folder), **table.env}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

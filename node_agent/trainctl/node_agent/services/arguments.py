@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from trainctl.node_agent.services import option_variables
 from trainctl.node_agent.services.model import Manager
 from trainctl.protocol.config import addresses, cluster_file, names
 from trainctl.protocol.config.names import NAME_PATTERN
@@ -38,7 +39,7 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     state = (given["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
-        if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
+        if parameter.name not in ("name", "state") and option_variables.is_given(parsed, parameter):
             words += _words(parameter, given[parameter.name])
     if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
@@ -46,7 +47,8 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
 
 
 def judged(context: Any) -> tuple[Any, dict[str, Any]]:
-    """The options of `run` as typed, right on any machine: parsed, and as values. Raises InvalidInputError."""
+    """The options of `run` as typed or set by their variables, right on any machine: parsed, and as values. Raises
+    InvalidInputError."""
     command = context.parent.command.commands["run"]
     try:
         parsed = command.make_context("run", list(context.args), parent=context.parent)
@@ -54,7 +56,8 @@ def judged(context: Any) -> tuple[Any, dict[str, Any]]:
         raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
     # Whether what typer has parsed are paths already depends on its version.
     given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
-    _check(given["name"] or names.node_name(), given)
+    with option_variables.naming_variables(parsed):
+        _check(given["name"] or names.node_name(), given)
     return parsed, given
 
 
@@ -70,10 +73,6 @@ def _check(node: str, values: dict[str, Any]) -> None:
             addresses.check_bind(values[name])
     if values["cluster"] is not None and node not in cluster_file.read(values["cluster"]).nodes:
         raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
-
-
-def _is_given(parsed: Any, name: str) -> bool:
-    return bool(parsed.get_parameter_source(name).name == "COMMANDLINE")
 
 
 def _words(parameter: Any, value: Any) -> list[str]:

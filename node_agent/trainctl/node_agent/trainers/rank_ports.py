@@ -15,7 +15,7 @@ from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.node_agent.trainers.supervisor import SHIM_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
@@ -78,7 +78,8 @@ class LocalRank:
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
         wanted = self._wanted()
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
+        own = env_policy.without_agent_options(os.environ)
+        env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
         self._supervisor.start(self._paths, self._rank, argv, env, wanted.priority)

@@ -24,7 +24,7 @@ from trainctl.node_agent.work.checkpoint_files import copy
 from trainctl.node_agent.work.journal import JOURNAL_NAME
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import RunPaths
@@ -221,7 +221,8 @@ class WorkerHost:
             "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
             "--options", msgspec.json.encode(order.options).decode(),
         ]  # fmt: skip
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
+        own = env_policy.without_agent_options(os.environ)
+        env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)
 
     def _how_it_ended(self, paths: RunPaths) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from trainctl.protocol.errors import InvalidInputError
 
+AGENT_OPTIONS = "TRAINCTL_AGENT_"
+"""How the variables begin that set the options of `trainctl-agent run`."""
 MOST_VARIABLES = 64
 MOST_BYTES = 4000
 """Most bytes of one value."""
@@ -36,6 +38,12 @@ def check(variables: Mapping[str, str], where: str) -> None:
         if _CODE.fullmatch(name):
             problem = "controls which code runs; set it on the node with: trainctl-agent install --env"
             raise InvalidInputError(f"{where}.{name}", problem)
+
+
+def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for processes that an agent or a demo starts: another agent among them must not take the options
+    of this machine's, and no trainer needs what may be secret in them, such as the address of a webhook."""
+    return {name: value for name, value in environment.items() if not name.startswith(AGENT_OPTIONS)}
 
 
 def check_name(name: str, where: str) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+from trainctl.protocol.config import env_policy
 from trainctl.tui.demo.folder import Session
 from trainctl.tui.demo.heartbeat_watch import HUNG_SECONDS, until_lost
 
@@ -30,8 +32,9 @@ class AgentProcess:
     def __init__(
         self, session: Session, node: str, listen: str, log: Log, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`environment`: the agent's; None: that of this process."""
-        self._session, self._node, self._log, self._environment = session, node, log, environment
+        """`environment`: the agent's; None: that of this process, without the options of this machine's agent."""
+        self._session, self._node, self._log = session, node, log
+        self._environment = env_policy.without_agent_options(os.environ if environment is None else environment)
         self._addresses = ["--listen", listen, "--live", "tcp://127.0.0.1:0"]
         self._said = session.agent_log(node)
         self._process: asyncio.subprocess.Process | None = None
