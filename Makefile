@@ -125,9 +125,11 @@ define install
 	@touch $@
 endef
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+PROJECTS := pyproject.toml protocol/pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
+
+$(VENV)/.ready: $(PROJECTS)
 	$(call install,all)
 
-$(VENV)/.ready-dev: pyproject.toml constraints.txt
+$(VENV)/.ready-dev: $(PROJECTS)
 	$(call install,dev)
 	@touch $(VENV)/.ready
