@@ -8,13 +8,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test soak oracles families check format bench nodejs clean
+.PHONY: demo test unit soak oracles families check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
 test: $(VENV)/.ready-dev nodejs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# All but tests/integration, which start whole clusters.
+unit: $(VENV)/.ready-dev nodejs
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/integration $(PYTEST_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
@@ -126,9 +130,11 @@ define install
 	@touch $@
 endef
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+PROJECTS := pyproject.toml protocol/pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
+
+$(VENV)/.ready: $(PROJECTS)
 	$(call install,all)
 
-$(VENV)/.ready-dev: pyproject.toml constraints.txt
+$(VENV)/.ready-dev: $(PROJECTS)
 	$(call install,dev)
 	@touch $(VENV)/.ready

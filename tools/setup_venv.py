@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (given.venv / "bin" / "pip").exists() and not run_stage(f"making {given.venv}", make, log):
         return 1
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "-c", "constraints.txt"]
-    command = [str(python), "-m", "pip", "install", *options, "-e", f".[{given.extra}]"]
+    command = [str(python), "-m", "pip", "install", *options, "-e", "./protocol", "-e", f".[{given.extra}]"]
     return 0 if run_stage(f"installing trainctl[{given.extra}] into {given.venv}", command, log) else 1
 
 

@@ -28,6 +28,6 @@ def test_an_unknown_topic_is_one_line() -> None:
     assert_one_line(call("help", "rnus"), 2, "no topic 'rnus'; the topics are runs, training")
 
 
-def test_a_wheel_has_the_pages() -> None:
-    names = zipfile.ZipFile(BytesIO(wheel.build().body)).namelist()
+def test_the_program_s_wheel_has_the_pages() -> None:
+    names = zipfile.ZipFile(BytesIO(wheel.build()[-1].body)).namelist()
     assert {f"trainctl/tui/docs/{page.name}" for page in DOCS.glob("*.md")} <= set(names)

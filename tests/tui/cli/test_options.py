@@ -10,8 +10,8 @@ from trainctl.tui.cli.lazy_commands import CHANGING
 from trainctl.tui.cli.main import app
 
 FROZEN = {
-    "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
-    "-h",
+    "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --verbose "
+    "--version -h",
     "advise": "--cluster --connect --help --json --no-data --parameters --server-key --set -h RUN.toml",
     "alerts": "--cluster --connect --help --json --server-key -h",
     "attach": "--cluster --config --connect --help --read-only --server-key -h",

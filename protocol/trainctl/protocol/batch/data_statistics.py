@@ -1,13 +1,15 @@
 """Statistics of training data: lengths, counted tokens, padding, packing. Pure."""
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.config.run_tables import DataKind
+
+if TYPE_CHECKING:  # clients read these statistics without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 PERCENTILES: Final = (50, 90, 95, 99, 100)
 
@@ -73,14 +75,16 @@ def without_end(kind: DataKind) -> str:
     return "no end token follows texts and completions: the tokenizer has no eos_token"
 
 
-def percentiles(lengths: NDArray[np.int64]) -> dict[str, int]:
+def percentiles(lengths: "NDArray[np.int64]") -> dict[str, int]:
     """Each of PERCENTILES, rounded up to a length that occurs."""
+    import numpy as np  # there where lengths are: a client only reads the result
+
     values = np.percentile(lengths, PERCENTILES, method="higher")
     return {f"p{percent}": int(value) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
 def padding(
-    lengths: NDArray[np.int64], micro_batch: int, micro_tokens: int = 0, used: NDArray[np.int64] | None = None, *,
+    lengths: "NDArray[np.int64]", micro_batch: int, micro_tokens: int = 0, used: "NDArray[np.int64] | None" = None, *,
     are_apart: bool = False,
 ) -> float:  # fmt: skip
     """The fraction of positions that are padding if samples of these lengths, in this order, are processed

@@ -39,8 +39,8 @@ _LID = Path("/proc/acpi/button/lid")
 
 
 def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m.Facts:
-    """This machine's, now. Takes some 50 ms."""
-    import psutil  # the one part of protocol that needs it
+    """This machine's, now. Takes some 50 ms. Needs psutil, which trainctl-client doesn't install."""
+    import psutil  # a dependency of trainctl, not of trainctl-client
 
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
     return m.Facts(

@@ -92,12 +92,17 @@ def root(
     config: Config = None,
     server_key: ServerKey = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --version: print what a bug report needs, and nothing private.")
+    ] = False,
 ) -> int:
     if version:
-        from trainctl.protocol.machine.facts import installed_version
+        from trainctl.tui.setup import version_report
 
-        output.say(f"trainctl {installed_version('trainctl') or '(not installed)'}")
+        output.say(version_report.full() if verbose else version_report.short())
         raise typer.Exit
+    if verbose:
+        raise InvalidInputError("--verbose", "applies only to --version")
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)

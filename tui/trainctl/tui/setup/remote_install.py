@@ -3,6 +3,7 @@
 import json
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -80,30 +81,35 @@ class Install(NamedTuple):
     pip: tuple[str, ...] = ()  # further words for pip
     system_site_packages: bool = False
 
-    def carry_out(self, ssh: Ssh, machine: RemoteMachine, wheel: Wheel) -> tuple[bool, str]:
-        """Whether anything was done, and what there is. Raises RefusedError with what was said."""
+    def carry_out(self, ssh: Ssh, machine: RemoteMachine, wheels: Sequence[Wheel]) -> tuple[bool, str]:
+        """Whether anything was done, and what there is. Raises RefusedError with what was said. `wheels`: the last is
+        the program, those before it are what it depends on."""
         extras = self.extras if self.extras is not None else (("mlx",) if machine.system == "Darwin" else ("torch",))
         _check(extras)
-        label = f"{wheel.name.removesuffix('-py3-none-any.whl').replace('-', ' ')}{_bracketed(extras)}"
-        mark = " ".join([wheel.digest, *extras, machine.python, *self.pip, str(self.system_site_packages)])
+        label = f"{wheels[-1].name.removesuffix('-py3-none-any.whl').replace('-', ' ')}{_bracketed(extras)}"
+        digests = [wheel.digest for wheel in wheels]
+        mark = " ".join([*digests, *extras, machine.python, *self.pip, str(self.system_site_packages)])
         marker = posixpath.join(machine.folder, "installed")
         status, kept, _ = ssh.try_run(["cat", marker], step="install")
         if status == 0 and kept.strip() == mark:
             return False, f"{label} is already installed in {machine.folder}"
-        folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
+        folder, files = machine.folder, [posixpath.join(machine.folder, wheel.name) for wheel in wheels]
         ssh.run(["rm", "-f", marker], step="install")
-        ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
+        for wheel in wheels:
+            ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
         status, _, _ = ssh.try_run([machine.python, "-c", _HAS_PIP], step="install (pip)")
         own = machine.python_of_program
         is_new = self._make_environment(ssh, machine, with_pip=bool(status))
         pip = [own, "-m", "pip"] if status else [machine.python, "-m", "pip", "--python", own]
         pip += ["install", "--quiet", "--disable-pip-version-check", *self.pip]
         step = "install (pip)"
-        ssh.run([*pip, f"{file}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
-        if not is_new:  # it may be the same version with other contents, which pip would take for installed
-            ssh.run([*pip, "--no-deps", "--force-reinstall", file], seconds=300, step=step)
+        ssh.run([*pip, *files[:-1], f"{files[-1]}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
+        if not is_new:
+            # It may be the same version with other contents, which pip would take for installed. Or it was 0.1.0, which
+            # had the files of all these wheels: pip removed them after it installed the first.
+            ssh.run([*pip, "--no-deps", "--force-reinstall", *files], seconds=300, step=step)
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
-        return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
+        return True, f"{label} in {folder}, {sum(len(wheel.body) for wheel in wheels) / 1e6:.1f} MB sent"
 
     def _make_environment(self, ssh: Ssh, machine: RemoteMachine, *, with_pip: bool) -> bool:
         """False if there is one of this kind that works."""

@@ -1,4 +1,4 @@
-"""A wheel of the program as it runs here, from a checkout as from an installed package; it needs no build tool.
+"""Wheels of the program as it runs here, from a checkout as from installed packages; they need no build tool.
 
 The layout is that of https://packaging.python.org/en/latest/specifications/binary-distribution-format.
 """
@@ -16,7 +16,8 @@ from typing import NamedTuple
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.setup import docs_pages
 
-ROOMS = ("protocol", "trainer", "node_agent", "tui")
+ROOMS = {"trainctl-client": ("protocol",), "trainctl": ("trainer", "node_agent", "tui")}
+"""The parts of each project; a project comes after what it depends on."""
 _STAMP = (1980, 1, 1, 0, 0, 0)
 """The same files give the same bytes."""
 _LEFT_OUT = ("__pycache__", ".pyc")
@@ -35,36 +36,47 @@ class Wheel(NamedTuple):
         return hashlib.sha256(self.body).hexdigest()
 
 
-def build() -> Wheel:
-    """Raises InvalidInputError where the program isn't installed; an editable installation will do."""
+def build() -> tuple[Wheel, ...]:
+    """One of each project, trainctl last. Raises InvalidInputError where the program isn't installed; an editable
+    installation will do."""
+    return tuple(_built(project) for project in ROOMS)
+
+
+def _built(project: str) -> Wheel:
     try:
-        own = distribution("trainctl")
+        own = distribution(project)
     except PackageNotFoundError:
         raise InvalidInputError(
-            "trainctl", "it isn't installed on this machine, so its metadata is missing: pip install it"
+            project, "it isn't installed on this machine, so its metadata is missing: pip install it"
         ) from None
-    metadata, scripts = own.read_text("METADATA"), own.read_text("entry_points.txt")
-    if metadata is None or scripts is None:
-        raise InvalidInputError("trainctl", "its installed metadata is incomplete: pip install it again")
-    info = f"trainctl-{own.version}.dist-info"
-    files = dict(_sources()) | {
-        f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": _WHEEL.encode(),
-        f"{info}/entry_points.txt": scripts.encode(),
-    }  # fmt: skip
-    return Wheel(f"trainctl-{own.version}-py3-none-any.whl", _packed(files, f"{info}/RECORD"))
+    metadata = own.read_text("METADATA")
+    if metadata is None:
+        raise InvalidInputError(project, "its installed metadata is incomplete: pip install it again")
+    label = f"{project.replace('-', '_')}-{own.version}"
+    info = f"{label}.dist-info"
+    files = dict(_sources(project)) | {f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": _WHEEL.encode()}
+    scripts = own.read_text("entry_points.txt")
+    if scripts is not None:
+        files[f"{info}/entry_points.txt"] = scripts.encode()
+    return Wheel(f"{label}-py3-none-any.whl", _packed(files, f"{info}/RECORD"))
 
 
-def _sources() -> Iterator[tuple[str, bytes]]:
-    for room in ROOMS:
+def _sources(project: str) -> Iterator[tuple[str, bytes]]:
+    for room in ROOMS[project]:
         spec = find_spec(f"trainctl.{room}")
         if spec is None or not spec.submodule_search_locations:
-            raise InvalidInputError("trainctl", f"its part {room} isn't installed here")
+            raise InvalidInputError(project, f"its part {room} isn't installed here")
         folder = Path(spec.submodule_search_locations[0])
         for file in sorted(folder.rglob("*")):
-            if file.is_file() and not any(part.endswith(_LEFT_OUT) for part in file.parts):
+            if file.is_file() and not _is_left_out(file.relative_to(folder)):
                 yield f"trainctl/{room}/{file.relative_to(folder).as_posix()}", file.read_bytes()
-    for page in docs_pages.files():
-        yield f"trainctl/tui/{docs_pages.INSTALLED}/{page.name}", page.read_bytes()
+        if room == "tui":
+            for page in docs_pages.files():
+                yield f"trainctl/tui/{docs_pages.INSTALLED}/{page.name}", page.read_bytes()
+
+
+def _is_left_out(file: Path) -> bool:
+    return file.parts[0] == docs_pages.INSTALLED or any(part.endswith(_LEFT_OUT) for part in file.parts)
 
 
 def _packed(files: dict[str, bytes], record: str) -> bytes:
