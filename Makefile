@@ -71,7 +71,7 @@ oracles: $(VENV)/.ready-dev
 families: $(VENV)/.ready-dev
 	TRAINCTL_FAMILIES=all $(BIN)/python -m pytest tests/trainer/backends/test_families.py \
 	  tests/trainer/backends/test_random_weights.py tests/trainer/collective/test_family_runs.py \
-	  tests/trainer/checkpoints/test_resume.py \
+	  tests/trainer/checkpoints/test_resume.py tests/trainer/attention/test_torch_varlen.py \
 	  tests/integration/test_family_clusters.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev

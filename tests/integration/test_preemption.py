@@ -5,10 +5,12 @@ TRAINCTL_PREEMPTION_SEED replays a schedule that failed.
 """
 
 import os
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end
+from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.faults import naming
@@ -16,7 +18,9 @@ from tests.integration.support.preemption import GRACE_SECONDS, Preempted, Preem
 from tests.integration.support.reference import one_rank_curve
 from tests.waiting import slowness
 
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
 
 COUNT = int(os.environ.get("TRAINCTL_PREEMPTIONS", "1"))
 SEED = int(os.environ.get("TRAINCTL_PREEMPTION_SEED", "5"))
@@ -33,13 +37,15 @@ pytestmark = pytest.mark.timeout(900 * COUNT)
 @pytest.fixture
 def spot_nodes(tmp_path) -> Iterator[Cluster]:
     """Three agents that drain their nodes when they are terminated, with more time than a busy machine takes."""
-    made = Cluster(tmp_path, options=("--drain-on-term", "--grace", "120"))
+    notices = {node: {"NOTICE": str(tmp_path / f"notice-{node}")} for node in NODES}
+    spot = ("--spot-notice-command", shlex.join(["sh", "-c", 'test -e "$NOTICE"']))
+    made = Cluster(tmp_path, environment=notices, options=("--drain-on-term", "--grace", "120", *spot))
     made.in_touch()
     yield made
     made.stop()
 
 
-def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_nodes, run_config):
+def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_nodes, run_config, tmp_path):
     """One, two and all of three; the lead among them, and in sums. Alone, a node leaves a checkpoint of the last
     step."""
     rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": RATE, "batch__micro": 1}
@@ -57,7 +63,7 @@ def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_
     preempted.goes_on(preempted.last_step()[0] + 2)
     lead = preempted.lead
     with spot_nodes.client(lead) as client:
-        client.send("stop", {"checkpoint": False})
+        client.send("stop", {})
         view = wait_for_end(client)
         steps = all_steps(client, begun.run)
     check_ledger(spot_nodes, begun.run, view.step, was_lost=(), lead=lead, others=NODES)
@@ -67,6 +73,41 @@ def test_nodes_that_are_terminated_leave_without_a_lost_step_and_come_back(spot_
     print(f"{len(exits)} preemptions in {view.step} steps, worst relative deviation {worst:.1e}, load {slowness():.1f}")
     print(f"waits (s): {sorted(round(wait, 3) for wait in waits)}", f"exits (s): {sorted(round(x, 1) for x in exits)}")
     assert worst <= TOLERANCE
+    _resume_beside_a_spot_notice(preempted, spot_nodes, lead, tmp_path)
+
+
+def _newest_checkpoint(cluster: Cluster, node: str, run: str) -> int:
+    folder = newest_complete(cluster.run_paths(node, run).checkpoints)
+    return read_manifest(folder).step if folder is not None else 0
+
+
+def _resume_beside_a_spot_notice(preempted: Preempted, cluster: Cluster, lead: str, notices: Path) -> None:
+    """The run begins again with the nodes that stay. The one that leaves isn't needed for the newest checkpoint."""
+    newest = {node: _newest_checkpoint(cluster, node, preempted.run) for node in NODES}
+    holders = {node for node, step in newest.items() if step == max(newest.values())}
+    leaving = next(node for node in NODES if node != lead and holders - {node})
+    (notices / f"notice-{leaving}").touch()
+    with cluster.client(leaving) as client:
+        nothing: dict[str, dict[str, object]] = {"config": {}}
+        until(lambda: "a spot notice" in client.send("start-run", nothing).reason, 60, "the notice")
+    with cluster.client(lead) as client:
+        last = max((event.id for event in preempted.events(lead)), default=0)
+        resume = {"resume": preempted.run}
+        until(lambda: client.send("start-run", resume).state == "applied", 60, "the run without that node")
+        wait_for_step(client, preempted.resumed_from() + 3)
+        out = _nodes_out(client)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    assert out == {leaving: "drained"}
+    said = [event.text for event in preempted.events(lead, last)]
+    assert f"{leaving} is leaving: a spot notice" in said
+
+
+def _nodes_out(client: BlockingClient) -> dict[str, str]:
+    """The states of ranks that take no part in the run, by node."""
+    run = client.snapshot(0).run
+    assert run is not None
+    return {rank.node: rank.state for rank in run.ranks if rank.state in ("lost", "drained", "failed", "rejoining")}
 
 
 def _preempt(preempted: Preempted, preemption: Preemption) -> None:

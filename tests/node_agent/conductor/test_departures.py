@@ -1,10 +1,12 @@
 """Ranks whose nodes shut down: they leave at one boundary, end when the others have a group, and rejoin later."""
 
+import msgspec
 import pytest
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.planning import share_edits
 
 WHY = "its agent was terminated"
 
@@ -60,6 +62,22 @@ def test_it_waits_for_its_node_and_has_its_share_again_then():
     assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
     simulation.check_alike()
     check_ledger(simulation)
+
+
+def test_a_resumed_run_starts_no_trainer_on_a_node_that_is_leaving_while_the_others_load():
+    begun = durable(("a", "b", "c"), 12)
+    kept = msgspec.structs.replace(begun, settings=share_edits.lose(begun.settings, 1).settings)
+    simulation = shut_down(Simulation(config(20, 12), kept), 1)
+    simulation.ranks[1].gone = True
+    simulation.feed(d.RankEnded(1, False, "is no longer known to its agent"))
+    for _ in range(8):
+        simulation.tick(15.0)
+    assert simulation.conductor.stage == "loading"
+    assert (simulation.starts, state(simulation, 1)) == (0, "drained")
+    shut_down(simulation)
+    simulation.feed(d.NodeReturned(1))
+    simulation.tick(1.0)
+    assert simulation.starts == 1
 
 
 def test_the_last_ranks_do_not_leave_the_run_without_any():

@@ -5,28 +5,73 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
-from trainctl.node_agent.roles.adoption import Adoption
+from trainctl.node_agent.roles.adoption import Adoption, Leaving
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.launch import Launch
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Generation
 from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 
 
-def test_a_run_that_is_to_go_back_needs_no_later_checkpoint(tmp_path: Path) -> None:
-    """The newest one is on an unreachable node, that of the rollback isn't."""
-    paths = RunPaths(tmp_path / "run-1")
+def recorded(paths: RunPaths, *written: tuple[str, int], rollback: int | None = None) -> None:
+    """The record of a run of ranks on b and c, with checkpoints by node and step."""
     settings = Settings(1, 24, {0: RankSetting("b", 12, 4), 1: RankSetting("c", 12, 4)})
     nodes = {"b": {"backend": "torch"}, "c": {"backend": "torch"}}
     with restore.make_directory(paths, config(100, 24, nodes=nodes)) as recorder:
-        for node, step in (("c", 20), ("b", 30)):
+        for node, step in written:
             recorder.event(float(step), CheckpointWritten(step), "good", node, step=step)
-        restore._keep(recorder, Durable(settings, Generation(1, 1), 40, rollback=Rollback(20)))
+        back = None if rollback is None else Rollback(rollback)
+        restore._keep(recorder, Durable(settings, Generation(1, 1), 40, rollback=back))
+
+
+def adoption(**leaving: str) -> Adoption:
+    """Of an agent a that is in touch with b and c; `leaving`: why they are."""
     context: Any = SimpleNamespace(node="a", db=None)
-    peers: Any = SimpleNamespace(links={"b": None, "c": None}, is_open=lambda node: node == "c")
-    adoption = Adoption(context, context, peers, Launch(context, peers, lambda run: None))
+    line = SimpleNamespace(open=True)
+    links = {node: SimpleNamespace(line=line, leaving=leaving.get(node, "")) for node in ("b", "c")}
+    peers: Any = SimpleNamespace(links=links, is_open=lambda node: node == "c")
+    return Adoption(context, context, peers, Launch(context, peers, lambda run: None))
+
+
+def test_a_run_that_is_to_go_back_needs_no_later_checkpoint(tmp_path: Path) -> None:
+    """The newest one is on an unreachable node, that of the rollback isn't."""
+    paths = RunPaths(tmp_path / "run-1")
+    recorded(paths, ("c", 20), ("b", 30), rollback=20)
     row: Any = SimpleNamespace(run="run-1", directory=paths.directory)
-    assert asyncio.run(adoption._check_reach(row, {"b"}, old_lead_is_off=False)) == ""
+    assert asyncio.run(adoption()._check_reach(row, {"b"}, old_lead_is_off=False)) == ""
+
+
+def test_a_run_resumes_without_nodes_that_are_leaving(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run-1")
+    recorded(paths, ("b", 30), ("c", 30))
+    assert asyncio.run(adoption()._leaving(paths)) == {}
+    assert asyncio.run(adoption(c="a spot notice")._leaving(paths)) == {1: Leaving("c", "a spot notice")}
+
+
+@pytest.mark.parametrize(
+    ("leaving", "out", "problem"),
+    [
+        (
+            {"b": "a spot notice"}, set(),
+            "b has the newest checkpoint, step-30, and is leaving (a spot notice); resume when it no longer leaves",
+        ),
+        (
+            {"b": "a spot notice", "c": "SIGTERM"}, set(),
+            "b is leaving: a spot notice, c is leaving: SIGTERM; no other node has a rank",
+        ),
+        ({"b": "a spot notice"}, {"c"}, "b is leaving: a spot notice; no other node has a rank"),
+    ],
+)  # fmt: skip
+def test_a_run_waits_for_nodes_that_only_they_can_continue(
+    tmp_path: Path, leaving: dict[str, str], out: set[str], problem: str
+) -> None:
+    paths = RunPaths(tmp_path / "run-1")
+    recorded(paths, ("c", 20), ("b", 30))
+    with pytest.raises(InvalidInputError) as refusal:
+        asyncio.run(adoption(**leaving)._leaving(paths, out))
+    assert str(refusal.value) == f"resume: {problem}"

@@ -49,6 +49,11 @@ def test_rows_of_another_file_have_another_key():
     assert key(rows) != key([*rows, ("data", "path", "/data/b.jsonl")])
 
 
+def test_the_attention_of_packs_counts():
+    packs = [("data", "kind", "rows"), ("data", "packing", "best-fit"), ("model", "dtype", "bfloat16")]
+    assert key([*packs, ("model", "attention", "varlen")]) != key(packs)
+
+
 def test_a_node_s_own_settings_count():
     assert key(node="b") != key(node="a")
 

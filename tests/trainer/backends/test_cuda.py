@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": LORA}, "lora masked": {"adapter": LORA, "samples": True},
     "chunked": {"model__chunked_loss": "on"}, "checkpointed": {"model__gradient_checkpointing": "all"},
 }  # fmt: skip
+VARLEN = KINDS["packed"] | {"model__dtype": "bfloat16", "model__attention": "varlen"}
 NewRig = Callable[..., Any]
 
 
@@ -95,9 +96,9 @@ def test_a_resumed_run_continues_bit_for_bit(new_rig: NewRig, changes: dict[str,
     assert all(np.array_equal(array, other.weights[name]) for name, array in one.weights.items())
 
 
-@pytest.mark.parametrize("kind", ["blocks", *KINDS])
+@pytest.mark.parametrize("kind", ["blocks", *KINDS, "varlen"])
 def test_the_host_does_not_wait_within_a_micro_batch(new_rig: NewRig, kind: str) -> None:
-    rig = new_rig("torch", node=GPU, **KINDS.get(kind, {}))
+    rig = new_rig("torch", node=GPU, **(KINDS | {"varlen": VARLEN}).get(kind, {}))
     rig.train(1, 4)
     batches = [rig.dataset.batch(samples_at(np.arange(at, at + 4), rig.dataset.samples, 3)) for at in (0, 4)]
     torch.cuda.set_sync_debug_mode("error")

@@ -5,7 +5,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 `failures` does what ranks that are gone ask for, `commands` obeys commands, `shutdown` ends the run.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -219,9 +219,9 @@ class Conductor:
         """Whether a lost rank's trainer has been started again and is to load yet."""
         return self._restarts.is_starting(rank)
 
-    def leave_out(self, ranks: Collection[int], why: str) -> None:
-        """Say of ranks that are lost from the beginning why they are."""
-        for rank in ranks:
+    def leave_out(self, ranks: Mapping[int, str]) -> None:
+        """Say why ranks are lost from the beginning."""
+        for rank, why in ranks.items():
             self.ranks[rank].why = why
 
     # ------------------------------------------------------------ events

@@ -56,9 +56,11 @@ class Departures:
     def release(self, now: float) -> None:
         """End the trainers of ranks that have left, once the others have a group without them, or are paused; at once
         those of other ranks outside the group."""
-        if self._state.stage in ("loading", "leaving", "over"):
+        if self._state.stage in ("leaving", "over"):
             return
         self._note_lost()
+        if self._state.stage == "loading":
+            return
         for rank in self._released:
             at, asked = self._rendezvous.ranks[rank], self._asked.get(rank)
             if not at.ended and (asked is None or now >= asked + REPEAT_SECONDS):

@@ -1,7 +1,8 @@
 """Adoption of an ended run that another node led: with its lead's consent, or as `promote` does."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -19,10 +20,17 @@ from trainctl.protocol.record.paths import RunPaths
 
 
 class Taken(NamedTuple):
-    """What the run has to do without, and what its events should say of it; nothing for one of this node's own."""
+    """What the run has to do without, and what its events should say of it."""
 
-    without: Collection[int] = ()  # ranks whose node is unreachable
+    without: Mapping[int, str] = MappingProxyType({})  # ranks whose nodes are unreachable or leaving, with the reasons
     notices: tuple[str, ...] = ()
+
+
+class Leaving(NamedTuple):
+    """A node that must leave its runs, and why."""
+
+    node: str
+    why: str
 
 
 class Adoption:
@@ -40,21 +48,25 @@ class Adoption:
             raise InvalidInputError("resume", f"no run {run!r} on {node}: choose a node with a copy of its record")
         known, waiting = self._context.db.followed(run), self._role.waiting
         if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
-            return Taken()
+            leaving = await self._leaving(RunPaths(row.directory))
+            return Taken(_lacking(leaving), _in_words(leaving))
         lead = known.lead if known is not None else node
         with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
             if not ended.is_conductable:
                 raise InvalidInputError("resume", f"{node} has no record of {run}: the run never began here")
             out = {lead} if lead != node and not self._peers.is_open(lead) else set[str]()
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
+            leaving = await self._leaving(ended.paths, out)
             claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
         restore.own(ended.paths, term)
         self._context.db.saw(m.Generation(term, 0))
         self._context.db.unfollow(run)
-        without = [rank for rank, where in restore.kept_ranks(ended.paths).items() if where in out]
+        ranks = restore.kept_ranks(ended.paths)
+        without = {rank: "was unreachable when the run was resumed" for rank, where in ranks.items() if where in out}
         said = f"{node} now leads the run (term {term}, previously {lead})"
-        return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
+        notices = (said if lead != node else "", missed, *_in_words(leaving))
+        return Taken(without | _lacking(leaving), tuple(text for text in notices if text))
 
     def check_free(self) -> None:
         """Raises InvalidInputError while this node takes part in a run that another one leads."""
@@ -66,6 +78,26 @@ class Adoption:
             text += f"; the run is active, but {lead} is unreachable: to make this node the lead, run trainctl "
             text += f"promote {node}"
         raise InvalidInputError("run", text)
+
+    async def _leaving(self, paths: RunPaths, out: Collection[str] = ()) -> dict[int, Leaving]:
+        """The ranks of other nodes that are leaving, as one with a spot notice is. Raises InvalidInputError if no
+        other node but those `out` has a rank, or the newest checkpoint."""
+        links = self._peers.links.items()
+        reasons = {node: link.leaving for node, link in links if link.leaving and link.line.open and node not in out}
+        ranks = restore.kept_ranks(paths) if reasons else {}
+        found = {rank: Leaving(node, reasons[node]) for rank, node in ranks.items() if node in reasons}
+        if not found:
+            return {}
+        gone, node, at_most = {*reasons, *out}, self._context.node, restore.rollback_step(paths)
+        if gone.issuperset(ranks.values()):
+            raise InvalidInputError("resume", f"{', '.join(_in_words(found))}; no other node has a rank")
+        newest = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
+        there = await asyncio.to_thread(checkpoint_source.find, paths, node, gone, at_most=at_most)
+        if there.step < newest.step:
+            where = f"{newest.node} has the newest checkpoint, step-{newest.step}, and is leaving"
+            problem = f"{where} ({reasons[newest.node]}); resume when it no longer leaves"
+            raise InvalidInputError("resume", problem)
+        return found
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
         """Whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is lost
@@ -89,3 +121,12 @@ class Adoption:
         if not old_lead_is_off:
             raise InvalidInputError("resume", f"{text}: to continue from that one, add --old-lead-is-off")
         return text
+
+
+def _lacking(leaving: Mapping[int, Leaving]) -> dict[int, str]:
+    return {rank: f"was leaving when the run was resumed: {found.why}" for rank, found in leaving.items()}
+
+
+def _in_words(leaving: Mapping[int, Leaving]) -> tuple[str, ...]:
+    """A text for each node."""
+    return tuple(f"{node} is leaving: {why}" for node, why in dict.fromkeys(leaving.values()))

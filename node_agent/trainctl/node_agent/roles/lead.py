@@ -136,7 +136,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
-        opening.conductor.leave_out(taken.without, "was unreachable when the run was resumed")
+        opening.conductor.leave_out(taken.without)
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:

@@ -173,7 +173,7 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
-    session.conductor.leave_out(absent, "was unreachable or leaving when the run went back")
+    session.conductor.leave_out(dict.fromkeys(absent, "was unreachable or leaving when the run went back"))
     if given_up:
         session.note(d.Happened(e.Notice(given_up), "warning", "auto", session.conductor.progress.step))
 

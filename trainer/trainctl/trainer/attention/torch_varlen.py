@@ -7,6 +7,7 @@ The kernel is FlashAttention 2 (Dao 2023). Its limits are those of torch 2.13's 
 """
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -54,24 +55,25 @@ def device_fault(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def model_fault(config: Any, sequence_length: int) -> str | None:
     """Why a model with this configuration can't use the kernel for packs of up to `sequence_length` tokens."""
-    if config._attn_implementation != VARLEN or config.is_encoder_decoder:
+    stated = config.to_dict()  # attributes that differ from layer to layer can't be read one by one
+    if config._attn_implementation != VARLEN or stated["is_encoder_decoder"]:
         return "does not support this model: it does not use transformers' attention interface as decoders do"
-    size = _head_size(config)
+    size = _head_size(stated)
     if size > _MOST_HEAD or size % _HEAD_STEP:
         return f"needs heads of a multiple of {_HEAD_STEP} up to {_MOST_HEAD}, and this model's have {size}"
-    if getattr(config, "attn_logit_softcapping", None):
+    if stated.get("attn_logit_softcapping"):
         return "has no soft cap for attention scores, and this model has one"
     for key in ("sliding_window", "attention_chunk_size"):
-        window = getattr(config, key, None)
+        window = stated.get(key)
         if window is not None and window < sequence_length:
             return f"has no attention windows, and this model's {key} is {window}, below data.sequence_length"
     return None
 
 
-def _head_size(config: Any) -> int:
+def _head_size(stated: Mapping[str, Any]) -> int:
     """0 if the configuration doesn't give it."""
-    stated: int | None = getattr(config, "head_dim", None)
-    return stated or getattr(config, "hidden_size", 0) // getattr(config, "num_attention_heads", 1)
+    size: int = stated.get("head_dim") or stated.get("hidden_size", 0) // stated.get("num_attention_heads", 1)
+    return size
 
 
 def arguments(bounds: DocumentBounds, device: torch.device) -> dict[str, Any]:
