@@ -22,9 +22,9 @@ unit: $(VENV)/.ready-dev nodejs
 
 # The pure parts with the lowest versions that the projects declare, in build/lowest. Not with torch and MLX.
 LOWEST := build/lowest
-# They need torch, huggingface_hub and the generator of schemas of the tested msgspec.
+# They need torch, MLX, huggingface_hub, or the tested version of msgspec, which generates the schema.
 NOT_LOWEST := tests/protocol/machine/test_devices.py tests/protocol/config/test_hub_models.py \
-  tests/protocol/messages/test_schema.py
+  tests/protocol/messages/test_schema.py tests/protocol/advice/test_settings.py
 lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest.py > $(LOWEST)/constraints.txt
