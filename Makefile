@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test unit soak oracles families check format bench nodejs clean
+.PHONY: demo test unit lowest soak oracles families check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -19,6 +19,22 @@ test: $(VENV)/.ready-dev nodejs
 # All but tests/integration, which start whole clusters.
 unit: $(VENV)/.ready-dev nodejs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/integration $(PYTEST_ARGS)
+
+# The pure parts with the lowest versions that the projects declare, in build/lowest. Not with torch and MLX.
+LOWEST := build/lowest
+# They need torch, MLX, huggingface_hub, or the tested version of msgspec, which generates the schema.
+NOT_LOWEST := tests/protocol/machine/test_devices.py tests/protocol/config/test_hub_models.py \
+  tests/protocol/messages/test_schema.py tests/protocol/advice/test_settings.py
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tools/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --quiet -c constraints.txt pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist \
+	  hypothesis jsonschema
+	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt ./protocol \
+	  '.[nvidia,parquet,zstd,prometheus,tensorboard,discovery]'
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/protocol tests/node_agent/conductor tests/node_agent/planning \
+	  tests/node_agent/autopilot tests/tui/state tests/tui/commands tests/tui/charts tests/tui/terminal \
+	  $(addprefix --ignore=,$(NOT_LOWEST)) $(PYTEST_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
