@@ -146,7 +146,7 @@ define install
 	@touch $@
 endef
 
-PROJECTS := pyproject.toml protocol/pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
+PROJECTS := pyproject.toml hatch_build.py protocol/pyproject.toml protocol/trainctl/protocol/__init__.py constraints.txt
 
 $(VENV)/.ready: $(PROJECTS)
 	$(call install,all)

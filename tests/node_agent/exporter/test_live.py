@@ -201,7 +201,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> N
         without="prometheus_client",
     )  # fmt: skip
     assert done.returncode == 2
-    how = "in a trainctl checkout, run: pip install '.[prometheus]'"
+    how = "in a trainctl checkout, run: pip install ./protocol '.[prometheus]'"
     assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.node_agent.support.simulation import config
@@ -18,9 +18,11 @@ from trainctl.protocol.messages.events import CheckpointWritten
 from trainctl.protocol.record.paths import RunPaths
 
 
-def recorded(paths: RunPaths, *written: tuple[str, int], rollback: int | None = None) -> None:
-    """The record of a run of ranks on b and c, with checkpoints by node and step."""
-    settings = Settings(1, 24, {0: RankSetting("b", 12, 4), 1: RankSetting("c", 12, 4)})
+def recorded(
+    paths: RunPaths, *written: tuple[str, int], rollback: int | None = None, out: Literal["", "drained"] = ""
+) -> None:
+    """The record of a run of ranks on b and c, with checkpoints by node and step; `out`: why b's takes no part."""
+    settings = Settings(1, 24, {0: RankSetting("b", 0 if out else 12, 4, out), 1: RankSetting("c", 12, 4)})
     nodes = {"b": {"backend": "torch"}, "c": {"backend": "torch"}}
     with restore.make_directory(paths, config(100, 24, nodes=nodes)) as recorder:
         for node, step in written:
@@ -58,13 +60,13 @@ def test_a_run_resumes_without_nodes_that_are_leaving(tmp_path: Path) -> None:
     [
         (
             {"b": "a spot notice"}, set(),
-            "b has the newest checkpoint, step-30, and is leaving (a spot notice); resume when it no longer leaves",
+            "b has the newest checkpoint, step-30, and is leaving (a spot notice); resume when b is back",
         ),
         (
             {"b": "a spot notice", "c": "SIGTERM"}, set(),
-            "b is leaving: a spot notice, c is leaving: SIGTERM; no other node has a rank",
+            "b is leaving: a spot notice, c is leaving: SIGTERM; no other node has a rank that trains",
         ),
-        ({"b": "a spot notice"}, {"c"}, "b is leaving: a spot notice; no other node has a rank"),
+        ({"b": "a spot notice"}, {"c"}, "b is leaving: a spot notice; no other node has a rank that trains"),
     ],
 )  # fmt: skip
 def test_a_run_waits_for_nodes_that_only_they_can_continue(
@@ -75,3 +77,10 @@ def test_a_run_waits_for_nodes_that_only_they_can_continue(
     with pytest.raises(InvalidInputError) as refusal:
         asyncio.run(adoption(**leaving)._leaving(paths, out))
     assert str(refusal.value) == f"resume: {problem}"
+
+
+def test_a_drained_rank_is_none_that_can_continue(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run-1")
+    recorded(paths, ("b", 30), out="drained")
+    with pytest.raises(InvalidInputError, match="no other node has a rank that trains"):
+        asyncio.run(adoption(c="a spot notice")._leaving(paths))

@@ -22,4 +22,4 @@ def test_nothing_tells_to_install_trainctl_from_an_index() -> None:
 
 
 def test_extras_are_named_as_a_checkout_takes_them() -> None:
-    assert installing("torch", "mlx") == "in a trainctl checkout, run: pip install '.[torch]' or '.[mlx]'"
+    assert installing("torch", "mlx") == "in a trainctl checkout, run: pip install ./protocol '.[torch]' or '.[mlx]'"

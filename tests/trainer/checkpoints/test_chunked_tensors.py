@@ -105,7 +105,8 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(InvalidInputError) as refusal:
         chunked_tensors.zstandard("run file: checkpoint.compression")
     assert str(refusal.value) == (
-        "run file: checkpoint.compression: zstd needs a package: in a trainctl checkout, run: pip install '.[zstd]'"
+        "run file: checkpoint.compression: zstd needs a package: in a trainctl checkout, run: pip install ./protocol "
+        "'.[zstd]'"
     )
 
 

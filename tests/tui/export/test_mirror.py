@@ -347,9 +347,9 @@ def test_names() -> None:
         (["--to", "tensorboard", "--project", "x"], "--project: applies only to --to wandb: remove it"),
         (
             ["--to", "tensorboard"],
-            "tensorboard needs tensorboardX; in a trainctl checkout, run: pip install '.[tensorboard]'",
+            "tensorboard needs tensorboardX; in a trainctl checkout, run: pip install ./protocol '.[tensorboard]'",
         ),
-        (["--to", "wandb"], "wandb needs its library; in a trainctl checkout, run: pip install '.[wandb]'"),
+        (["--to", "wandb"], "wandb needs its library; in a trainctl checkout, run: pip install ./protocol '.[wandb]'"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_makes_nothing(

@@ -5,7 +5,6 @@ import platform
 import re
 import socket
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from tests.tui.support.cli_calls import assert_one_line, call
@@ -40,10 +39,11 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_it_has_nothing_of_the_machine_s_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor of a kernel that was built on a named host."""
+    for module, name in ((platform, "node"), (socket, "gethostname"), (getpass, "getuser")):
+        monkeypatch.setattr(module, name, lambda: "anna-laptop")
     monkeypatch.setattr(platform, "release", lambda: "6.1.8-anna-laptop")
     text = version_report.full()
-    assert not re.search(rf"anna|/|@|\b{re.escape(socket.gethostname())}\b|\d+\.\d+\.\d+\.\d+|{Path.home()}", text)
-    assert getpass.getuser() not in text.split()
+    assert not re.search(r"anna|/|@", text)
     assert "system Linux 6.1.8 " in text or platform.system() != "Linux"
 
 

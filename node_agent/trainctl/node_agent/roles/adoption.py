@@ -81,7 +81,7 @@ class Adoption:
 
     async def _leaving(self, paths: RunPaths, out: Collection[str] = ()) -> dict[int, Leaving]:
         """The ranks of other nodes that are leaving, as one with a spot notice is. Raises InvalidInputError if no
-        other node but those `out` has a rank, or the newest checkpoint."""
+        other node but those `out` has a rank that isn't drained, or the newest checkpoint."""
         links = self._peers.links.items()
         reasons = {node: link.leaving for node, link in links if link.leaving and link.line.open and node not in out}
         ranks = restore.kept_ranks(paths) if reasons else {}
@@ -89,13 +89,14 @@ class Adoption:
         if not found:
             return {}
         gone, node, at_most = {*reasons, *out}, self._context.node, restore.rollback_step(paths)
-        if gone.issuperset(ranks.values()):
-            raise InvalidInputError("resume", f"{', '.join(_in_words(found))}; no other node has a rank")
+        drained = restore.drained_ranks(paths)
+        if gone.issuperset(where for rank, where in ranks.items() if rank not in drained):
+            raise InvalidInputError("resume", f"{', '.join(_in_words(found))}; no other node has a rank that trains")
         newest = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
         there = await asyncio.to_thread(checkpoint_source.find, paths, node, gone, at_most=at_most)
         if there.step < newest.step:
             where = f"{newest.node} has the newest checkpoint, step-{newest.step}, and is leaving"
-            problem = f"{where} ({reasons[newest.node]}); resume when it no longer leaves"
+            problem = f"{where} ({reasons[newest.node]}); resume when {newest.node} is back"
             raise InvalidInputError("resume", problem)
         return found
 

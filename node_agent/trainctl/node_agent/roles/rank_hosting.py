@@ -83,10 +83,8 @@ class RankHosting:
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         if row is None and not paths.directory.exists():
             unstarted.mark(paths.directory)
-        try:
-            self._start(known, config, paths, checkpoint, is_new=row is None)
-        finally:
-            unstarted.unmark(paths.directory)
+        self._start(known, config, paths, checkpoint, is_new=row is None)
+        unstarted.unmark(paths.directory)
 
     def _start(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, checkpoint: Path | None, *, is_new: bool

@@ -125,6 +125,13 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
     return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
 
 
+def drained_ranks(paths: RunPaths) -> frozenset[int]:
+    """Ranks of an old run that were drained, by its record."""
+    durable = _read(paths)
+    ranks = durable.settings.ranks if durable is not None else {}
+    return frozenset(rank for rank, setting in ranks.items() if setting.out == "drained")
+
+
 def kept_term(paths: RunPaths) -> int:
     """The term that a run of this node's own was last led in, by its record; 0 if it never came to that."""
     durable = _read(paths)

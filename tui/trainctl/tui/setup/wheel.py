@@ -47,11 +47,13 @@ def _built(project: str) -> Wheel:
         own = distribution(project)
     except PackageNotFoundError:
         raise InvalidInputError(
-            project, "it isn't installed on this machine, so its metadata is missing: pip install it"
+            project, "its metadata is missing on this machine: in the checkout, run make, or pip install ./protocol ."
         ) from None
     metadata = own.read_text("METADATA")
     if metadata is None:
-        raise InvalidInputError(project, "its installed metadata is incomplete: pip install it again")
+        raise InvalidInputError(
+            project, "its metadata is incomplete: in the checkout, run make, or pip install ./protocol ."
+        )
     label = f"{project.replace('-', '_')}-{own.version}"
     info = f"{label}.dist-info"
     files = dict(_sources(project)) | {f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": _WHEEL.encode()}
