@@ -12,7 +12,7 @@ from trainctl.tui.text.glyphs import UNICODE
 
 POLICY: Final = "auto:"
 """What the author of a policy's command begins with."""
-_FAULTS: Final = frozenset({"failed", "hung", "ended", "out-of-memory", "not-admitted"})
+_FAULTS: Final = frozenset({"failed", "hung", "ended", "out-of-memory", "not-admitted", "slow", "waited-for"})
 """States of a rank that are faults."""
 _NO_FAULT: Final = frozenset({"in-touch", "moved", "trainer-back"})
 """States of a node that aren't."""
@@ -72,7 +72,7 @@ def is_fault(event: m.Event) -> bool:
 def interventions(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[Intervention]:
     """All of a run, oldest first. `step_at`: the step of an event; `measure`: the effect of one that changes the run's
     rate."""
-    found = [(event, kind) for event in events if (kind := kind_of(event)) is not None]
+    found = [(event, kind) for event in _once(events) if (kind := kind_of(event)) is not None]
     changes = [event.id for event, _ in found if plan_changes.changes_speed(event)]
     measured = frozenset(changes[-MOST_MEASURED:])
     return [
@@ -82,6 +82,17 @@ def interventions(events: Sequence[m.Event], step_at: StepAt, measure: Measure) 
         )
         for event, kind in found
     ]  # fmt: skip
+
+
+def _once(events: Sequence[m.Event]) -> list[m.Event]:
+    """Without events that a command's own event says again, such as a change of the lead."""
+    asked = {(event.step, event.data) for event in events if event.verb is not None and _is_lead(event)}
+    return [event for event in events if event.verb is not None or not _is_lead(event)
+            or (event.step, event.data) not in asked]  # fmt: skip
+
+
+def _is_lead(event: m.Event) -> bool:
+    return isinstance(event.data, e.LeadChanged)
 
 
 def policy_notes(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[PolicyNote]:
