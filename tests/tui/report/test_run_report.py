@@ -15,6 +15,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.tui.report.read_facts import read_facts
 
 MOST_BYTES = 2_000_000
 MANY = 1_000
@@ -123,6 +124,26 @@ def test_a_recorded_run_with_missing_steps(tmp_path: Path, faults: bool) -> None
     """Without run file and checkpoints; a hole in its curve."""
     found = run_directory.make(tmp_path / "runs" / "demo-1", faults=faults)
     page_checks.check(_page(found, tmp_path))
+
+
+@pytest.mark.parametrize("columns", [12, 200])
+def test_means_of_a_rank_that_moved_are_each_nodes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Buckets of steps in which it ran on both nodes are of neither."""
+    values = {True: ("early", 2.0), False: ("late", 6.0)}
+    found = RunPaths(tmp_path / "moved-1")
+    found.directory.mkdir()
+    source = run_directory.make(tmp_path / "runs" / "demo-1", faults=True)
+    with RecordReader(source) as reader, RunDb(found, resumable=False) as recorder:
+        for step in reader.steps()[0]:
+            node, tflops = values[step.step <= 85]
+            parts = [part for part in reader.rank_steps(step.step) if part.rank == 0]
+            moved = [msgspec.structs.replace(part, node=node, values={"tflops": tflops}) for part in parts]
+            recorder.commit(step, moved, step.committed_at)
+    monkeypatch.setattr("trainctl.tui.report.read_facts.RANK_COLUMNS", columns)
+    means = {rank.node: rank.means["tflops"] for rank in read_facts(found).ranks}
+    assert means == pytest.approx(dict(values.values()))
 
 
 def _page(directory: Path, folder: Path) -> str:
