@@ -189,7 +189,11 @@ def test_the_size_of_a_page_is_bounded(tmp_path: Path) -> None:
 def test_a_run_is_found_by_its_id_and_what_is_wrong_is_one_line(directory: Path, tmp_path: Path) -> None:
     assert_one_line(call("report", "nothing-1", TRAINCTL_STATE=str(tmp_path)), 2, "nothing-1", "no such run")
     assert_one_line(call("report", tmp_path), 2, "record.db")
-    assert_one_line(call("report", directory, "--html", tmp_path / "none" / "x.html"), 2, "x.html")
+    for option in ("--html", "--md"):
+        done = call("report", directory, option, tmp_path / "none" / "x")
+        assert (done.returncode, done.stderr) == (
+            2, f"trainctl: {option}: {tmp_path / 'none' / 'x'}: No such file or directory\n"
+        )  # fmt: skip
     assert [*tmp_path.iterdir()] == []
     runs = tmp_path / "node" / "runs"
     runs.mkdir(parents=True)
