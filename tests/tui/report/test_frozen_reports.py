@@ -118,7 +118,7 @@ def test_checkpoints_and_changes_are_counted_once(runs: dict[str, Path], reports
     ]
     page = text(facts)
     assert f"{len(steps)} checkpoints; training was stopped for them" in page
-    counted = "| interventions | 7 new splits, 6 other commands, 4 changes of settings, 2 notes, "
+    counted = "| interventions | 7 new splits, 6 commands, 4 changes of settings, 2 notes, "
     assert counted in page
     rows = page.split("## Interventions")[1].split("\n## ")[0].count("| split |")
     assert rows == 7
@@ -129,6 +129,7 @@ def test_skipped_steps_in_a_row_are_one_row(reports: dict[str, RunFacts]) -> Non
     page = text(facts)
     assert "steps 59 to 61 skipped their update: overflow" in page
     assert "steps 67 to 88 skipped their update: nan" in page and "step 70 skipped" not in page
+    assert sum(one.kind == "fault" for one in facts.interventions) == len(facts.incidents) == 3
     assert "cost 0 ms" not in page and " 0 ms without" not in page
 
 

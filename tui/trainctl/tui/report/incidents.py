@@ -1,14 +1,13 @@
 """Faults of a run with what each cost: time in which it didn't train, and steps made again. Pure."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.whole_run import Commit
-from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of
+from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of, skipped_texts
 from trainctl.tui.report.run_facts import Incident
 from trainctl.tui.report.timeline import Timeline, has_ended
 
@@ -16,15 +15,16 @@ from trainctl.tui.report.timeline import Timeline, has_ended
 def incidents(events: Sequence[m.Event], line: Timeline, step_at: StepAt, measure: Measure) -> list[Incident]:
     """Each, oldest first. What happened between the same two commits is one; so are steps in a row that skipped their
     update for the same reason."""
-    again = line.again()
+    again, texts = line.again(), skipped_texts(events)
     groups: dict[int, list[m.Event]] = {}
     for event in events:
-        if is_incident(event):
+        if is_incident(event) and texts.get(event.id) != "":
             groups.setdefault(_gap_of(event, line, again), []).append(event)
     found = []
-    for group in _joined(groups):
-        number = group[0]
-        one = _incident(group[1], _waited(group[1], number, line, events), again.get(number, ()), step_at, measure)
+    for number, group in sorted(groups.items()):
+        waited = _waited(group, number, line, events)
+        words = tuple(dict.fromkeys(texts.get(event.id) or event.text for event in group))
+        one = _incident(group, words, waited, again.get(number, ()), step_at, measure)
         found.append(_with_return(one, events, step_at))
     return found
 
@@ -47,26 +47,6 @@ def _gap_of(event: m.Event, line: Timeline, again: dict[int, list[Commit]]) -> i
     return number - 1 if late else number
 
 
-def _joined(groups: dict[int, list[m.Event]]) -> Iterator[tuple[int, list[m.Event]]]:
-    """By time; groups of steps in a row that skipped their update are one."""
-    made: list[tuple[int, list[m.Event]]] = []
-    for number in sorted(groups):
-        if made and _follows(made[-1][1], groups[number]):
-            made[-1][1].extend(groups[number])
-        else:
-            made.append((number, groups[number]))
-    yield from made
-
-
-def _follows(before: Sequence[m.Event], after: Sequence[m.Event]) -> bool:
-    """Whether both have skipped steps alone, one after the other, for the same reason."""
-    skipped = [event.data for event in (before[-1], *after) if isinstance(event.data, e.StepSkipped)]
-    if len(skipped) <= len(after):
-        return False
-    pairs = itertools.pairwise(skipped)
-    return all(one.reason == other.reason and other.step == one.step + 1 for one, other in pairs)
-
-
 def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Sequence[m.Event]) -> float | None:
     """Seconds from the last commit before to the start of the next step, without pauses, stops, evaluations and
     checkpoints; and by how much that step took longer than usual. Before the first commit and after the last one:
@@ -85,24 +65,16 @@ def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Seque
 
 
 def _incident(
-    group: Sequence[m.Event], waited: float | None, again: Sequence[Commit], step_at: StepAt, measure: Measure
+    group: Sequence[m.Event], texts: tuple[str, ...], waited: float | None, again: Sequence[Commit], step_at: StepAt,
+    measure: Measure,
 ) -> Incident:  # fmt: skip
     lost = [event for event in group if isinstance(event.data, e.SharesChanged) and event.data.lost]
     changes = [effect.change for event in lost if (effect := measure(event)) is not None]
     return Incident(
-        step_at(group[0]), group[0].at, tuple(_texts(group)), waited, len(again), sum(one.seconds for one in again),
+        step_at(group[0]), group[0].at, texts, waited, len(again), sum(one.seconds for one in again),
         tuple(dict.fromkeys(event.data.lost for event in lost if isinstance(event.data, e.SharesChanged))),
         changes[-1] if changes else None,
     )  # fmt: skip
-
-
-def _texts(group: Sequence[m.Event]) -> Iterator[str]:
-    """Each once; one of all steps that skipped their update."""
-    skipped = [event.data for event in group if isinstance(event.data, e.StepSkipped)]
-    several = len(skipped) > 1
-    if several:
-        yield f"steps {skipped[0].step:,} to {skipped[-1].step:,} skipped their update: {skipped[0].reason}"
-    yield from dict.fromkeys(event.text for event in group if not (several and isinstance(event.data, e.StepSkipped)))
 
 
 def _with_return(one: Incident, events: Iterable[m.Event], step_at: StepAt) -> Incident:

@@ -20,7 +20,7 @@ from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.text import formatting as f
 
 _COUNTED: Final[dict[InterventionKind, tuple[str, str]]] = {
-    "command": ("other command", "other commands"), "split": ("new split", "new splits"),
+    "command": ("command", "commands"), "split": ("new split", "new splits"),
     "settings": ("change of settings", "changes of settings"),
     "membership": ("change of membership", "changes of membership"), "rollback": ("rollback", "rollbacks"),
     "state": ("change of the run's state", "changes of the run's state"), "note": ("note", "notes"),
