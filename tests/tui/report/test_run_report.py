@@ -15,6 +15,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.tui.report.read_facts import read_facts
 
 MOST_BYTES = 2_000_000
 MANY = 1_000
@@ -125,6 +126,26 @@ def test_a_recorded_run_with_missing_steps(tmp_path: Path, faults: bool) -> None
     page_checks.check(_page(found, tmp_path))
 
 
+@pytest.mark.parametrize("columns", [12, 200])
+def test_means_of_a_rank_that_moved_are_each_nodes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Buckets of steps in which it ran on both nodes are of neither."""
+    values = {True: ("early", 2.0), False: ("late", 6.0)}
+    found = RunPaths(tmp_path / "moved-1")
+    found.directory.mkdir()
+    source = run_directory.make(tmp_path / "runs" / "demo-1", faults=True)
+    with RecordReader(source) as reader, RunDb(found, resumable=False) as recorder:
+        for step in reader.steps()[0]:
+            node, tflops = values[step.step <= 85]
+            parts = [part for part in reader.rank_steps(step.step) if part.rank == 0]
+            moved = [msgspec.structs.replace(part, node=node, values={"tflops": tflops}) for part in parts]
+            recorder.commit(step, moved, step.committed_at)
+    monkeypatch.setattr("trainctl.tui.report.read_facts.RANK_COLUMNS", columns)
+    means = {rank.node: rank.means["tflops"] for rank in read_facts(found).ranks}
+    assert means == pytest.approx(dict(values.values()))
+
+
 def _page(directory: Path, folder: Path) -> str:
     assert call("report", directory, "--html", folder / "page.html").returncode == 0
     return (folder / "page.html").read_text("utf-8")
@@ -168,7 +189,11 @@ def test_the_size_of_a_page_is_bounded(tmp_path: Path) -> None:
 def test_a_run_is_found_by_its_id_and_what_is_wrong_is_one_line(directory: Path, tmp_path: Path) -> None:
     assert_one_line(call("report", "nothing-1", TRAINCTL_STATE=str(tmp_path)), 2, "nothing-1", "no such run")
     assert_one_line(call("report", tmp_path), 2, "record.db")
-    assert_one_line(call("report", directory, "--html", tmp_path / "none" / "x.html"), 2, "x.html")
+    for option in ("--html", "--md"):
+        done = call("report", directory, option, tmp_path / "none" / "x")
+        assert (done.returncode, done.stderr) == (
+            2, f"trainctl: {option}: {tmp_path / 'none' / 'x'}: No such file or directory\n"
+        )  # fmt: skip
     assert [*tmp_path.iterdir()] == []
     runs = tmp_path / "node" / "runs"
     runs.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and retracted steps."""
+"""What a record says of a whole run, in one pass over its steps: totals of ranks, plans, losses and commits."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -21,6 +21,7 @@ _LEAST_SYNC = """
 """By which ranks took part in a step, the sum of the shortest time in the sum of gradients. Rows that stand have one
 generation a step; grouped in the order of their key they need no sort."""
 _STANDING = "WHERE (step, term, n) NOT IN (SELECT step, term, n FROM steps WHERE retracted)"
+_NODES = "SELECT DISTINCT step / ?, node FROM rank_steps {standing} rank = ?"
 _PLANS = """
     SELECT plan_version, min(step), max(step) FROM steps WHERE NOT retracted GROUP BY plan_version ORDER BY min(step)
 """
@@ -55,12 +56,13 @@ class CurvePoint(NamedTuple):
     cursor: int | None  # first sample position after the step
 
 
-class RetractedStep(NamedTuple):
-    """A step that was made again, or that a rollback took back."""
+class Commit(NamedTuple):
+    """One commit of a step; a step that was made again has several."""
 
     step: int
     committed_at: float  # Unix seconds
-    seconds: float  # that it took
+    seconds: float  # that the step took
+    retracted: bool  # whether it was made again, or taken back
 
 
 class WholeRunReader(RecordReader):
@@ -68,7 +70,7 @@ class WholeRunReader(RecordReader):
 
     def rank_totals(self) -> tuple[RankTotals, ...]:
         """By rank; a rank that ran on several nodes has one entry each, the longest first."""
-        standing = _STANDING if self.retracted_steps() else ""  # else it takes half of the time
+        standing = _STANDING if self._has_retracted() else ""  # else it takes half of the time
         least: Counter[str] = Counter()
         for ranks, seconds in self._rows(_LEAST_SYNC.format(standing=standing)):
             least.update(dict.fromkeys(ranks.split("\n"), seconds))
@@ -79,6 +81,9 @@ class WholeRunReader(RecordReader):
             split = m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
             found.append(RankTotals(rank, node, steps, samples, tokens, seconds, split))
         return tuple(found)
+
+    def _has_retracted(self) -> bool:
+        return bool(self._rows("SELECT 1 FROM steps WHERE retracted LIMIT 1"))
 
     def step_seconds(self) -> float:
         """Duration of all steps that stand, without pauses."""
@@ -94,10 +99,19 @@ class WholeRunReader(RecordReader):
         rows = self._rows("SELECT step, loss, cursor FROM steps WHERE NOT retracted ORDER BY step")
         return tuple(CurvePoint(step, _loss(loss), cursor) for step, loss, cursor in rows)
 
-    def retracted_steps(self) -> tuple[RetractedStep, ...]:
-        """By the time of their commit."""
-        rows = self._rows("SELECT step, committed_at, step_seconds FROM steps WHERE retracted ORDER BY committed_at")
-        return tuple(RetractedStep(*row) for row in rows)
+    def commits(self) -> tuple[Commit, ...]:
+        """By time, with the retracted ones."""
+        rows = self._rows("SELECT step, committed_at, step_seconds, retracted FROM steps ORDER BY committed_at, step")
+        return tuple(Commit(step, at, seconds, bool(retracted)) for step, at, seconds, retracted in rows)
+
+    def nodes_of(self, rank: int, bucket_steps: int) -> dict[int, set[str]]:
+        """The nodes that a rank ran on in each bucket of steps that stand, by the bucket's first step."""
+        standing = f"{_STANDING} AND" if self._has_retracted() else "WHERE"
+        rows = self._rows(_NODES.format(standing=standing), (bucket_steps, rank))
+        found: dict[int, set[str]] = {}
+        for bucket, node in rows:
+            found.setdefault(bucket * bucket_steps, set()).add(node)
+        return found
 
     def all_events(self, after: int = 0) -> tuple[m.Event, ...]:
         """Those with a higher id, oldest first."""

@@ -149,11 +149,13 @@ def report(
 
     facts = read_facts.read_facts(RunPaths(run_lookup.find_or_ask(ctx, run)))
     page = sections.page(facts)
-    makers = ((html, html_page.page_html), (md, markdown_page.page_markdown))
-    written = {file: make(page) for file, make in makers if file is not None}
-    for file, text in written.items():
-        with destination(file) as stream:
-            stream.write(text.encode("utf-8", "replace"))
+    makers = (("--html", html, html_page.page_html), ("--md", md, markdown_page.page_markdown))
+    written = {}
+    for option, file, make in makers:
+        if file is not None:
+            written[file] = make(page)
+            with destination(file, option) as stream:
+                stream.write(written[file].encode("utf-8", "replace"))
     if json:
         output.emit_ok(files=[str(file) for file in written], **msgspec.structs.asdict(facts))
     elif written:

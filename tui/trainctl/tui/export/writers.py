@@ -110,8 +110,9 @@ def _whole(value: Any, kind: Any) -> Any:
 
 
 @contextlib.contextmanager
-def destination(path: Path | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that takes its name once all is written. Raises InvalidInputError where it can't."""
+def destination(path: Path | None, option: str = "--output") -> Iterator[IO[bytes]]:
+    """Standard output, or a file that takes its name once all is written. Raises InvalidInputError with the
+    `option` that names the file, if it can't be written."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -124,7 +125,7 @@ def destination(path: Path | None) -> Iterator[IO[bytes]]:
             os.fsync(made.fileno())
         passing.replace(path)
     except OSError as error:
-        raise InvalidInputError("--output", f"{path}: {error.strerror}") from None
+        raise InvalidInputError(option, f"{path}: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             passing.unlink(missing_ok=True)

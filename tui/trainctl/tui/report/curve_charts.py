@@ -16,7 +16,9 @@ NAMES: Final[dict[InterventionKind, str]] = {
 MOST_NODES: Final = 8
 """Nodes with an area of their own in the chart of shares; those with fewer samples are one together."""
 
-_EFFICIENCY: Final = "Efficiency: the part of the ranks' time in steps that was spent computing"
+_EFFICIENCY: Final = (
+    "Efficiency: the part of the ranks' time in steps that was spent computing: forward, backward and optimizer"
+)
 
 
 def loss_charts(facts: RunFacts) -> Iterator[ReportChart]:

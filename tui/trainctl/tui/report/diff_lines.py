@@ -25,13 +25,23 @@ def text(found: RunDifferences) -> str:
     """A heading for each part that differs."""
     made = [f"a: {found.a}", f"b: {found.b}"]
     if found.same:
-        made.append(f"nothing differs: the losses of {found.curve.common_steps:,} steps are the same bit for bit")
+        made.append(_same(found.curve))
     for name, rows in (("recipe", found.recipe), ("data", found.data), ("versions", found.versions)):
         made += _part(name, map(_field, rows))
     made += _part("plans", map(_plan, found.plans))
     made += _part("curve", () if found.same else _curve(found.curve))
     made += _part("not known", found.unknown)
     return "\n".join(made)
+
+
+def _same(curve: CurveDifference) -> str:
+    if not curve.common_steps:
+        return "no setting differs, and neither run has a step to compare"
+    return f"nothing differs: the losses of {_steps(curve.common_steps)} are the same bit for bit"
+
+
+def _steps(count: int, what: str = "") -> str:
+    return f"{count:,} {what}step{'s' if count != 1 else ''}"
 
 
 def objects(found: RunDifferences) -> dict[str, Any]:
@@ -54,15 +64,18 @@ def _plan(one: PlanDifference) -> str:
 
 
 def _curve(found: CurveDifference) -> Iterator[str]:
-    if found.first is None:
-        yield f"the losses of {found.common_steps:,} common steps are the same bit for bit"
+    if not found.common_steps:
+        neither = not (found.only_a or found.only_b)
+        yield "neither run has a step to compare" if neither else "the runs have no step in common"
+    elif found.first is None:
+        yield f"the losses of {_steps(found.common_steps, 'common ')} are the same bit for bit"
     else:
         yield f"the losses part at step {found.first.step:,}: {_loss(found.first)}"
     if found.worst is not None and found.worst != found.first:
         yield f"largest later difference, at step {found.worst.step:,}: {_loss(found.worst)}"
     for name, count in (("a", found.only_a), ("b", found.only_b)):
         if count:
-            yield f"only {name} has {count:,} more steps"
+            yield f"only {name} has {_steps(count, 'more ')}"
 
 
 def _loss(one: LossDifference) -> str:

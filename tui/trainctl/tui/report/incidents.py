@@ -1,66 +1,32 @@
 """Faults of a run with what each cost: time in which it didn't train, and steps made again. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.whole_run import RetractedStep
-from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of
+from trainctl.protocol.record.whole_run import Commit
+from trainctl.tui.report.interventions import Measure, StepAt, is_fault, kind_of, skipped_texts
 from trainctl.tui.report.run_facts import Incident
+from trainctl.tui.report.timeline import Timeline, has_ended
 
 
-@dataclass
-class _Open:
-    """What has happened since the group was last whole."""
-
-    step: int = 0
-    at: float = 0.0
-    texts: list[str] = field(default_factory=list)
-    left_at: float | None = None  # when the generation ended
-    lost: list[str] = field(default_factory=list)
-    rate_change: float | None = None
-
-    def add(self, event: m.Event, step: int, measure: Measure) -> None:
-        if not self.texts:
-            self.step, self.at = step, event.at
-        self.texts.append(event.text)
-        if isinstance(event.data, e.SharesChanged) and event.data.lost:
-            self.lost.append(event.data.lost)
-            effect = measure(event)
-            self.rate_change = effect.change if effect is not None else self.rate_change
-
-
-def incidents(
-    events: Sequence[m.Event], retracted: Sequence[RetractedStep], step_at: StepAt, measure: Measure
-) -> tuple[list[Incident], float]:
-    """Each, oldest first; and the seconds that the run was without a group in all, planned changes included."""
-    found: list[Incident] = []
-    waited, again, now = 0.0, _Retracted(retracted), _Open()
+def incidents(events: Sequence[m.Event], line: Timeline, step_at: StepAt, measure: Measure) -> list[Incident]:
+    """Each, oldest first. What happened between the same two commits is one; so are steps in a row that skipped their
+    update for the same reason."""
+    again, texts = line.again(), skipped_texts(events)
+    groups: dict[int, list[m.Event]] = {}
     for event in events:
-        match event.data:
-            case e.GenerationLeft():
-                now.left_at = event.at
-            case e.GenerationFormed() as formed:
-                seconds = _seconds(formed, event.at, now.left_at)
-                waited += seconds or 0.0
-                found += _closed(now, seconds, again, event.at)
-                now = _Open()
-            case e.StepsStopped(lacking=""):
-                found += _closed(now, max(event.at - now.at, 0.0), again, event.at)
-                now = _Open()
-            case e.NodeState(state="in-touch" | "trainer-back") if now.left_at is None:
-                found += _closed(now, None, again, event.at)
-                now = _Open()
-            case _ if is_incident(event):
-                if now.texts and now.left_at is None and step_at(event) > now.step:
-                    found += _closed(now, None, again, event.at)
-                    now = _Open()
-                now.add(event, step_at(event), measure)
-    found += _closed(now, None, again, float("inf"))
-    return [_with_return(one, events, step_at) for one in found], waited
+        if is_incident(event) and texts.get(event.id) != "":
+            groups.setdefault(_gap_of(event, line, again), []).append(event)
+    found = []
+    for number, group in sorted(groups.items()):
+        waited = _waited(group, number, line, events)
+        words = tuple(dict.fromkeys(texts.get(event.id) or event.text for event in group))
+        one = _incident(group, words, waited, again.get(number, ()), step_at, measure)
+        found.append(_with_return(one, events, step_at))
+    return found
 
 
 def is_incident(event: m.Event) -> bool:
@@ -69,32 +35,46 @@ def is_incident(event: m.Event) -> bool:
     return lost or is_fault(event) or kind_of(event) == "rollback"
 
 
-def _seconds(formed: e.GenerationFormed, at: float, left_at: float | None) -> float | None:
-    """Records of version 1 don't have the wait itself."""
-    if formed.waited_seconds is not None:
-        return formed.waited_seconds
-    return max(at - left_at, 0.0) if left_at is not None else None
+def stops_training(event: m.Event) -> bool:
+    """Whether an incident is one that ranks can't train through."""
+    return is_incident(event) and not isinstance(event.data, e.StepSkipped | e.RecordState | e.CheckpointFailed)
 
 
-class _Retracted:
-    """Retracted steps, each counted once: for the first incident that ended after its commit."""
-
-    def __init__(self, steps: Sequence[RetractedStep]) -> None:
-        self._left = list(steps)[::-1]
-
-    def until(self, at: float) -> tuple[int, float]:
-        """How many there are up to a time, and their seconds."""
-        count, seconds = 0, 0.0
-        while self._left and self._left[-1].committed_at <= at:
-            count, seconds = count + 1, seconds + self._left.pop().seconds
-        return count, seconds
+def _gap_of(event: m.Event, line: Timeline, again: dict[int, list[Commit]]) -> int:
+    """A rollback that a command asked for may be recorded after the next step."""
+    number = line.at(event.at)
+    late = kind_of(event) == "rollback" and number not in again and number - 1 in again
+    return number - 1 if late else number
 
 
-def _closed(now: _Open, waited: float | None, again: _Retracted, at: float) -> Iterator[Incident]:
-    if now.texts:
-        count, seconds = again.until(at)
-        texts, lost = tuple(dict.fromkeys(now.texts)), tuple(dict.fromkeys(now.lost))
-        yield Incident(now.step, now.at, texts, waited, count, seconds, lost, now.rate_change)
+def _waited(group: Sequence[m.Event], number: int, line: Timeline, events: Sequence[m.Event]) -> float | None:
+    """Seconds from the last commit before to the start of the next step, without pauses, stops, evaluations and
+    checkpoints; and by how much that step took longer than usual. Before the first commit and after the last one:
+    until the group was formed, or until the run ended. None: the incident stops no rank, or the time isn't known."""
+    if not any(stops_training(event) for event in group):
+        return None
+    if 0 < number < len(line.commits):
+        return line.gaps[number].rest + line.excess(number)
+    began = group[0].at
+    later = [event for event in events if event.at >= began and line.at(event.at) == number]
+    formed = [event.at for event in later if isinstance(event.data, e.GenerationFormed)]
+    ended = [event.at for event in later if has_ended(event)]
+    if formed:
+        return formed[-1] - began
+    return ended[0] - line.bounds(number)[0] if ended and number else None
+
+
+def _incident(
+    group: Sequence[m.Event], texts: tuple[str, ...], waited: float | None, again: Sequence[Commit], step_at: StepAt,
+    measure: Measure,
+) -> Incident:  # fmt: skip
+    lost = [event for event in group if isinstance(event.data, e.SharesChanged) and event.data.lost]
+    changes = [effect.change for event in lost if (effect := measure(event)) is not None]
+    return Incident(
+        step_at(group[0]), group[0].at, texts, waited, len(again), sum(one.seconds for one in again),
+        tuple(dict.fromkeys(event.data.lost for event in lost if isinstance(event.data, e.SharesChanged))),
+        changes[-1] if changes else None,
+    )  # fmt: skip
 
 
 def _with_return(one: Incident, events: Iterable[m.Event], step_at: StepAt) -> Incident:

@@ -12,7 +12,7 @@ from trainctl.tui.text.glyphs import UNICODE
 
 POLICY: Final = "auto:"
 """What the author of a policy's command begins with."""
-_FAULTS: Final = frozenset({"failed", "hung", "ended", "out-of-memory", "not-admitted"})
+_FAULTS: Final = frozenset({"failed", "hung", "ended", "out-of-memory", "not-admitted", "slow", "waited-for"})
 """States of a rank that are faults."""
 _NO_FAULT: Final = frozenset({"in-touch", "moved", "trainer-back"})
 """States of a node that aren't."""
@@ -72,16 +72,48 @@ def is_fault(event: m.Event) -> bool:
 def interventions(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[Intervention]:
     """All of a run, oldest first. `step_at`: the step of an event; `measure`: the effect of one that changes the run's
     rate."""
-    found = [(event, kind) for event in events if (kind := kind_of(event)) is not None]
+    found = [(event, kind) for event in _once(events) if (kind := kind_of(event)) is not None]
+    texts = skipped_texts(events)
     changes = [event.id for event, _ in found if plan_changes.changes_speed(event)]
     measured = frozenset(changes[-MOST_MEASURED:])
     return [
         Intervention(
-            kind, step_at(event), event.at, event.by, event.text, event.id,
+            kind, step_at(event), event.at, event.by, texts.get(event.id) or event.text, event.id,
             _words(event, measure) if event.id in measured else "",
         )
-        for event, kind in found
+        for event, kind in found if texts.get(event.id) != ""
     ]  # fmt: skip
+
+
+def skipped_texts(events: Sequence[m.Event]) -> dict[int, str]:
+    """The text of steps in a row that skipped their update for the same reason, by the event of the first one; the
+    other ones' text is empty."""
+    rows: list[list[tuple[m.Event, e.StepSkipped]]] = []
+    for event in events:
+        if not isinstance(event.data, e.StepSkipped):
+            continue
+        last = rows[-1][-1][1] if rows else None
+        if last is not None and (last.step + 1, last.reason) == (event.data.step, event.data.reason):
+            rows[-1].append((event, event.data))
+        else:
+            rows.append([(event, event.data)])
+    found = {event.id: "" for row in rows for event, _ in row}
+    for row in rows:
+        (event, first), (_, last) = row[0], row[-1]
+        several = f"steps {first.step:,} to {last.step:,} skipped their update: {first.reason}"
+        found[event.id] = several if len(row) > 1 else event.text
+    return found
+
+
+def _once(events: Sequence[m.Event]) -> list[m.Event]:
+    """Without events that a command's own event says again, such as a change of the lead."""
+    asked = {(event.step, event.data) for event in events if event.verb is not None and _is_lead(event)}
+    return [event for event in events if event.verb is not None or not _is_lead(event)
+            or (event.step, event.data) not in asked]  # fmt: skip
+
+
+def _is_lead(event: m.Event) -> bool:
+    return isinstance(event.data, e.LeadChanged)
 
 
 def policy_notes(events: Sequence[m.Event], step_at: StepAt, measure: Measure) -> list[PolicyNote]:

@@ -2,6 +2,8 @@
 
 import bisect
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,12 +16,13 @@ from trainctl.protocol.analysis.diagnosis.record_facts import config_of, facts_o
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rollups import Evaluation
 from trainctl.protocol.record.whole_run import RankTotals, WholeRunReader
 from trainctl.tui.charts.axis import axis_of
 from trainctl.tui.report import identity, incidents, interventions, recipe, time_parts
 from trainctl.tui.report.rank_parts import named, parts_of
-from trainctl.tui.report.run_facts import CostFacts, RankFacts, RunFacts, SharesFrom
-from trainctl.tui.report.time_parts import Recorded
+from trainctl.tui.report.run_facts import COMPUTING, CostFacts, HeldOutLoss, RankFacts, RunFacts, SharesFrom
+from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
 from trainctl.tui.text import cost_line, energy
@@ -45,34 +48,49 @@ def read_facts(paths: RunPaths) -> RunFacts:
         known = facts_of_record(reader, config_of(paths))
         view, last = known.view, reader.last_step()
         events = reader.all_events()
-        read_to = max([known.at, *(event.at for event in events)])
+        commits, evaluations = reader.commits(), reader.evaluations()
+        read_to = max([known.at, *(event.at for event in events), *(commit.committed_at for commit in commits[-1:])])
         rate = view.rate_metric if view is not None else "tokens_per_second"
         curves = {name: reader.series(name, columns=COLUMNS) for name in (*CURVES, rate, "run_tflops")}
         step_at = _step_at(curves["committed_at"], last)
         measure = _measure(reader, events)
-        retracted, first = reader.retracted_steps(), reader.steps(limit=1)[0]
-        found, waited = incidents.incidents(events, retracted, step_at, measure)
+        line = Timeline(Recorded(view.started_at if view is not None else None, read_to, commits, events, evaluations))
+        again = [commit for commit in commits if commit.retracted]
         ranks, seconds = _ranks(reader, view), reader.step_seconds()
         fields, changed = recipe.read_recipe(paths)
-        evaluations = reader.evaluations()
         hosts = [reading for node in _nodes(view, ranks) if (reading := reader.last_host_reading(node)) is not None]
-        spent = Recorded(
-            view.started_at, read_to, first[0], seconds, waited, events, evaluations, retracted
-        ) if view is not None and first else None  # fmt: skip
         return RunFacts(
             run=reader.run, read_to=read_to, view=view, last=last,
-            first_at=first[0].committed_at if first else None,
+            started_at=line.began_at if commits else None, first_at=commits[0].committed_at if commits else None,
             rates=_rates(view, last, seconds), efficiency=_efficiency(ranks), curves=curves,
             efficiency_curve=_efficiency_curve(reader), shares=_shares(reader), ranks=ranks,
-            time=tuple(time_parts.time_parts(spent)) if spent is not None else (),
-            interventions=tuple(interventions.interventions(events, step_at, measure)), incidents=tuple(found),
+            time=tuple(time_parts.time_parts(line, events, len(evaluations))) if commits else (),
+            interventions=tuple(interventions.interventions(_shown(events, line), step_at, measure)),
+            incidents=tuple(incidents.incidents(events, line, step_at, measure)),
             policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
             recipe=fields, changed=changed, resolved=recipe.resolved(view),
             lineage=tuple(interventions.lineage(view, events)), environments=identity.environments(paths),
             data=identity.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
-            checkpoints=sum(isinstance(event.data, e.CheckpointWritten) for event in events),
+            held_out=_held_out(evaluations, line), checkpoints=len(line.checkpoints),
+            steps_again=len(again), seconds_again=sum(commit.seconds for commit in again),
             cost=_cost(view, last, read_to), energy=_energy(hosts, view, last),
         )  # fmt: skip
+
+
+def _shown(events: Sequence[m.Event], line: Timeline) -> list[m.Event]:
+    """Without the other nodes' events of a checkpoint."""
+    kept = {event.id for event, _ in line.checkpoints}
+    return [event for event in events if event.id in kept or not isinstance(event.data, e.CheckpointWritten)]
+
+
+def _held_out(evaluations: Sequence[Evaluation], line: Timeline) -> HeldOutLoss | None:
+    """Evaluations of a step that was taken back don't count."""
+    found = [one for one in evaluations if line.stands(one.step, one.at)]
+    if not found:
+        return None
+    newest = max(found, key=lambda one: (one.step, one.at))
+    best = min((one for one in found if math.isfinite(one.loss)), key=lambda one: one.loss, default=newest)
+    return HeldOutLoss(newest.step, newest.loss, best.step, best.loss)
 
 
 def _rates(view: m.RunView | None, last: m.StepCommitted | None, seconds: float) -> m.RunRates | None:
@@ -129,12 +147,18 @@ def _nodes(view: m.RunView | None, ranks: Sequence[RankFacts]) -> list[str]:
 
 
 def _ranks(reader: WholeRunReader, view: m.RunView | None) -> tuple[RankFacts, ...]:
-    totals = named([(total.node, total) for total in reader.rank_totals()])
+    found = reader.rank_totals()
+    totals, counts = named([(total.node, total) for total in found]), Counter(total.rank for total in found)
     views = {rank.rank: rank for rank in view.ranks} if view is not None else {}
-    return tuple(_rank(reader, total, views.get(total.rank), name) for name, total in totals.items())
+    return tuple(
+        _rank(reader, total, views.get(total.rank), name, moved=counts[total.rank] > 1)
+        for name, total in totals.items()
+    )
 
 
-def _rank(reader: WholeRunReader, total: RankTotals, view: m.RankView | None, name: str) -> RankFacts:
+def _rank(
+    reader: WholeRunReader, total: RankTotals, view: m.RankView | None, name: str, *, moved: bool
+) -> RankFacts:  # fmt: skip
     blank = m.RankView(total.rank, total.node, "done", 0.0, share=None, micro_batch=None)
     own = view if view is not None and view.node == total.node else blank
     return RankFacts(
@@ -142,20 +166,28 @@ def _rank(reader: WholeRunReader, total: RankTotals, view: m.RankView | None, na
         backend=own.backend or "", device=own.device or "",
         compute=own.compute, micro_batch=own.micro_batch, steps=total.steps, samples=total.samples,
         tokens=total.tokens, seconds=total.seconds,
-        phases={name: getattr(total.phases, name) for name in m.PHASES}, means=_means(reader, total.rank),
+        phases={name: getattr(total.phases, name) for name in m.PHASES}, means=_means(reader, total, moved=moved),
     )  # fmt: skip
 
 
-def _means(reader: WholeRunReader, rank: int) -> dict[str, float]:
-    """Over all steps; one bucket has them all."""
-    found = {name: reader.series(name, rank, columns=1).mean for name in OF_EFFICIENCY}
-    return {name: mean[0] for name, mean in found.items() if mean}
+def _means(reader: WholeRunReader, total: RankTotals, *, moved: bool) -> dict[str, float]:
+    """Over all steps; one bucket has them all. Of a rank that `moved`: over the buckets in which it was on this node
+    alone."""
+    found = {name: reader.series(name, total.rank, columns=RANK_COLUMNS if moved else 1) for name in OF_EFFICIENCY}
+    means = {name: _own(reader, total, series) if moved else series.mean for name, series in found.items()}
+    return {name: statistics.fmean(mean) for name, mean in means.items() if mean}
+
+
+def _own(reader: WholeRunReader, total: RankTotals, series: m.Series) -> tuple[float, ...]:
+    nodes = reader.nodes_of(total.rank, series.bucket_steps) if series.steps else {}
+    pairs = zip(series.steps, series.mean, strict=True)
+    return tuple(mean for step, mean in pairs if nodes.get(step) == {total.node})
 
 
 def _efficiency(ranks: Sequence[RankFacts]) -> float | None:
     """Part of the time of all ranks' steps in which they computed."""
     seconds = sum(sum(rank.phases.values()) for rank in ranks)
-    busy = sum(rank.phases[name] for rank in ranks for name in m.BUSY_PHASES)
+    busy = sum(rank.phases[name] for rank in ranks for name in COMPUTING)
     return busy / seconds if seconds > 0 else None
 
 
@@ -164,7 +196,7 @@ def _efficiency_curve(reader: WholeRunReader) -> tuple[tuple[int, float], ...]:
     busy: dict[int, float] = {}
     whole: dict[int, float] = {}
     for rank in reader.ranks():
-        for sums, name in ((busy, "busy_seconds"), (whole, "rank_step_seconds")):
+        for sums, name in (*((busy, f"{phase}_seconds") for phase in COMPUTING), (whole, "rank_step_seconds")):
             series = reader.series(name, rank, columns=RANK_COLUMNS)
             for step, mean in zip(series.steps, series.mean, strict=True):
                 sums[step] = sums.get(step, 0.0) + mean

@@ -1,6 +1,6 @@
 """The facts of a report: plain values, which pages and JSON are made from. What isn't known is None or empty."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -10,6 +10,8 @@ from trainctl.tui.text.energy import EnergyFigures
 
 InterventionKind = Literal["split", "settings", "membership", "rollback", "state", "command", "fault", "note",
                            "checkpoint"]  # fmt: skip
+COMPUTING: Final = ("forward", "backward", "optimizer")
+"""Phases of a step in which a rank computes; in the others it waits for data or for other ranks."""
 
 
 class Intervention(msgspec.Struct, frozen=True):
@@ -43,12 +45,21 @@ class Incident(msgspec.Struct, frozen=True):
     step: int
     at: float
     texts: tuple[str, ...]  # what happened, in order
-    waited_seconds: float | None  # in which the run didn't train; None: it continued at once, or the time isn't known
+    waited_seconds: float | None  # in which the run didn't train; None: the incident stops no rank, or it isn't known
     steps_again: int  # steps that were made again, or taken back
     seconds_again: float  # that they had taken
     lost: tuple[str, ...] = ()  # ranks that left the group for it: a node, or node:rank
     rate_change: float | None = None  # relative, measured: -0.2 is 20 % slower; None: not measured
     back_step: int | None = None  # when all that it lost were back; None: never, or nothing was lost
+
+
+class HeldOutLoss(msgspec.Struct, frozen=True):
+    """The newest and the lowest held-out loss, of steps that stand."""
+
+    step: int
+    loss: float
+    best_step: int
+    best_loss: float
 
 
 class TimePart(msgspec.Struct, frozen=True):
@@ -88,7 +99,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     def busy(self) -> float | None:
         """Part of its steps' time in which it computed; None without a step."""
         seconds = sum(self.phases.values())
-        return sum(self.phases[name] for name in m.BUSY_PHASES) / seconds if seconds > 0 else None
+        return sum(self.phases[name] for name in COMPUTING) / seconds if seconds > 0 else None
 
 
 class DataFacts(msgspec.Struct, frozen=True):
@@ -107,6 +118,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     read_to: float  # time of the newest fact
     view: m.RunView | None
     last: m.StepCommitted | None
+    started_at: float | None  # when the run was started for the first time; None: the record has no step
     first_at: float | None  # commit of the first step
     rates: m.RunRates | None
     efficiency: float | None  # part of the ranks' time in steps in which they computed
@@ -127,7 +139,10 @@ class RunFacts(msgspec.Struct, frozen=True):
     data: DataFacts
     diagnosis: m.Diagnosis
     evaluations: int
+    held_out: HeldOutLoss | None
     checkpoints: int
+    steps_again: int  # steps that were made again, or taken back
+    seconds_again: float  # that they had taken
     cost: "CostFacts | None"
     energy: EnergyFigures
 

@@ -15,9 +15,19 @@ from trainctl.tui.report.document import (
     ReportTable,
     ReportText,
 )
-from trainctl.tui.report.run_facts import Incident, Intervention, RankFacts, RunFacts
+from trainctl.tui.report.run_facts import HeldOutLoss, Incident, Intervention, InterventionKind, RankFacts, RunFacts
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.text import formatting as f
+
+_COUNTED: Final[dict[InterventionKind, tuple[str, str]]] = {
+    "command": ("command", "commands"), "split": ("new split", "new splits"),
+    "settings": ("change of settings", "changes of settings"),
+    "membership": ("change of membership", "changes of membership"), "rollback": ("rollback", "rollbacks"),
+    "state": ("change of the run's state", "changes of the run's state"), "note": ("note", "notes"),
+}  # fmt: skip
+"""One, and several."""
+LEAST_SECONDS: Final = 0.001
+"""A fault that kept the run from training for less has cost no time."""
 
 
 def page(facts: RunFacts) -> ReportPage:
@@ -41,21 +51,24 @@ def _head(facts: RunFacts) -> Iterator[tuple[str, str]]:
     if view is not None:
         yield "name", view.name
         yield "state", f"{view.state}{f': {view.reason}' if view.reason else ''}{_nature(view)}"
-        yield "started", when(view.started_at)
+        yield "started", when(facts.started_at if facts.started_at is not None else view.started_at)
+        if facts.first_at is not None and facts.first_at < view.started_at <= facts.read_to:
+            yield "last resumed", when(view.started_at)
     yield "record read up to", when(facts.read_to) if facts.read_to else ""
     if last is None:
         yield "steps", "none was committed"
         return
     yield "steps", f"{last.step:,}{f' of {view.steps:,}' if view is not None and view.steps else ''}"
     yield "last loss", f"{f.loss(last.loss)} {view.loss_unit if view is not None else ''}".strip()
-    if view is not None and view.eval_loss is not None:
-        yield "held-out loss", f"{f.loss(view.eval_loss)} at step {view.eval_step or 0:,}{_best(facts)}"
+    if facts.held_out is not None:
+        yield "held-out loss", _held_out(facts.held_out)
     yield "tokens", f.count(last.tokens_total)
     if rates is not None:
         yield "average rate", f"{f.rate(rates.average_per_second)} {rates.unit}"
     yield "efficiency", f"{f.percent(facts.efficiency)} of the ranks' time in steps was spent computing"
     yield "interventions", _counts(facts)
     yield "faults", f"{len(facts.incidents):,}"
+    yield "checkpoints", f"{facts.checkpoints:,}"
     yield "cost", setup_sections.cost_words(facts)
     yield "energy", setup_sections.energy_words(facts)
 
@@ -66,17 +79,20 @@ def _nature(view: m.RunView) -> str:
     return " (a different program trained it)" if view.kind != "hosted" else ""
 
 
-def _best(facts: RunFacts) -> str:
-    losses = facts.curves["eval_loss"]
-    if not losses.minimum:
-        return ""
-    loss, step = min(zip(losses.minimum, losses.steps, strict=True))
-    return f"; the lowest was {f.loss(loss)} at about step {step:,}"
+def _held_out(found: HeldOutLoss) -> str:
+    best = f"; the lowest was {f.loss(found.best_loss)} at step {found.best_step:,}"
+    return f"{f.loss(found.loss)} at step {found.step:,}{best if found.best_step != found.step else ''}"
+
+
+def _changes(facts: RunFacts) -> list[Intervention]:
+    """Interventions without faults and checkpoints, which are counted by themselves."""
+    return [one for one in facts.interventions if one.kind not in ("checkpoint", "fault")]
 
 
 def _counts(facts: RunFacts) -> str:
-    kinds = [one.kind for one in facts.interventions]
-    return ", ".join(f"{kinds.count(kind):,} {curve_charts.NAMES[kind]}" for kind in dict.fromkeys(kinds)) or "none"
+    kinds = [one.kind for one in _changes(facts)]
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return ", ".join(f"{count:,} {_COUNTED[kind][count != 1]}" for kind, count in counts.items()) or "none"
 
 
 def _curves(facts: RunFacts) -> Iterator[Block]:
@@ -140,31 +156,44 @@ def _part(seconds: float, whole: float) -> str:
 def _faults(facts: RunFacts) -> Iterator[Block]:
     rows = [(f"{one.step:,}", when(one.at), "; ".join(one.texts), _costs(one)) for one in facts.incidents]
     if rows:
-        waited = sum(one.waited_seconds or 0.0 for one in facts.incidents)
-        again = sum(one.seconds_again for one in facts.incidents)
-        yield ReportText(
-            f"All faults cost {_span(waited + again)}: {_span(waited)} without training, and "
-            f"{_span(again)} for steps that were made again."
-        )
+        yield ReportText(_total(facts))
         yield setup_sections.table(("step", "time", "what happened", "what it cost"), rows, right=(0,))
     elif facts.last is not None:
         yield ReportText("The record has no fault.")
+    steps = facts.steps_again - sum(one.steps_again for one in facts.incidents)
+    if steps > 0:
+        seconds = facts.seconds_again - sum(one.seconds_again for one in facts.incidents)
+        made = "1 step was" if steps == 1 else f"{steps:,} steps were"
+        yield ReportText(
+            f"{made} made again or taken back without a fault ({_span(seconds)}): the run was resumed from an earlier "
+            "step."
+        )
+
+
+def _total(facts: RunFacts) -> str:
+    waited = sum(one.waited_seconds or 0.0 for one in facts.incidents)
+    again = sum(one.seconds_again for one in facts.incidents)
+    parts = [f"{_span(waited)} without training"] if waited > 0 else []
+    parts += [f"{_span(again)} for steps that were made again"] if again > 0 else []
+    if not parts:
+        return "No fault cost time that was measured."
+    whole = f"{_span(waited + again)} in all: " if len(parts) > 1 else ""
+    return f"The faults cost {whole}{', and '.join(parts)}."
 
 
 def _costs(one: Incident) -> str:
-    costs = [f"{_span(one.waited_seconds)} without training"] if one.waited_seconds is not None else []
+    costs = [f"{_span(one.waited_seconds)} without training"] if (one.waited_seconds or 0.0) >= LEAST_SECONDS else []
     if one.steps_again:
         steps = "1 step" if one.steps_again == 1 else f"{one.steps_again:,} steps"
         costs.append(f"{steps} made again ({_span(one.seconds_again)})")
     if one.rate_change is not None:
         until = f"until step {one.back_step:,}" if one.back_step is not None else "from then on"
         costs.append(f"the rate changed by {100 * one.rate_change:+.1f} % {until}")
-    return ", ".join(costs) or "nothing that was measured"
+    return ", ".join(costs) or "no time that was measured"
 
 
 def _interventions(facts: RunFacts) -> Iterator[Block]:
-    kept = [one for one in facts.interventions if one.kind not in ("checkpoint", "fault")]
-    rows = [_row(one) for one in kept]
+    rows = [_row(one) for one in _changes(facts)]
     if rows:
         yield setup_sections.table(
             ("step", "time", "kind", "by", "what changed", "effect on the rate"), rows, right=(0,)

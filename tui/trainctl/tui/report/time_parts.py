@@ -1,64 +1,56 @@
 """Where a run's time went between its start and the newest fact, in parts that don't overlap. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.rollups import Evaluation
-from trainctl.protocol.record.whole_run import RetractedStep
+from trainctl.tui.report.incidents import stops_training
 from trainctl.tui.report.run_facts import TimePart
+from trainctl.tui.report.timeline import Timeline
 
 
-class Recorded(NamedTuple):
-    """What the parts are made from. Times are Unix seconds."""
-
-    started_at: float
-    at: float  # of the newest fact
-    first: m.StepCommitted
-    step_seconds: float  # of all steps that stand
-    waited_seconds: float  # without a group
-    events: Sequence[m.Event]
-    evaluations: Sequence[Evaluation]
-    retracted: Sequence[RetractedStep]
-
-
-def time_parts(known: Recorded) -> Iterator[TimePart]:
-    """Parts that took no time are left out."""
-    again, evaluated = known.retracted, known.evaluations
-    start = known.first.committed_at - known.first.step_seconds - known.started_at
-    parts = [
-        TimePart("steps", known.step_seconds, "that stand"),
-        TimePart("start", max(start, 0.0), "until the first step began"),
-        TimePart("steps made again", sum(step.seconds for step in again), _counted(len(again), "step")),
-        TimePart("evaluations", sum(one.seconds for one in evaluated), _counted(len(evaluated), "evaluation")),
-        TimePart("checkpoints", *_checkpoints(known.events)),
-        TimePart("without a group", known.waited_seconds, "ranks that left, died or joined"),
-        TimePart("pauses", _paused(known.events, known.at)),
-    ]
-    rest = known.at - known.started_at - sum(part.seconds for part in parts)
-    parts.append(TimePart("other", max(rest, 0.0), "not covered by the record"))
+def time_parts(line: Timeline, events: Sequence[m.Event], evaluations: int) -> Iterator[TimePart]:
+    """Their sum is the run's time. Parts that took no time are left out."""
+    steps, again = _steps(line)
+    rest = _rests(line, events)
+    retracted = sum(commit.retracted for commit in line.commits)
+    saved = _counted(len(line.checkpoints), "checkpoint")
+    parts = (
+        TimePart("steps", steps, "that stand"),
+        TimePart("start", rest["start"], "until the first step began"),
+        TimePart("steps made again", again, f"{_counted(retracted, 'step')}, made again or taken back"),
+        TimePart("evaluations", sum(gap.evaluated for gap in line.gaps), _counted(evaluations, "evaluation")),
+        TimePart("checkpoints", sum(gap.saved for gap in line.gaps), f"{saved}; training was stopped for them"),
+        TimePart("without a group", rest["group"], "ranks that left, died, hung or joined"),
+        TimePart("pauses", sum(gap.paused for gap in line.gaps)),
+        TimePart("between a stop and a resume", sum(gap.stopped for gap in line.gaps), "until the next step began"),
+        TimePart("after the last step", rest["end"], "until the newest fact of the record"),
+        TimePart("other", rest["other"], "between steps"),
+    )
     yield from (part for part in parts if part.seconds > 0)
+
+
+def _steps(line: Timeline) -> tuple[float, float]:
+    """Of steps that stand, and of retracted ones."""
+    found = [0.0, 0.0]
+    for commit, gap in zip(line.commits, line.gaps, strict=False):
+        found[commit.retracted] += gap.step
+    return found[0], found[1]
+
+
+def _rests(line: Timeline, events: Sequence[m.Event]) -> dict[str, float]:
+    """What is left of each gap, by its cause."""
+    without = {line.at(event.at) for event in events if _breaks_group(event)}
+    found = {"start": 0.0, "group": 0.0, "end": 0.0, "other": 0.0}
+    for number, gap in enumerate(line.gaps):
+        inner = "group" if number in without else "other"
+        found["start" if number == 0 else "end" if number == len(line.commits) else inner] += gap.rest
+    return found
+
+
+def _breaks_group(event: m.Event) -> bool:
+    return isinstance(event.data, e.GenerationFormed | e.GenerationLeft) or stops_training(event)
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
-
-
-def _checkpoints(events: Iterable[m.Event]) -> tuple[float, str]:
-    """Seconds that training was stopped for them."""
-    written = [event.data for event in events if isinstance(event.data, e.CheckpointWritten)]
-    return sum(one.loop_seconds or 0.0 for one in written), f"{len(written):,} written; training was stopped for them"
-
-
-def _paused(events: Iterable[m.Event], at: float) -> float:
-    """Up to `at`, if the run is still paused then."""
-    seconds, since = 0.0, None
-    for event in events:
-        if not isinstance(event.data, e.RunStateChanged):
-            continue
-        if since is not None:
-            seconds, since = seconds + max(event.at - since, 0.0), None
-        if event.data.after == "paused":
-            since = event.at
-    return seconds + (max(at - since, 0.0) if since is not None else 0.0)
