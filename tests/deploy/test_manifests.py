@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from tests.deploy import command_lines, manifest_rules
 from tests.deploy.manifest_rules import agents, of_kind
-from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, rendered
+from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, render, rendered
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
@@ -151,6 +152,28 @@ def test_the_cluster_file_and_the_ports_are_the_programs(folder: str, tmp_path: 
     assert listen.endswith(f":{DEFAULT_PORT}") and ports == manifest_rules.RUN_PORTS
     assert {port["containerPort"] for port in agent["ports"]} == ports
     assert {port["port"] for one in of_kind(objects, "Service") for port in one["spec"]["ports"]} == ports
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_registrys_name_in_the_folder_that_is_applied_is_that_of_each_container(folder: str, tmp_path: Path) -> None:
+    """As docs/deploy.md says in its first step."""
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / folder / "kustomization.yaml"
+    settings = yaml.safe_load(file.read_text("utf-8"))
+    (image,) = settings["images"]
+    image |= {"newName": "registry.example:5000/team/trainctl", "newTag": f"{image['newTag']}-7"}
+    file.write_text(yaml.safe_dump(settings), "utf-8")
+    found = [images_of(objects) for objects in (rendered(folder), render(file.parent))]
+    assert found[1] == [
+        re.sub(r"^trainctl:(\w+)$", r"registry.example:5000/team/trainctl:\1-7", one) for one in found[0]
+    ]
+    assert found[1] != found[0]
+
+
+def images_of(objects: list[dict[str, Any]]) -> list[str]:
+    """Of all containers, in order."""
+    return [one["image"] for _, pod in manifest_rules.pods(objects) for one in manifest_rules.containers(pod)]
 
 
 @needs_kubectl
