@@ -225,18 +225,3 @@ def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
     assert status_of(code, {"state": "running", "ranks": ranks}) == 0
     assert status_of(code, {"state": "running", "ranks": back}) == 1
     assert status_of(code, {"state": "failed", "ranks": back}) == 0
-
-
-@needs_kubectl
-def test_scaling_to_zero_waits_for_a_run_and_for_its_end() -> None:
-    (job,) = of_kind(rendered("overlays/scale-to-zero"), "Job")
-    _, wait, scale = manifest_rules.containers(job["spec"]["template"])
-    code = script_in(wait["args"][0])
-    runs = (None, {"state": "running"}, {"state": "paused"}, {"state": "finished"}, {"state": "failed"})
-    assert [status_of(code, run) for run in runs] == [1, 1, 1, 0, 0]
-    (holder,) = of_kind(rendered("base"), "StatefulSet")
-    assert scale["command"][1:4] == ["patch", "statefulset", holder["metadata"]["name"]]
-    assert json.loads(scale["command"][-1]) == {"spec": {"replicas": 0}}
-    (policy,) = of_kind(rendered("base"), "NetworkPolicy")
-    clients = policy["spec"]["ingress"][1]["from"][0]["podSelector"]
-    assert manifest_rules.selects(clients, job["spec"]["template"]["metadata"]["labels"])
