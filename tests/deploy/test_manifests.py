@@ -17,8 +17,10 @@ from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, render, rendere
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
+from trainctl.node_agent.exporter import listen_address
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 VERSION = "1.34"
@@ -229,3 +231,25 @@ def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
     assert status_of(code, {"state": "running", "ranks": ranks}) == 0
     assert status_of(code, {"state": "running", "ranks": back}) == 1
     assert status_of(code, {"state": "failed", "ranks": back}) == 0
+
+
+def test_with_ipv6_the_comments_values_are_addresses_that_the_program_takes() -> None:
+    text = (FOLDER / "base" / "statefulset.yaml").read_text("utf-8")
+    found = dict(re.findall(r"- name: (TRAINCTL_\w+) # with IPv6: (\S+)", text))
+    values = {name: value.replace("$(POD_IP)", "fd00::7") for name, value in found.items()}
+    assert [*values] == ["TRAINCTL_AGENT_LISTEN", "TRAINCTL_AGENT_METRICS"]
+    parts = addresses.split(values["TRAINCTL_AGENT_LISTEN"])
+    assert (parts.hostname, parts.port) == ("fd00::7", DEFAULT_PORT)
+    assert listen_address.parse(values["TRAINCTL_AGENT_METRICS"], "here") == ("fd00::7", 9474)
+    for name in ("trainctl-0:9474", "fd00::7"):
+        with pytest.raises(InvalidInputError, match="is not IP-ADDRESS:PORT"):
+            listen_address.parse(name, "here")
+
+
+def test_the_services_page_gives_metrics_addresses_that_the_program_takes() -> None:
+    (row,) = re.findall(
+        r"^\| `--metrics` .*$", (FOLDER.parents[2] / "docs" / "services.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert "IP-ADDRESS:PORT" in row
+    given = re.findall(r"`(\S+:\d+)`", row)
+    assert [str(listen_address.parse(one, "here")) for one in given] == given and len(given) == 2
