@@ -8,6 +8,8 @@ Object = Mapping[str, Any]
 Rule = Callable[[Sequence[Object]], list[str]]
 MARGIN_SECONDS = 5
 """Seconds that a pod has left to end in, once its node's drain has ended or was given up."""
+LEAD_SECONDS = 30
+"""Seconds in which a run's lead, which tries every second, has found a new pod's agent and starts its rank."""
 OUTSIDE_KEYS = ("trainctl-keys",)
 """Secrets that make-keys.sh makes, so that no manifest has them."""
 RUN_PORTS = {7474, 7475, 9474}
@@ -188,12 +190,14 @@ def parallel(objects: Sequence[Object]) -> list[str]:
 
 
 def disruptions(objects: Sequence[Object]) -> list[str]:
-    """One pod at a time is evicted."""
+    """One pod at a time is evicted, ready or not: while the run's lead is away, no pod may be ready."""
     return [
         f"{title(one)}: several of its pods may be evicted at once, or none"
         for one, _ in agents(objects)
         if not any(
-            budget["spec"].get("maxUnavailable") == 1 and selects(budget["spec"]["selector"], labels_of(one))
+            budget["spec"].get("maxUnavailable") == 1
+            and budget["spec"].get("unhealthyPodEvictionPolicy", "IfHealthyBudget") == "IfHealthyBudget"
+            and selects(budget["spec"]["selector"], labels_of(one))
             for budget in of_kind(objects, "PodDisruptionBudget")
         )
     ]
@@ -206,6 +210,10 @@ def probed(objects: Sequence[Object]) -> list[str]:
         for one, agent in agents(objects)
         for kind in ("startupProbe", "livenessProbe", "readinessProbe")
         if "exec" not in agent.get(kind, {})
+    ] + [
+        f"{title(one)}: a new pod is ready before the run's lead comes for its rank"
+        for one, agent in agents(objects)
+        if agent.get("readinessProbe", {}).get("initialDelaySeconds", 0) < LEAD_SECONDS
     ]
 
 

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,8 +23,13 @@ def rendered(folder: str) -> list[dict[str, Any]]:
 
 @cache
 def _rendered(folder: str) -> list[dict[str, Any]]:
+    return render(FOLDER / folder)
+
+
+def render(folder: Path) -> list[dict[str, Any]]:
+    """The objects of a folder anywhere."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(FOLDER / folder)],
+        ["kubectl", "kustomize", str(folder)],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 import yaml
 from tests.deploy import command_lines, manifest_rules
 from tests.deploy.manifest_rules import agents, of_kind
-from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, rendered
+from tests.deploy.rendering import FOLDER, FOLDERS, GROUPS, put, render, rendered
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
+from trainctl.node_agent.exporter import listen_address
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 VERSION = "1.34"
@@ -81,6 +84,10 @@ PLANTED: list[tuple[str, str, str, Any, str]] = [
     ("names for ready pods only", "Service", "spec|publishNotReadyAddresses", None, "no headless Service"),
     ("a Service of other pods", "Service", "spec|selector", {"app": "x"}, "selects other pods"),
     ("two evictions at once", "PodDisruptionBudget", "spec|maxUnavailable", 2, "several of its pods may be evicted"),
+    ("evictions of unready pods", "PodDisruptionBudget", "spec|unhealthyPodEvictionPolicy", "AlwaysAllow",
+     "several of its pods may be evicted"),
+    ("a pod that is ready at once", "StatefulSet", f"{AGENT}|readinessProbe|initialDelaySeconds", None,
+     "ready before the run's lead comes"),
     ("a probe by TCP", "StatefulSet", f"{AGENT}|livenessProbe", {"tcpSocket": {"port": 7474}}, "runs no command"),
     ("state in the container", "StatefulSet", "spec|volumeClaimTemplates|0|metadata|name", "x", "on no volume"),
     ("another name of the Secret", "StatefulSet", f"{POD}|volumes|0|secret|secretName", "keys", "no keys"),
@@ -154,6 +161,28 @@ def test_the_cluster_file_and_the_ports_are_the_programs(folder: str, tmp_path: 
 
 
 @needs_kubectl
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_registrys_name_in_the_folder_that_is_applied_is_that_of_each_container(folder: str, tmp_path: Path) -> None:
+    """As docs/deploy.md says in its first step."""
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / folder / "kustomization.yaml"
+    settings = yaml.safe_load(file.read_text("utf-8"))
+    (image,) = settings["images"]
+    image |= {"newName": "registry.example:5000/team/trainctl", "newTag": f"{image['newTag']}-7"}
+    file.write_text(yaml.safe_dump(settings), "utf-8")
+    found = [images_of(objects) for objects in (rendered(folder), render(file.parent))]
+    assert found[1] == [
+        re.sub(r"^trainctl:(\w+)$", r"registry.example:5000/team/trainctl:\1-7", one) for one in found[0]
+    ]
+    assert found[1] != found[0]
+
+
+def images_of(objects: list[dict[str, Any]]) -> list[str]:
+    """Of all containers, in order."""
+    return [one["image"] for _, pod in manifest_rules.pods(objects) for one in manifest_rules.containers(pod)]
+
+
+@needs_kubectl
 def test_what_each_overlay_changes() -> None:
     gpus, images, seconds = {}, {}, {}
     for folder in GROUPS:
@@ -204,16 +233,23 @@ def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
     assert status_of(code, {"state": "failed", "ranks": back}) == 0
 
 
-@needs_kubectl
-def test_scaling_to_zero_waits_for_a_run_and_for_its_end() -> None:
-    (job,) = of_kind(rendered("overlays/scale-to-zero"), "Job")
-    _, wait, scale = manifest_rules.containers(job["spec"]["template"])
-    code = script_in(wait["args"][0])
-    runs = (None, {"state": "running"}, {"state": "paused"}, {"state": "finished"}, {"state": "failed"})
-    assert [status_of(code, run) for run in runs] == [1, 1, 1, 0, 0]
-    (holder,) = of_kind(rendered("base"), "StatefulSet")
-    assert scale["command"][1:4] == ["patch", "statefulset", holder["metadata"]["name"]]
-    assert json.loads(scale["command"][-1]) == {"spec": {"replicas": 0}}
-    (policy,) = of_kind(rendered("base"), "NetworkPolicy")
-    clients = policy["spec"]["ingress"][1]["from"][0]["podSelector"]
-    assert manifest_rules.selects(clients, job["spec"]["template"]["metadata"]["labels"])
+def test_with_ipv6_the_comments_values_are_addresses_that_the_program_takes() -> None:
+    text = (FOLDER / "base" / "statefulset.yaml").read_text("utf-8")
+    found = dict(re.findall(r"- name: (TRAINCTL_\w+) # with IPv6: (\S+)", text))
+    values = {name: value.replace("$(POD_IP)", "fd00::7") for name, value in found.items()}
+    assert [*values] == ["TRAINCTL_AGENT_LISTEN", "TRAINCTL_AGENT_METRICS"]
+    parts = addresses.split(values["TRAINCTL_AGENT_LISTEN"])
+    assert (parts.hostname, parts.port) == ("fd00::7", DEFAULT_PORT)
+    assert listen_address.parse(values["TRAINCTL_AGENT_METRICS"], "here") == ("fd00::7", 9474)
+    for name in ("trainctl-0:9474", "fd00::7"):
+        with pytest.raises(InvalidInputError, match="is not IP-ADDRESS:PORT"):
+            listen_address.parse(name, "here")
+
+
+def test_the_services_page_gives_metrics_addresses_that_the_program_takes() -> None:
+    (row,) = re.findall(
+        r"^\| `--metrics` .*$", (FOLDER.parents[2] / "docs" / "services.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert "IP-ADDRESS:PORT" in row
+    given = re.findall(r"`(\S+:\d+)`", row)
+    assert [str(listen_address.parse(one, "here")) for one in given] == given and len(given) == 2

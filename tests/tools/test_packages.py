@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -67,6 +68,23 @@ def test_an_unpacked_archive_builds_the_same_bytes_at_another_place_and_time(
         os.utime(path, (1.6e9, 1.6e9))
     assert digest(build_wheel(unpacked, tmp_path / "again")) == digest(first.wheel)
     assert digest(build_sdist(unpacked, tmp_path / "again")) == digest(first.sdist)
+
+
+def test_the_source_archive_leaves_out_private_keys_that_make_keys_writes(tmp_path: Path) -> None:
+    """With the checkout's .gitignore, and without it, as in an unpacked archive."""
+    needed = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "protocol/trainctl/protocol/__init__.py")
+    for name in needed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    folder = tmp_path / "examples" / "deploy" / "kubernetes"
+    for name in ("keys/secret/user.toml", "keys/trainctl-0/agent.toml", "keys/x", "base/cluster.toml", "keys.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("planted", "utf-8")
+    for ignored in ("", (ROOT / ".gitignore").read_text("utf-8")):
+        (tmp_path / ".gitignore").write_text(ignored, "utf-8")
+        with tarfile.open(build_sdist(tmp_path, tmp_path / "built")) as archive:
+            planted = {name.partition("/kubernetes/")[2] for name in archive.getnames() if "/kubernetes/" in name}
+        assert planted == {"base/cluster.toml", "keys.md"}
 
 
 def test_time_stamps_are_those_of_the_epoch_that_is_set(projects: dict[str, Project]) -> None:

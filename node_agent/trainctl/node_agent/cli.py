@@ -68,7 +68,10 @@ def run(
         str, typer.Option(help="HTTP address to post alerts to; overrides the cluster file.")
     ] = "",
     metrics: Annotated[
-        str, typer.Option(help=f"Serve Prometheus metrics at HOST:PORT, such as {EXAMPLE}; overrides the cluster file.")
+        str,
+        typer.Option(
+            help=f"Serve Prometheus metrics at IP-ADDRESS:PORT, such as {EXAMPLE}; overrides the cluster file."
+        ),
     ] = "",
     metrics_for_anyone: Annotated[
         bool,
@@ -231,7 +234,7 @@ def play(
     ] = None,
     listen: Annotated[str, typer.Option(help="Address for requests to the first node.")] = "tcp://127.0.0.1:0",
     metrics: Annotated[
-        str, typer.Option(help="Serve the first node's Prometheus metrics at HOST:PORT on loopback.")
+        str, typer.Option(help="Serve the first node's Prometheus metrics at IP-ADDRESS:PORT on loopback.")
     ] = "",
     parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed.")

@@ -21,7 +21,7 @@ class ListenAddress(NamedTuple):
 
 
 def parse(text: str, where: str) -> ListenAddress:
-    """`HOST:PORT` with the host as an IP address or localhost. Raises InvalidInputError naming `where`."""
+    """`IP-ADDRESS:PORT` or `localhost:PORT`, IPv6 in brackets. Raises InvalidInputError naming `where`."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
