@@ -204,7 +204,7 @@ def test_a_backend_that_isnt_installed_is_named(monkeypatch: pytest.MonkeyPatch)
         InvalidInputError, match=r"nodes\.backend: 'mlx' is not installed here; in a trainctl checkout, .*'\.\[mlx\]'"
     ):
         choose("mlx", "run.toml")
-    with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install \./protocol '\.\[torch\]' or '\.\[mlx\]'"):
         choose("auto", "run.toml")
 
 
