@@ -262,8 +262,7 @@ class CalibrationHost:
 
 async def _started(arguments: Sequence[str], table: NodeTable, folder: Path, errors: int) -> Process:
     """With the environment and priority of a trainer; its temporary files are in `folder`."""
-    own = env_policy.without_agent_options(os.environ)
-    env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(folder), **table.env}
+    env = env_policy.of_trainers(os.environ, {"TMPDIR": str(folder), **table.env})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "trainctl.trainer.calibration", *arguments, stdin=PIPE, stdout=PIPE, stderr=errors,
         env=env, limit=LINE_BYTES,

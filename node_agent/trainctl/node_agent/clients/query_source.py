@@ -63,7 +63,7 @@ class UnknownRunError(InvalidInputError):
 
 
 class UnknownRankError(InvalidInputError):
-    """A request named a rank of which this agent has nothing, and can get nothing."""
+    """A request named a rank that this agent has no data of, and can get none."""
 
 
 def run_paths(run: str | None, source: QuerySource) -> RunPaths:

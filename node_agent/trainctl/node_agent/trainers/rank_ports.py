@@ -78,8 +78,7 @@ class LocalRank:
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
         wanted = self._wanted()
-        own = env_policy.without_agent_options(os.environ)
-        env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
+        env = env_policy.of_trainers(os.environ, wanted.env)
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
         self._supervisor.start(self._paths, self._rank, argv, env, wanted.priority)

@@ -221,8 +221,7 @@ class WorkerHost:
             "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
             "--options", msgspec.json.encode(order.options).decode(),
         ]  # fmt: skip
-        own = env_policy.without_agent_options(os.environ)
-        env = {**own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **table.env}
+        env = env_policy.of_trainers(os.environ, table.env)
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)
 
     def _how_it_ended(self, paths: RunPaths) -> str:

@@ -46,6 +46,12 @@ def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(AGENT_OPTIONS)}
 
 
+def of_trainers(environment: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """That of processes that train, score or calibrate: the agent's, with a run file's variables laid over it."""
+    ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**without_agent_options(environment), **ours, **wanted}
+
+
 def check_name(name: str, where: str) -> None:
     """Raises InvalidInputError for text that can't be a variable's name."""
     if not _NAME.fullmatch(name):

@@ -117,7 +117,7 @@ def _curve(a: tuple[CurvePoint, ...], b: tuple[CurvePoint, ...]) -> CurveDiffere
 
 
 def _is_same(a: float | None, b: float | None) -> bool:
-    """Bit for bit; any NaN is like any other, as a record keeps no more of it."""
+    """Bit for bit. All NaNs are equal, since a record does not keep their bits."""
     if a is None or b is None:
         return a is b
     return a == b or (math.isnan(a) and math.isnan(b))
