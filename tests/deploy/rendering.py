@@ -2,6 +2,7 @@
 
 import copy
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def _rendered(folder: str) -> list[dict[str, Any]]:
 def render(folder: Path) -> list[dict[str, Any]]:
     """The objects of a folder anywhere."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)],
+        [Path(sys.executable).with_name("kubectl"), "kustomize", str(folder)],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,

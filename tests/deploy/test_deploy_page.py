@@ -22,7 +22,6 @@ def test_the_programs_take_every_command_line_of_the_page() -> None:
         parsed(["trainctl", "stop-the-run"])
 
 
-@pytest.mark.needs("kubectl")
 def test_keys_are_replaced_while_no_pod_runs() -> None:
     (block,) = (text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "rm -r keys" in text)
     lines = [re.sub(r"\s+#.*", "", line).strip() for line in block.splitlines()]

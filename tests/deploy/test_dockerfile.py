@@ -61,14 +61,20 @@ def is_sent(path: str) -> bool:
     return sent
 
 
+def kept() -> list[str]:
+    """The files and folders of the checkout that are in the build's context."""
+    lines = (FILE.parent / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    return [line[1:] for line in lines if line[:1] == "!"]
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the image's wheels are built: what COPY copies there of what is sent, and nothing else."""
     folder = tmp_path_factory.mktemp("src")
-    for names, target in re.findall(COPIED, stage("uv") + stage("wheels"), re.MULTILINE):
+    for names, target in re.findall(COPIED, stage("uv") + stage("program"), re.MULTILINE):
         for name in names.split():
-            if (ROOT / name).is_dir():
-                copy_folder(name, folder / target)
+            if name == ".":
+                copy_sent(folder / target)
             else:
                 assert target.endswith("/") and is_sent(name), f"COPY {name} {target}"
                 (folder / target).mkdir(exist_ok=True)
@@ -76,18 +82,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def copy_folder(name: str, target: Path) -> None:
-    for path in (ROOT / name).rglob("*"):
-        if path.is_file() and is_sent(path.relative_to(ROOT).as_posix()):
-            place = target / path.relative_to(ROOT / name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, place)
+def copy_sent(target: Path) -> None:
+    """As `COPY . TARGET`."""
+    for path in (path for name in kept() for path in (ROOT / name, *(ROOT / name).rglob("*"))):
+        name = path.relative_to(ROOT).as_posix()
+        if path.is_file() and is_sent(name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target / name)
 
 
 @pytest.fixture(scope="module")
 def wheels(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Those that the image's build makes there, in its order."""
-    (projects,) = re.findall(r"for project in (.*); do", stage("wheels"))
+    (projects,) = re.findall(r"for project in (.*); do", stage("program"))
     folder = tmp_path_factory.mktemp("wheels")
     return [build_wheel(source / project, folder) for project in projects.split()]
 
@@ -119,11 +126,9 @@ def test_hadolint_finds_nothing_but_what_is_planted() -> None:
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
-    copied = {name for line in re.findall(COPIED, TEXT, re.MULTILINE) for name in line[0].split()}
-    kept = [
-        line[1:] for line in (FILE.parent / "Dockerfile.dockerignore").read_text("utf-8").split("\n") if line[:1] == "!"
-    ]
-    assert copied == {*kept, "protocol/pyproject.toml"} and all((ROOT / name).exists() for name in copied)
+    copied = {name for line in re.findall(COPIED, TEXT, re.MULTILINE) for name in line[0].split()} - {"."}
+    assert "pyproject.toml" in copied and all((ROOT / name).is_file() and is_sent(name) for name in copied)
+    assert all((ROOT / name).exists() for name in kept())
 
 
 def test_a_file_is_sent_only_if_the_dockerignore_says_so() -> None:
@@ -188,7 +193,6 @@ def test_each_image_starts_a_program_under_an_init() -> None:
         parsed(json.loads(command))
 
 
-@pytest.mark.needs("kubectl")
 def test_the_manifests_name_its_targets_and_run_them_as_it_says() -> None:
     for folder in (*GROUPS, "overlays/scale-to-zero"):
         for where, template in manifest_rules.pods(rendered(folder)):

@@ -36,10 +36,8 @@ SCALER = {
             "name": "nvidia.com/gpu", "target": {"type": "Utilization", "averageUtilization": 10}}}],
     },
 }  # fmt: skip
-needs_kubectl = pytest.mark.needs("kubectl")
 
 
-@needs_kubectl
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_folder_is_valid_and_keeps_every_rule(folder: str) -> None:
     objects = rendered(folder)
@@ -97,7 +95,6 @@ PLANTED: list[tuple[str, str, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@needs_kubectl
 @pytest.mark.parametrize(
     ("kind", "path", "value", "says"), [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED]
 )
@@ -107,7 +104,6 @@ def test_a_planted_error_is_found(kind: str, path: str, value: Any, says: str) -
     assert any(says in problem for problem in manifest_rules.problems(objects)), manifest_rules.problems(objects)
 
 
-@needs_kubectl
 def test_a_lack_of_a_policy_and_scaling_to_zero_by_a_resource_are_found() -> None:
     objects = [one for one in rendered("base") if one["kind"] != "NetworkPolicy"]
     assert ["no NetworkPolicy" in problem for problem in manifest_rules.problems(objects)] == [True]
@@ -126,7 +122,6 @@ PLANTED_COMMANDS: list[tuple[str, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@needs_kubectl
 @pytest.mark.parametrize(
     ("path", "value", "says"), [row[1:] for row in PLANTED_COMMANDS], ids=[row[0] for row in PLANTED_COMMANDS]
 )
@@ -136,7 +131,6 @@ def test_a_planted_command_is_found(path: str, value: Any, says: str) -> None:
     assert any(says in problem for problem in command_lines.problems(objects)), command_lines.problems(objects)
 
 
-@needs_kubectl
 def test_a_right_too_many_is_found() -> None:
     for path, value in (("verbs", ["*"]), ("resources", ["statefulsets"]), ("resourceNames", None)):
         objects = rendered("overlays/scale-to-zero")
@@ -144,7 +138,6 @@ def test_a_right_too_many_is_found() -> None:
         assert ["allows more" in problem for problem in manifest_rules.problems(objects)] == [True]
 
 
-@needs_kubectl
 @pytest.mark.parametrize("folder", GROUPS)
 def test_the_cluster_file_and_the_ports_are_the_programs(folder: str, tmp_path: Path) -> None:
     objects = rendered(folder)
@@ -160,7 +153,6 @@ def test_the_cluster_file_and_the_ports_are_the_programs(folder: str, tmp_path: 
     assert {port["port"] for one in of_kind(objects, "Service") for port in one["spec"]["ports"]} == ports
 
 
-@needs_kubectl
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_registrys_name_in_the_folder_that_is_applied_is_that_of_each_container(folder: str, tmp_path: Path) -> None:
     """As docs/deploy.md says in its first step."""
@@ -182,7 +174,6 @@ def images_of(objects: list[dict[str, Any]]) -> list[str]:
     return [one["image"] for _, pod in manifest_rules.pods(objects) for one in manifest_rules.containers(pod)]
 
 
-@needs_kubectl
 def test_what_each_overlay_changes() -> None:
     gpus, images, seconds = {}, {}, {}
     for folder in GROUPS:
@@ -219,7 +210,6 @@ def status_of(code: str, run: dict[str, Any] | None) -> int:
     return done.returncode
 
 
-@needs_kubectl
 def test_a_pod_is_ready_but_while_its_own_rank_is_away() -> None:
     ((_, agent),) = agents(rendered("base"))
     code = script_in(agent["readinessProbe"]["exec"]["command"][-1])

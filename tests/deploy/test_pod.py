@@ -1,20 +1,18 @@
 """Two pods' lives on this machine: keys by make-keys.sh, then the containers' own commands, variables and probes."""
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.deploy import command_lines, manifest_rules
-from tests.deploy.rendering import FOLDER, rendered
-from tests.integration.support.namespaces import LAN, Network
-from tests.node_agent.support.processes import ENVIRONMENT
+from tests.deploy.deployment import deployed
+from tests.deploy.rendering import rendered
+from tests.integration.support.namespaces import Network
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import cluster_file
@@ -25,24 +23,8 @@ PLACES = ("/run/secrets/trainctl", "/run/trainctl/keys", "/etc/trainctl", "/var/
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment whose PATH has this checkout's programs, and their Python, as an image has."""
-    folder = tmp_path_factory.mktemp("bin")
-    found = {"trainctl": "-m trainctl.tui.cli.main", "trainctl-agent": "-m trainctl.node_agent.cli", "python3": ""}
-    for name, module in found.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n', "utf-8")
-        (folder / name).chmod(0o755)
-    return {**os.environ, **ENVIRONMENT, "PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-@pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> Path:
-    """A copy of the folder in which make-keys.sh was run for two pods."""
-    copied = shutil.copytree(FOLDER, tmp_path_factory.mktemp("deployment") / "kubernetes")
-    words = [str(copied / "make-keys.sh"), "2", f"{LAN}.0/24"]
-    done = subprocess.run(words, env=programs, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
-    assert done.returncode == 0 and "kubectl create secret" in done.stdout, done.stderr
-    return copied
+    return deployed(tmp_path_factory.mktemp("deployment"), programs, 2)
 
 
 def test_keys_are_private_named_in_the_cluster_file_and_kept_when_pods_are_added(
@@ -130,7 +112,7 @@ def network() -> Iterator[Network]:
             shutil.rmtree(folder)
 
 
-@pytest.mark.needs("kubectl", "namespaces")
+@pytest.mark.needs("namespaces")
 def test_the_containers_commands_start_agents_that_their_probes_and_each_other_find(
     network: Network, deployment: Path, programs: dict[str, str], tmp_path: Path
 ) -> None:

@@ -67,7 +67,6 @@ def test_a_run_has_ended_when_all_agents_say_so_three_times_in_a_row(
     assert polls(tmp_path, answers) == asked
 
 
-@pytest.mark.needs("kubectl")
 def test_the_job_runs_the_script_with_all_agents_and_then_scales() -> None:
     objects = rendered("overlays/scale-to-zero")
     (job,) = of_kind(objects, "Job")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -59,6 +60,12 @@ class Venv:
     def install(self, *words: str | Path) -> None:
         """Install without compiling, which takes longer than the rest."""
         self.pip("install", "--no-compile", *words)
+
+    def unpack(self, *wheels: Path) -> None:
+        """Have the files of pure wheels, without the programs that pip would make."""
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(self.packages)
 
     def run(self, *words: str | Path) -> str:
         """What one command prints that sees only this environment's packages."""
