@@ -70,6 +70,40 @@ def test_a_compiled_model_is_advised_on_nvidia_devices() -> None:
     assert point("compile").state == "ok"
 
 
+H200 = "cuda:0 NVIDIA H200"
+
+
+def fleet(*nodes: NodeFacts) -> AdviceFacts:
+    return msgspec.structs.replace(FACTS, nodes=nodes)
+
+
+def test_each_node_has_its_own_advice_on_compiling() -> None:
+    ready = node_of("ready", 2.0, device=H200, compile_lacks=())
+    bare = node_of("bare", 2.0, device=H200, compile_lacks=("triton", "C compiler"))
+    apple = node_of("mini", 1.0, device="gpu Apple M2 Ultra", backend="mlx")
+    found = point("compile", fleet(ready, apple))
+    assert (found.state, found.command) == ("change", "trainctl run run.toml --set nodes.ready.compile=default")
+    assert point("compile", fleet(ready)).command.endswith("--set model.compile=default")
+    both = point("compile", fleet(ready, bare))
+    assert both.command.endswith("--set nodes.ready.compile=default")
+    assert "bare has no triton and no C compiler to compile" in both.text
+    found = point("compile", fleet(bare))
+    assert (found.state, found.command) == ("ok", "") and "bare has no triton" in found.text
+
+
+def test_a_nodes_own_mode_counts_and_unknown_nodes_are_named() -> None:
+    nodes = fleet(node_of("a", 2.0, device=H200, compile_lacks=()), node_of("b", 2.0, device=H200))
+    tables = {name: {} for name in "ab"}
+    found = point("compile", nodes, nodes=tables | {"a": {"compile": "default"}})
+    assert found.text.startswith("default on a, off on b; ") and "whether b can compile isn't known" in found.text
+    assert found.command.endswith("--set nodes.b.compile=default") and "nodes.a" not in found.command
+    found = point("compile", nodes, nodes=tables | {"b": {"compile": "off"}}, model={"compile": "default"})
+    assert found.state == "change" and found.command.endswith("--set nodes.b.compile=default")
+    found = point("compile", nodes, nodes=tables | {name: {"compile": "max-autotune"} for name in "ab"})
+    assert (found.state, found.text) == ("ok", "max-autotune")
+    assert point("compile", nodes, nodes=tables | {name: {"backend": "mlx"} for name in "ab"}).state == "ok"
+
+
 def test_short_rows_are_packed() -> None:
     rows = {"data": {"kind": "rows"}}
     assert "data.packing=best-fit" in point("packing", read=ROWS, **rows).command
@@ -97,7 +131,7 @@ def test_the_peak_micro_batch_has_its_command() -> None:
 
 def test_commands_set_what_a_run_file_has() -> None:
     """Each changes a run file that can be read."""
-    settings = ("dtype=bfloat16", "gradient_checkpointing=all", "compile=default")
+    settings = ("dtype=auto", "dtype=bfloat16", "gradient_checkpointing=all", "compile=default")
     for setting in (*(f"model.{one}" for one in settings), "data.packing=best-fit"):
         table, _, rest = setting.partition(".")
         name, _, value = rest.partition("=")
@@ -135,19 +169,50 @@ def test_variables_are_those_of_the_platform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "wanted"),
-    [("cuda:0 NVIDIA T4", "bfloat16", "float16"), ("cuda:0 Tesla T4", "bfloat16", "float16"),
-     ("NVIDIA GeForce GTX 1080", "bfloat16", "float32"),
-     ("NVIDIA H200", "float32", "bfloat16"), ("NVIDIA GeForce RTX 3090", "bfloat16", None)],
+    ("device", "dtype", "state"),
+    [("cuda:0 NVIDIA T4", "bfloat16", "change"), ("cuda:0 Tesla T4", "float16", "ok"),
+     ("NVIDIA GeForce GTX 1080", "bfloat16", "change"), ("NVIDIA GeForce GTX 1080", "float32", "ok"),
+     ("NVIDIA H200", "float32", "change"), ("NVIDIA GeForce RTX 3090", "bfloat16", "ok"),
+     ("gpu Apple M1 Pro", "bf16-sr", "change"), ("gpu Apple M2 Ultra", "float32", "change")],
 )  # fmt: skip
-def test_the_precision_is_that_of_the_devices_preset(device: str, dtype: str, wanted: str | None) -> None:
+def test_the_precision_is_one_that_the_device_has(device: str, dtype: str, state: str) -> None:
     found = point("precision", with_node(node_of("studio", 2.0, device=device)), model={"dtype": dtype})
-    assert found.state == ("ok" if wanted is None else "change")
-    assert wanted is None or found.command.endswith(f"model.dtype={wanted}")
+    assert found.state == state
+    assert found.command == ("trainctl run run.toml --set model.dtype=auto" if state == "change" else "")
+
+
+@pytest.mark.parametrize(("bfloat16", "state"), [(None, "unknown"), (50.0, "ok"), (400.0, "change")])
+def test_a_processor_beside_a_card_needs_measured_products(bfloat16: float | None, state: str) -> None:
+    rates = (MatmulRate("float32", 100.0), *((MatmulRate("bfloat16", bfloat16),) if bfloat16 else ()))
+    box = node_of("box", 1.0, device="cpu", profiles=(profile_of(matmul=rates),))
+    both = msgspec.structs.replace(FACTS, nodes=(node_of("new", 2.0, device="NVIDIA A100"), box))
+    found = point("precision", both, model={"dtype": "float32"})
+    assert (found.state, found.command.endswith("model.dtype=auto")) == (state, state == "change")
+
+
+def test_float16_is_fine_where_the_device_is_as_fast_in_it() -> None:
+    found = point("precision", with_node(node_of("new", 2.0, device="NVIDIA H200")), model={"dtype": "float16"})
+    assert (found.state, found.text) == ("ok", "float16: as fast as bfloat16, but it needs a loss scale")
 
 
 def test_the_oldest_device_decides_the_precision_and_auto_is_fine() -> None:
     old, new = node_of("old", 1.0, device="NVIDIA T4"), node_of("new", 2.0, device="NVIDIA H100 80GB HBM3")
     both = msgspec.structs.replace(FACTS, nodes=(new, old))
-    assert point("precision", both, model={"dtype": "bfloat16"}).command.endswith("float16")
+    found = point("precision", both, model={"dtype": "bfloat16"})
+    assert found.text == "bfloat16; NVIDIA T4 of old has no hardware for it: all would compute in float16"
+    assert found.command.endswith("model.dtype=auto")
     assert point("precision", both, model={"dtype": "auto"}).state == "ok"
+
+
+def test_adapters_on_a_card_that_is_not_calibrated_start_from_its_preset() -> None:
+    adapter = {"kind": "lora"}
+    new, old = NodeFacts(name="new", device="NVIDIA RTX A6000"), NodeFacts(name="old", device="Tesla T4", micro=8)
+    found = point("preset", msgspec.structs.replace(FACTS, nodes=(new, old)), adapter=adapter)
+    assert found.text == "Turing, as on old, starts with float16, a base in nf4, 2 x 4 samples"
+    assert found.command == "trainctl run run.toml --set nodes.old.micro=2"
+    assert point("preset", with_node(new), adapter=adapter).state == "ok"
+    gtx = with_node(NodeFacts(name="old", device="NVIDIA GeForce GTX 1660"))
+    assert point("preset", gtx, adapter=adapter, data={"sequence_length": 1024}).command.endswith("length=512")
+    calibrated = with_node(node_of("old", 2.0, device="Tesla T4"))
+    for facts, tables in ((calibrated, {"adapter": adapter}), (with_node(new), {})):
+        assert "preset" not in {one.name for one in checklist(config(**tables), facts, "llama", None, "/caches")}

@@ -1,25 +1,29 @@
 """The precision of a group: the best type that all ranks' devices have."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.batch.device_types import types_of_capability
+from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import devices
+from trainctl.protocol.machine.nvidia import Card
 from trainctl.protocol.messages import DeviceTypes
 
 CPU = DeviceTypes("torch", "cpu", ())
+M1 = (DeviceTypes("mlx", "gpu", devices._of_apple_gpu("Apple M1 Max")), DeviceTypes("mlx", "cpu", ()))
 MAC = (DeviceTypes("mlx", "gpu", ("bfloat16", "float16")), DeviceTypes("mlx", "cpu", ()))
 
 
 def card(capability: tuple[int, int], index: int = 0) -> DeviceTypes:
-    return DeviceTypes("torch", f"cuda:{index}", devices.types_of_capability(capability))
+    return DeviceTypes("torch", f"cuda:{index}", types_of_capability(capability))
 
 
 AMPERE, TURING, PASCAL = ((card(capability), CPU) for capability in ((8, 6), (7, 5), (6, 1)))
-NODES = {"studio": MAC, "ampere": AMPERE, "turing": TURING, "pascal": PASCAL, "box": (CPU,)}
+NODES = {"studio": MAC, "ampere": AMPERE, "turing": TURING, "pascal": PASCAL, "box": (CPU,), "m1": M1}
 
 
 def config(tables: dict[str, dict[str, Any]], **model: Any) -> run_file.RunFile:
@@ -33,6 +37,7 @@ def config(tables: dict[str, dict[str, Any]], **model: Any) -> run_file.RunFile:
     ("tables", "dtype", "says"),
     [
         ({"studio": {}, "ampere": {}}, "bfloat16", "all ranks compute in bfloat16, which each of their devices has"),
+        ({"studio": {}, "m1": {}}, "float16", "since m1 (gpu) has no bfloat16"),
         ({"studio": {}, "turing": {}}, "float16", "since turing (cuda:0) has no bfloat16"),
         ({"ampere": {}, "turing": {}, "pascal": {}}, "float32", "since pascal (cuda:0) has no"),
         ({"ampere": {"device": "cpu"}, "studio": {}}, "float32", "since ampere (cpu) has no"),
@@ -66,3 +71,98 @@ def test_this_machine_has_a_device_and_a_processor_says_what_it_has(tmp_path: Pa
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx512_bf16 sse\n")
     assert devices._of_cpu(tmp_path / "cpuinfo") == ("bfloat16",)
     assert devices._of_cpu(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "types"),
+    [
+        ("Apple M1", ("float16",)), ("Apple M1 Ultra", ("float16",)), ("Apple M2 Ultra", ("bfloat16", "float16")),
+        ("Apple M10", ("bfloat16", "float16")), ("Apple processor", ("bfloat16", "float16")),
+        ("", ("bfloat16", "float16")),
+    ],
+)  # fmt: skip
+def test_the_name_of_an_apple_chip_says_whether_it_has_bfloat16(said: str, types: tuple[str, ...]) -> None:
+    """Values of machdep.cpu.brand_string, the last ones of a virtual machine and of none."""
+    assert devices._of_apple_gpu(said) == types
+
+
+def test_bfloat16_that_a_card_lacks_is_warned_of() -> None:
+    fixed = {"dtype": "bfloat16"}
+    warned = devices.unsuited(config({"turing": {}, "ampere": {}, "box": {}}, **fixed), NODES)
+    assert warned[0].startswith('model.dtype = "bfloat16": cuda:0 of turing computes it without hardware')
+    assert [line.split()[5] for line in warned] == ["turing", "pascal", "m1"]
+    assert devices.unsuited(config({}, dtype="bf16-sr"), {"": TURING})[0].startswith(
+        'model.dtype = "bf16-sr": cuda:0 computes it without hardware'
+    )
+    for dtype in ("auto", "float16", "float32"):
+        assert devices.unsuited(config({}, dtype=dtype), NODES) == ()
+    assert devices.unsuited(config({"turing": {"device": "cpu"}}, **fixed), {"turing": TURING}) == ()
+
+
+def unequal(**env: str) -> tuple[tuple[str, tuple[str, ...]] | None, ...]:
+    """By each setting of `device`, what a rank gets on a machine with a Pascal, an Ampere and a Turing card."""
+    cards = (card((6, 1), 0), card((8, 6), 1), card((7, 5), 2), CPU)
+    tables = (run_file.NodeTable(device=device, env=env) for device in ("auto", "cuda", "cuda:0", "cuda:1"))
+    return tuple(devices.rank_types(cards, table) for table in tables)
+
+
+BOTH = ("bfloat16", "float16")
+
+
+@pytest.mark.parametrize(
+    ("env", "auto", "named"),
+    [
+        ({}, ("cuda:1", BOTH), (("cuda:0", ()), ("cuda:1", BOTH))),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ("cuda:0", ()), (("cuda:0", ()), None)),
+        ({"CUDA_VISIBLE_DEVICES": "2,1"}, ("cuda:1", BOTH), (("cuda:0", ("float16",)), ("cuda:1", BOTH))),
+        ({"CUDA_VISIBLE_DEVICES": "2,7,1"}, ("cuda:0", ("float16",)), (("cuda:0", ("float16",)), None)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ("cuda:0", ()), (("cuda:0", ()), None)),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ("cuda:0", ()), (("cuda:0", ()), ("cuda:1", ()))),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"}, ("cuda:0", ()), (("cuda:0", ()), None)),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("cuda:1", BOTH), (("cuda:0", ()), ("cuda:1", BOTH))),
+    ],
+)
+def test_a_rank_gets_the_types_of_the_card_that_its_variables_show(
+    env: dict[str, str], auto: tuple[str, tuple[str, ...]], named: tuple[tuple[str, tuple[str, ...]] | None, ...]
+) -> None:
+    assert unequal(**env) == (auto, auto, *named)
+
+
+def test_a_rank_with_all_cards_hidden_gets_the_processor() -> None:
+    assert unequal(CUDA_VISIBLE_DEVICES="") == (("cpu", ()), None, None, None)
+    assert devices.rank_types(MAC, run_file.NodeTable(env={"CUDA_VISIBLE_DEVICES": "1"})) == ("gpu", MAC[0].types)
+
+
+@pytest.mark.parametrize(
+    ("agent", "wanted", "device"),
+    [
+        (None, None, ("cuda:0", BOTH)), ("1", None, ("cuda:0", ())), ("GPU-b", None, ("cuda:0", ())),
+        ("1", "0", ("cuda:0", BOTH)), ("1", "1", ("cuda:0", ())), ("", "0", ("cuda:0", BOTH)),
+        ("", None, ("cpu", ("bfloat16",))), ("MIG-c7d1", None, ("cuda:0", ())), ("MIG-c7d1", "0", ("cuda:0", BOTH)),
+    ],
+)  # fmt: skip
+def test_the_run_files_variables_are_laid_over_the_agents(
+    monkeypatch: pytest.MonkeyPatch, agent: str | None, wanted: str | None, device: tuple[str, tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(devices, "cards", lambda: (Card((8, 6), "GPU-a"), Card((6, 1), "GPU-b")))
+    monkeypatch.setattr(devices, "installed_version", {"torch": "2.13.0"}.get)
+    monkeypatch.setattr(devices, "_of_cpu", lambda: ("bfloat16",))
+    monkeypatch.setattr(sys, "platform", "linux")
+    if agent is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", agent)
+    env = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
+    assert devices.rank_types(devices.read_devices.__wrapped__(), run_file.NodeTable(env=env)) == device
+
+
+def test_mlx_takes_the_first_card_that_it_sees() -> None:
+    cards = (DeviceTypes("mlx", "gpu", ()), DeviceTypes("mlx", "gpu", BOTH), DeviceTypes("mlx", "cpu", ()))
+    assert devices.rank_types(cards, run_file.NodeTable()) == ("gpu", ())
+    assert devices.rank_types(cards, run_file.NodeTable(env={"CUDA_VISIBLE_DEVICES": "1"})) == ("gpu", BOTH)
+
+
+def test_cuda_numbers_a_trainers_cards_as_its_driver_does() -> None:
+    agents = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "HOME": "/h"}
+    assert env_policy.of_trainers(agents, {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert env_policy.of_trainers(agents, agents)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.protocol.config.test_run_file import good, with_value
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine import facts
+from trainctl.protocol.machine.compilers import lacking
 from trainctl.tui.doctor import check_environment, run_checks
 from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
@@ -50,6 +52,38 @@ def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
 def test_the_compiler_for_compiled_models_is_named(compiler: str | None, says: str) -> None:
     (found,) = [one for one in judged(look(compiler=compiler)) if one.subject == "compiler"]
     assert found.level == "ok" and says in found.text
+
+
+CUDA_LACKS: dict[str, tuple[str, ...]] = {"cuda": ("triton", "C compiler"), "cpu": ()}
+
+
+def test_what_compiling_lacks_is_said_by_device() -> None:
+    (found,) = [one for one in judged(look(compile_lacks=CUDA_LACKS)) if one.subject == "compiler"]
+    assert found.level == "ok"
+    assert "can't be used on cuda: no triton and no C compiler" in found.text and "can be used on cpu" in found.text
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "fails"),
+    [
+        ({}, {}, False), ({"compile": "default"}, {}, True), ({}, {"compile": "max-autotune"}, True),
+        ({"compile": "default"}, {"compile": "off"}, False), ({"compile": "default"}, {"device": "cpu"}, False),
+        ({"compile": "default"}, {"device": "cuda:1"}, True), ({"compile": "default"}, {"backend": "mlx"}, False),
+        ({"compile": "default"}, {"device": "gpu"}, True),
+    ],
+)  # fmt: skip
+def test_a_run_that_compiles_needs_what_the_nodes_device_needs(
+    model: dict[str, str], node: dict[str, str], fails: bool
+) -> None:
+    run = run_file.parse(with_value(with_value(good(), "nodes.studio", node), "model", good()["model"] | model))
+    linux = judged(look(compile_lacks=CUDA_LACKS, system="Linux"), run=run)
+    (found,) = [one for one in linux if "there is no" in one.text] or [None]
+    assert (found is not None) == fails
+    assert found is None or (found.level == "fail" and "there is no triton and no C compiler" in found.text)
+    unknown = judged(look(compile_lacks=None), run=run)
+    mac = judged(look(compile_lacks={"mps": ("C++ compiler",)}, system="Darwin", libraries={"mlx": "0.30"}), run=run)
+    assert not any("there is no" in one.text for one in mac if not node.get("device")), "it computes on MLX"
+    assert not any(one.level == "fail" and one.subject == "compiler" for one in unknown)
 
 
 KEYS = WELL.keys_folder
@@ -183,7 +217,7 @@ def hashed(node: str, path: str, digest: str, what: Any = "model", problem: str 
     return Hashed(node, what, path, m.Digests(rid="", digest=digest, files=listed, problem=problem))
 
 
-def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
+def test_files_that_differ_are_named_with_the_line_that_fixes_it() -> None:
     looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp", "mini"))
     found = list(of_files(ClusterFacts(WELL, looks, hashed=(
         hashed("studio", "/models/mine", "a" * 64, config_json="1", model_safetensors="2"),
@@ -285,7 +319,9 @@ def test_the_modes_of_key_files_are_those_of_the_disk(tmp_path: Any) -> None:
     folder.mkdir(mode=0o700)
     (folder / "agent.toml").touch(mode=0o600)
     (folder / "agent.toml").chmod(0o640)
-    found = facts.gather("box", folder, tmp_path / "no" / "such")
+    devices = (m.DeviceTypes("torch", "cuda:1", ()), m.DeviceTypes("torch", "cpu", ()), m.DeviceTypes("mlx", "gpu", ()))
+    found = facts.gather("box", folder, tmp_path / "no" / "such", devices=devices)
+    assert found.compile_lacks == {"cuda": lacking("cuda"), "cpu": lacking("cpu")}
     assert [(one.path, one.mode, one.is_own) for one in found.key_files] == [
         (str(folder), 0o700, True), (str(folder / "agent.toml"), 0o640, True),
     ]  # fmt: skip
@@ -297,3 +333,31 @@ def the_failure(*files: Any) -> str:
     looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp"))
     (line,) = [run_checks.line(one) for one in of_files(ClusterFacts(WELL, looks, hashed=files)) if one.level == "fail"]
     return line
+
+
+def mac(name: str, *interfaces: tuple[str, str]) -> Look:
+    """A Mac with these interfaces and addresses."""
+    found = tuple(
+        m.InterfaceFacts(name=interface, is_up=True, addresses=(address,)) for interface, address in interfaces
+    )
+    return look(name, system="Darwin", interfaces=found)
+
+
+def test_macs_joined_by_thunderbolt_hear_what_jaccl_would_use() -> None:
+    lan = [("en0", f"10.0.7.{number}/24") for number in (1, 2, 3)]
+    joined = (mac("a", lan[0], ("en5", "192.168.0.1/30")), mac("b", lan[1], ("en4", "192.168.0.2/30")))
+    said = [run_checks.line(finding) for finding in judged(*joined) if "jaccl" in finding.text]
+    assert said == [
+        "interface: MLX's engine jaccl, which trainctl doesn't offer yet, would need a mesh with MLX_JACCL_COORDINATOR="
+        '10.0.7.1:32323 and the devices [[null, "rdma_en5"], ["rdma_en4", null]]'
+    ]
+    (lacking,) = [finding for finding in judged(*joined, mac("c", lan[2])) if "jaccl" in finding.text]
+    assert "would need more cables: no Thunderbolt network of two addresses joins a and c, b and c" in lacking.text
+    assert lacking.level == "ok"
+    for others in ((mac("a", lan[0]), mac("b", lan[1])), (joined[0],), [on_linux(one) for one in joined]):
+        assert not [finding for finding in judged(*others) if "jaccl" in finding.text]
+
+
+def on_linux(node: Look) -> Look:
+    """The same interfaces on Linux."""
+    return look(node.name, system="Linux", interfaces=node.facts.interfaces if node.facts else ())

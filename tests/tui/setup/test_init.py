@@ -122,7 +122,7 @@ def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) ->
     answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474", kind="samples")
     model = Model(tmp_path / "m", 1_000_000_000, None, True)
     run = init_files.run_tables(answers, model, MAC._replace(has_gpu=True))
-    assert run["model"]["dtype"] == "bfloat16"
+    assert run["model"]["dtype"] == "auto"
     assert run["nodes"] == {"studio": {"interface": "en5"}}
     assert (run["data"]["kind"], run["data"]["tokenizer"]) == ("samples", "model")
     assert run["batch"] == {"global": 32, "micro": 2, "micro_tokens": 512}, "of a model without known sizes one fits"
@@ -132,24 +132,24 @@ def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("capability", "name", "dtype", "base", "batch", "length"),
+    ("capability", "name", "base", "batch", "length"),
     [
-        ((8, 9), "NVIDIA GeForce RTX 4090", "bfloat16", "nf4", (4, 8), 1024),
-        ((7, 5), "Tesla T4", "float16", "nf4", (2, 8), 1024),
-        ((7, 5), "NVIDIA GeForce GTX 1660", "float16", "nf4", (1, 8), 512),
-        ((6, 1), "NVIDIA GeForce GTX 1080", "float32", "nf4", (1, 8), 512),
-        ((9, 0), "NVIDIA H100", "bfloat16", "stored", (1, 16), 1024),
+        ((8, 9), "NVIDIA GeForce RTX 4090", "nf4", (4, 8), 1024),
+        ((7, 5), "Tesla T4", "nf4", (2, 8), 1024),
+        ((7, 5), "NVIDIA GeForce GTX 1660", "nf4", (1, 8), 512),
+        ((6, 1), "NVIDIA GeForce GTX 1080", "nf4", (1, 8), 512),
+        ((9, 0), "NVIDIA H100", "stored", (1, 16), 1024),
     ],
 )
 def test_adapters_on_a_card_start_from_its_preset(
-    tmp_path: Path, capability: tuple[int, int], name: str, dtype: str, base: str, batch: tuple[int, int], length: int
+    tmp_path: Path, capability: tuple[int, int], name: str, base: str, batch: tuple[int, int], length: int
 ) -> None:
     card = ThisMachine(
         "box", ("torch",), 64 * 10**9, (LOOPBACK,), True, 24 * 10**9, preset=presets.preset_of(capability, name)
     )
     answers = Answers(tmp_path / "m", tmp_path / "d", "a", "tcp://127.0.0.1:7474", adapter="lora", sequence_length=1024)
     run = init_files.run_tables(answers, Model(tmp_path / "m", 10**9, None, True), card)
-    assert (run["model"]["dtype"], run["model"].get("base", "stored")) == (dtype, base)
+    assert (run["model"]["dtype"], run["model"].get("base", "stored")) == ("auto", base)
     assert (run["batch"]["micro"], run["batch"]["global"], run["data"]["sequence_length"]) == (*batch, length)
     run_file.parse(run)
     whole = init_files.run_tables(answers._replace(adapter="full"), Model(tmp_path / "m", 10**9, None, True), card)

@@ -8,6 +8,7 @@ from trainctl.protocol.config.hub_models import is_hub_id, model_folder
 from trainctl.protocol.config.run_file import data_files, lacks_files
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import disk_speed, facts
+from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
@@ -24,7 +25,9 @@ class Doctor:
         self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
 
     async def facts(self, request: m.FactsRequest) -> m.Facts:
-        return await asyncio.to_thread(facts.gather, self._node, self._keys_folder, self._state_folder, rid=request.rid)
+        devices = await asyncio.to_thread(read_devices)
+        folders = self._keys_folder, self._state_folder
+        return await asyncio.to_thread(facts.gather, self._node, *folders, rid=request.rid, devices=devices)
 
     async def digests(self, request: m.DigestsRequest) -> m.Digests:
         """Raises InvalidInputError for a path that could be anywhere."""

@@ -9,7 +9,9 @@ from trainctl.protocol import messages as m
 
 Kind = Literal["gauge", "counter", "histogram"]
 RUN = ("run",)
-RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit", *m.Compute.__struct_fields__)
+COMPUTE = tuple(name for name in m.Compute.__struct_fields__ if name != "versions")
+"""Fields of `Compute` that are labels."""
+RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit", *COMPUTE)
 RANK = ("run", "node", "rank")
 HOST = ("node",)
 PROCESS = ("node", "role", "rank")

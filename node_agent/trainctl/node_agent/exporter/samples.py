@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.clients.query_source import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
+    COMPUTE,
     HOST_METRICS,
     RANK_METRICS,
     RUN_METRICS,
@@ -121,7 +122,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     run = (view.run,)
     yield Reading("trainctl_run_info", (
         *run, view.name, view.lead, view.engine, view.weight_unit, view.loss_unit,
-        *(_of_ranks(view.ranks, name) for name in m.Compute.__struct_fields__),
+        *(_of_ranks(view.ranks, name) for name in COMPUTE),
     ), 1)  # fmt: skip
     yield Reading("trainctl_run_state", (*run, view.state), 1)
     yield from _given(

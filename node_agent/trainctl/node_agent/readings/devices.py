@@ -12,11 +12,13 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import psutil
 
+from trainctl.protocol.machine.devices import apple_chip
+from trainctl.protocol.machine.nvidia import visible
 from trainctl.protocol.messages import ClockLimit, GpuProcess, GpuReading
 
 STALE_SECONDS = 5.0
@@ -121,21 +123,6 @@ class NvidiaReader(DeviceReader):
             return None
 
 
-def visible(chosen: str, by_index: Sequence[Any], by_uuid: Mapping[str, Any]) -> list[Any]:
-    """The devices that `CUDA_VISIBLE_DEVICES` names by index or by the beginning of a UUID, in its order. As in CUDA's
-    programming guide, names after the first one that is unknown or ambiguous count for nothing."""
-    found: list[Any] = []
-    for word in filter(None, (part.strip() for part in chosen.split(","))):
-        if word.isdigit():
-            matching = [by_index[int(word)]] if int(word) < len(by_index) else []
-        else:
-            matching = [device for uuid, device in by_uuid.items() if uuid.startswith(word)]
-        if len(matching) != 1 or matching[0] is None or matching[0] in found:
-            break
-        found += matching
-    return found
-
-
 def clock_limits(reasons: int) -> tuple[ClockLimit, ...]:
     """What lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no limits."""
     return tuple(limit for bits, limit in CLOCK_LIMITS if reasons & bits)
@@ -148,7 +135,7 @@ class AppleReader(DeviceReader):
         path = shutil.which(program)
         if path is None:
             raise FileNotFoundError(f"{program} is not on PATH")
-        self._name = _apple_chip()
+        self._name = f"{apple_chip() or 'Apple'} GPU"
         self._process = subprocess.Popen(
             [path, "pipe"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -251,13 +238,6 @@ class Watch:
 def watch_devices() -> tuple[Watch, ...]:
     """A watch for every kind of device; one without a device ends by itself."""
     return tuple(Watch(reader) for reader in (NvidiaReader, AppleReader, SensorReader))
-
-
-def _apple_chip() -> str:
-    asked = subprocess.run(
-        ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-    )
-    return f"{asked.stdout.strip() or 'Apple'} GPU"
 
 
 def _text(value: Any) -> str:

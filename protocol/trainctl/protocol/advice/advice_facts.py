@@ -33,6 +33,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryEstimate | None = None  # by the model's sizes; None: the model isn't known
     price_per_hour: float | None = None
     watts: float | None = None  # while it trains
+    compile_lacks: tuple[str, ...] | None = None  # what compiling for its device needs and isn't there; None: not known
     problem: str = ""  # why nothing is known from its agent
     described: str = ""  # by what it is only described; empty: it is a real machine
 

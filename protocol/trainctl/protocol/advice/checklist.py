@@ -1,6 +1,7 @@
 """Settings of a run that are often left slow: each is fine, or has the command that changes it. Pure."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -10,10 +11,12 @@ from trainctl.protocol.advice.environment import platform_of
 from trainctl.protocol.advice.memory_fit import fit_of
 from trainctl.protocol.advice.node_speed import MOST_OF_CAP, micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
+from trainctl.protocol.batch.device_types import types_of_device
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
 from trainctl.protocol.config.presets import preset_of_device
-from trainctl.protocol.config.run_tables import ComputeDtype, RunFile
+from trainctl.protocol.config.run_file import on_node
+from trainctl.protocol.config.run_tables import ComputeDtype, NodeTable, RunFile
 
 FASTER_PRODUCTS: Final = 1.3
 """Ratio of matrix products from which a narrower data type is advised."""
@@ -24,6 +27,8 @@ MANY_TRUNCATED: Final = 0.01
 FREE_PART: Final = 0.5
 """Part of the memory cap below which layers needn't be computed again."""
 LEAST_GAIN: Final = 0.02
+
+_BEST_FIRST: Final[tuple[ComputeDtype, ...]] = ("bfloat16", "float16", "float32")
 
 State = Literal["ok", "change", "unknown"]
 
@@ -44,7 +49,7 @@ def checklist(
     return (
         _precision(config, facts), _compile(config, facts), _attention(family), _checkpointing(config, facts),
         _packing(config, facts, statistics), _tokens(caches), _lengths(config, facts, statistics),
-        *_micro_batches(facts),
+        *_preset(config, facts), *_micro_batches(facts),
     )  # fmt: skip
 
 
@@ -53,32 +58,54 @@ def _set(facts: AdviceFacts, setting: str) -> str:
 
 
 def _precision(config: RunFile, facts: AdviceFacts) -> Check:
-    dtype, (narrow, why) = config.model.dtype, _narrowest(facts)
+    dtype, computed = config.model.dtype, config.model.computed
     if dtype == "auto":
         return Check("precision", "ok", "auto: the best type that the devices of all ranks have")
-    if config.model.computed == narrow:
+    types = {node.name: types_of_device(node.device) for node in facts.nodes}
+    narrow = next(one for one in _BEST_FIRST if not any(_lacks(its, one) for its in types.values()))
+    if computed == narrow:
         return Check("precision", "ok", dtype)
-    change = _set(facts, f"model.dtype={narrow}")
-    if why:
-        return Check("precision", "change", f"{dtype}; {why}", change)
-    ratios = _products(facts, config.model.computed, narrow)
+    auto = _set(facts, "model.dtype=auto")
+    slow = next((node for node in facts.nodes if _lacks(types[node.name], computed)), None)
+    if slow is not None:
+        text = f"{dtype}; {slow.device} of {slow.name} has no hardware for it: all would compute in {narrow}"
+        return Check("precision", "change", text, auto)
+    ratios = _products(facts, computed, narrow)
+    unknown = [name for name, its in types.items() if its is None and name not in ratios]
+    if unknown:
+        return Check("precision", "unknown", f"{dtype}; products in {narrow} aren't measured on {', '.join(unknown)}")
+    if not ratios and computed != "float32":
+        return Check("precision", "ok", f"{dtype}: as fast as {narrow}, but it needs a loss scale")
     if not ratios:
-        return Check("precision", "unknown", f"{dtype}; no node's products in {narrow} are measured")
+        return Check("precision", "change", f"{dtype}; all devices compute faster in {narrow}", auto)
     slowest = min(ratios, key=lambda name: ratios[name])
     text = f"products in {narrow} are {ratios[slowest]:.2g} x as fast as in {dtype} on {slowest}"
     if ratios[slowest] < FASTER_PRODUCTS:
         return Check("precision", "ok", f"{dtype}: {text}")
-    return Check("precision", "change", text, change)
+    all_measured = len(ratios) == len(facts.nodes)
+    return Check("precision", "change", text, _set(facts, f"model.dtype={narrow}") if all_measured else auto)
 
 
-def _narrowest(facts: AdviceFacts) -> tuple[ComputeDtype, str]:
-    """The data type in which all nodes compute fast, by their presets; and the node that decides it, if one does."""
-    found = {node.name: preset for node in facts.nodes if (preset := preset_of_device(node.device)) is not None}
-    for dtype in ("float32", "float16", "bfloat16"):
-        name = next((name for name, preset in found.items() if preset.dtype == dtype), None)
-        if name is not None:
-            return found[name].dtype, f"the preset of {found[name].name}, as on {name}, is {dtype}"
-    return "bfloat16", ""
+def _preset(config: RunFile, facts: AdviceFacts) -> Iterator[Check]:
+    """Where adapters start on the card that can do least. Calibrated cards have measured values instead."""
+    bare = [node for node in facts.nodes if node.profile is None and config.adapter.kind != "full"]
+    found = [(node, preset) for node in bare if (preset := preset_of_device(node.device)) is not None]
+    if not found:
+        return
+    node, preset = min(found, key=lambda pair: pair[1].micro or math.inf)
+    text = f"{preset.name}, as on {node.name}, starts with {preset.text}"
+    changed = []
+    if preset.micro is not None and isinstance(node.micro, int) and node.micro > preset.micro:
+        changed.append(f"nodes.{node.name}.micro={preset.micro}")
+    if preset.sequence_length is not None and config.data.sequence_length > preset.sequence_length:
+        changed.append(f"data.sequence_length={preset.sequence_length}")
+    command = _set(facts, " --set ".join(changed)) if changed else ""
+    yield Check("preset", "change" if changed else "ok", text, command)
+
+
+def _lacks(types: tuple[ComputeDtype, ...] | None, dtype: ComputeDtype) -> bool:
+    """Whether a device is known to have no hardware for a data type."""
+    return types is not None and dtype != "float32" and dtype not in types
 
 
 def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
@@ -93,17 +120,46 @@ def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
 
 
 def _compile(config: RunFile, facts: AdviceFacts) -> Check:
-    mode = config.model.compile
-    if mode != "off":
-        return Check("compile", "ok", f"{mode}: decoder layers on torch")
+    modes = {node.name: on_node(config, node.name).model.compile for node in facts.nodes}
+    slow = [node for node in facts.nodes if modes[node.name] == "off" and _gains_by_compiling(config, node)]
+    ready, lacking = [node for node in slow if not node.compile_lacks], [node for node in slow if node.compile_lacks]
+    text = _by_mode(modes)
+    text += "".join(f"; {node.name} has no {' and no '.join(node.compile_lacks or ())} to compile" for node in lacking)
+    if ready:
+        text += "; on NVIDIA devices, compiled layers are usually faster, after the steps in which they are compiled"
+        text += "".join(f"; whether {one.name} can compile isn't known" for one in ready if one.compile_lacks is None)
+        return Check("compile", "change", text, _set(facts, " --set ".join(_compiled(config, facts, ready))))
+    if slow or set(modes.values()) != {"off"}:
+        return Check("compile", "ok", text)
     if config.model.base == "nf4":
         return Check("compile", "ok", "off: nf4 can't be compiled")
-    if config.model.attention == "varlen":
+    if all(on_node(config, name).model.attention == "varlen" for name in modes):
         return Check("compile", "ok", "off: varlen attention can't be combined with it")
-    if any(platform_of("", node.device) == "NVIDIA GPU" for node in facts.nodes):
-        text = "off; on NVIDIA devices, compiled layers are faster after the first steps, in which they are compiled"
-        return Check("compile", "change", text, _set(facts, "model.compile=default"))
     return Check("compile", "ok", "off: it mainly helps NVIDIA devices")
+
+
+def _gains_by_compiling(config: RunFile, node: NodeFacts) -> bool:
+    """Whether its rank would compile for an NVIDIA device."""
+    model = on_node(config, node.name).model
+    backend = node.backend or config.nodes.get(node.name, NodeTable()).backend
+    can = model.base != "nf4" and model.attention != "varlen" and backend != "mlx"
+    return can and platform_of("", node.device) == "NVIDIA GPU"
+
+
+def _by_mode(modes: Mapping[str, str]) -> str:
+    """`default`, or of nodes that differ `default on a, off on b`."""
+    if len(set(modes.values())) == 1:
+        return next(iter(modes.values()))
+    named = {mode: [name for name, one in modes.items() if one == mode] for mode in dict.fromkeys(modes.values())}
+    return ", ".join(f"{mode} on {' and '.join(names)}" for mode, names in named.items())
+
+
+def _compiled(config: RunFile, facts: AdviceFacts, nodes: Sequence[NodeFacts]) -> list[str]:
+    """The settings that compile on these nodes: one for all if no other node is changed by it."""
+    own = any(table.compile is not None for table in config.nodes.values())
+    if len(nodes) == len(facts.nodes) and not own:
+        return ["model.compile=default"]
+    return [f"nodes.{node.name}.compile=default" for node in nodes]
 
 
 def _attention(family: str) -> Check:

@@ -32,9 +32,12 @@ VARIABLES: Final = (
         "PyTorch: CUDA environment variables, memory management", ("NVIDIA GPU",),
     ),
     Variable(
-        "CUDA_VISIBLE_DEVICES", "0", "set", "for one node per GPU, each with its own number",
+        "CUDA_VISIBLE_DEVICES", "0", "set",
+        "for one node per GPU, each with its own number, as nvidia-smi numbers them",
         "PyTorch: CUDA semantics", ("NVIDIA GPU",),
     ),
+    Variable("CUDA_DEVICE_ORDER", "", "avoid", "trainctl sets PCI_BUS_ID: in another order it can't know which card is "
+             "cuda:0", "docs/cluster.md", ("NVIDIA GPU",)),
     Variable(
         "OMP_NUM_THREADS", "", "avoid", "`threads` in [nodes.NAME] sets the same and is recorded; nodes of one machine "
         "need fewer threads together than it has cores", "PyTorch: CPU threading", ("CPU",),

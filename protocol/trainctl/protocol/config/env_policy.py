@@ -2,7 +2,8 @@
 
 Permission to start a run isn't permission to run other programs on a node. So variables that set where the system's
 loader, Python or a library finds code come only from the node's own environment (`trainctl-agent install --env`). A
-run file can't set the variables that trainctl and its engines set either.
+run file can't set the variables either that trainctl, its engines and the agent's service manager set, nor those that
+only look as if they chose a network interface.
 """
 
 import re
@@ -12,14 +13,23 @@ from trainctl.protocol.errors import InvalidInputError
 
 AGENT_OPTIONS = "TRAINCTL_AGENT_"
 """How the variables begin that set the options of `trainctl-agent run`."""
+DEVICE_ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_VARIABLES = 64
 MOST_BYTES = 4000
 """Most bytes of one value."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OURS = re.compile(
-    r"TRAINCTL_.*|GLOO_SOCKET_IFNAME|NCCL_SOCKET_IFNAME|MLX_(RANK|WORLD_SIZE|HOSTFILE|IBV_DEVICES|JACCL_COORDINATOR)"
-    r"|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*"
+_RESERVED = (
+    (r"TRAINCTL_.*|GLOO_SOCKET_IFNAME|MLX_RANK|MLX_HOSTFILE", "is reserved because trainctl sets it"),
+    (
+        r"NCCL_SOCKET_IFNAME|MLX_(WORLD_SIZE|IBV_DEVICES|JACCL_COORDINATOR)",
+        "would have no effect: it is for an engine that trainctl doesn't offer (nccl, jaccl). For gloo and ring, name "
+        "the network interface with `interface` in [nodes.NAME]",
+    ),
+    (r"RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)", "belongs to torchrun: trainctl numbers ranks itself"),
+    (r"NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*", "belongs to the service manager of the node's agent"),
 )
+"""Variables that a trainer must not be given, and why."""
 _CODE = re.compile(
     r"PYTHON.*|LD_.*|DYLD_.*|PATH|HOME|SHELL|ENV|BASH_ENV|IFS|GCONV_PATH|GLIBC_TUNABLES|CC|CXX|XDG_.*|TMPDIR|RSYNC_.*"
     r"|.*(PRELOAD|PLUGIN|INJECTION|LIBRAR|LIB_PATH|LIBPATH|EXTENSION|AUDIT|_DLL|MODULES?_|COMPILER).*"
@@ -33,8 +43,8 @@ def check(variables: Mapping[str, str], where: str) -> None:
     for name, value in variables.items():
         check_name(name, where)
         check_value(value, f"{where}.{name}")
-        if _OURS.fullmatch(name):
-            raise InvalidInputError(f"{where}.{name}", "is reserved because trainctl sets it")
+        if problem := next((why for names, why in _RESERVED if re.fullmatch(names, name)), None):
+            raise InvalidInputError(f"{where}.{name}", problem)
         if _CODE.fullmatch(name):
             problem = "controls which code runs; set it on the node with: trainctl-agent install --env"
             raise InvalidInputError(f"{where}.{name}", problem)
@@ -47,8 +57,9 @@ def without_agent_options(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_trainers(environment: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """That of processes that train, score or calibrate: the agent's, with a run file's variables laid over it."""
-    ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """That of processes that train, score or calibrate: the agent's, with a run file's variables laid over it. CUDA
+    numbers devices as their driver and nvidia-smi do, so that readings and data types are those of the same card."""
+    ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", DEVICE_ORDER: BY_BUS}
     return {**without_agent_options(environment), **ours, **wanted}
 
 

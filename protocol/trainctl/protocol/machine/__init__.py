@@ -1,1 +1,2 @@
-"""This machine: hardware, installation, file digests, adverts for discovery, and processes under a shim."""
+"""This machine: hardware, installation, file digests, adverts for discovery, imports of large modules, and processes
+under a shim."""

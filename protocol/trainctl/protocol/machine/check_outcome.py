@@ -1,11 +1,13 @@
 """The result of one check of `trainctl selftest`, as its processes print it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 CheckStatus = Literal["ok", "failed", "not here"]
+_ORDER: Final[tuple[CheckStatus, ...]] = ("failed", "ok", "not here")
+"""In which the parts of one check are said."""
 
 
 class CheckOutcome(msgspec.Struct, frozen=True):
@@ -40,8 +42,15 @@ def combined(outcomes: Sequence[tuple[str, CheckOutcome]]) -> CheckOutcome:
     """The results of several parts, by name, as one: failed if one failed, not here if all are."""
     found = {outcome.status for _, outcome in outcomes}
     status: CheckStatus = "failed" if "failed" in found else "ok" if "ok" in found else "not here"
-    order = sorted(outcomes, key=lambda part: part[1].status != "failed")
+    order = sorted(outcomes, key=lambda part: _ORDER.index(part[1].status))
     evidence = tuple(
-        line if line.startswith(name) else f"{name}: {line}" for name, outcome in order for line in outcome.evidence
+        line if line.startswith(name) else f"{name}: {_missing(outcome, status)}{line}"
+        for name, outcome in order
+        for line in outcome.evidence
     )
     return CheckOutcome(status, evidence, {name: outcome.figures for name, outcome in outcomes if outcome.figures})
+
+
+def _missing(part: CheckOutcome, whole: CheckStatus) -> str:
+    """What a part that this machine can't do begins with, if others were done."""
+    return "not here: " if part.status == "not here" != whole else ""

@@ -1,34 +1,32 @@
 """The 16-bit data types of a machine's devices, read without a tensor library, and the precision of a whole group."""
 
+import contextlib
 import functools
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from trainctl.protocol.batch.device_types import types_of_capability, types_of_device
+from trainctl.protocol.config.env_policy import VISIBLE
 from trainctl.protocol.config.run_file import needs_torch
-from trainctl.protocol.config.run_tables import ComputeDtype, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
+from trainctl.protocol.machine.nvidia import cards, visible
+from trainctl.protocol.machine.visible_devices import CARD, seen
 from trainctl.protocol.messages import DeviceTypes
 
-BFLOAT16_CAPABILITY: Final = (8, 0)
-"""Compute capability of CUDA devices from which products in bfloat16 are computed in hardware: Ampere."""
-FLOAT16_CAPABILITY: Final = (7, 0)
-"""The same for float16 at more than float32's rate: Volta, and then Turing. Pascal has it at 1/64 of that rate."""
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
 """Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
+SYSCTL_SECONDS: Final = 2.0
+"""Longest that macOS may take to say the name of its chip."""
 _MLX_ON_CUDA = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
-
-
-def types_of_capability(capability: tuple[int, int]) -> tuple[ComputeDtype, ...]:
-    """Of a CUDA device. The GTX 16 cards are Turing without tensor cores: float16 still is twice as fast."""
-    if capability >= BFLOAT16_CAPABILITY:
-        return ("bfloat16", "float16")
-    return ("float16",) if capability >= FLOAT16_CAPABILITY else ()
 
 
 @functools.cache
@@ -45,9 +43,10 @@ def rank_types(
 ) -> tuple[str, tuple[str, ...]] | None:
     """The device that a rank with these settings gets, and its 16-bit types; None if no device is known."""
     backend = "torch" if torch_only and table.backend == "auto" else table.backend
-    wanted = "cuda:0" if table.device == "cuda" else table.device
-    for one in devices:
-        is_wanted = wanted in ("auto", one.device) or (wanted == "gpu" and one.device != "cpu")
+    wanted = table.device
+    for one in seen(devices, table.env):
+        is_wanted = wanted in ("auto", one.device, one.device.partition(":")[0])
+        is_wanted |= wanted == "gpu" and one.device != "cpu"
         if backend in ("auto", one.backend) and is_wanted:
             return one.device, one.types
         if backend == "auto":
@@ -82,6 +81,20 @@ def resolve_alone(config: RunFile, node: str, where: str) -> RunFile:
     return msgspec.structs.replace(config, model=alone.model)
 
 
+def unsuited(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]]) -> tuple[str, ...]:
+    """What to say of nodes whose GPU lacks the bfloat16 that the run file sets, a line each. It works there, slowly."""
+    if config.model.dtype == "auto" or config.model.computed != "bfloat16":
+        return ()
+    tables = {node: config.nodes.get(node, NodeTable()) for node in devices}
+    found = {node: rank_types(devices[node], table, torch_only=needs_torch(config)) for node, table in tables.items()}
+    return tuple(
+        f'model.dtype = "{config.model.dtype}": {one[0]}{f" of {node}" if node else ""} computes it without hardware '
+        f'for it, slowly; "auto" takes the best type that the devices of all ranks have'
+        for node, one in found.items()
+        if one is not None and one[0] != "cpu" and "bfloat16" not in one[1]
+    )
+
+
 def _reason(chosen: str, types: Mapping[str, tuple[str, tuple[str, ...]]]) -> str:
     if chosen == "bfloat16":
         return "all ranks compute in bfloat16, which each of their devices has"
@@ -99,10 +112,11 @@ def _of_torch() -> Iterator[DeviceTypes]:
     if version is None:
         return
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        yield DeviceTypes("torch", "mps", ("bfloat16", "float16"))
+        yield DeviceTypes("torch", "mps", _of_apple_gpu(apple_chip()))
     elif not version.endswith("+cpu"):
         yield from _of_cuda("torch")
     yield DeviceTypes("torch", "cpu", _of_cpu())
+    yield from _hidden("torch")
 
 
 def _of_mlx() -> Iterator[DeviceTypes]:
@@ -110,10 +124,26 @@ def _of_mlx() -> Iterator[DeviceTypes]:
     if installed_version("mlx") is None:
         return
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        yield DeviceTypes("mlx", "gpu", ("bfloat16", "float16"))
+        yield DeviceTypes("mlx", "gpu", _of_apple_gpu(apple_chip()))
     elif any(installed_version(name) for name in _MLX_ON_CUDA):
         yield from (DeviceTypes("mlx", "gpu", one.types) for one in _of_cuda("mlx"))
     yield DeviceTypes("mlx", "cpu", ())
+    if any(installed_version(name) for name in _MLX_ON_CUDA):
+        yield from _hidden("mlx")
+
+
+def apple_chip() -> str:
+    """Its name, such as Apple M1 Pro; empty if the system doesn't say it."""
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SYSCTL_SECONDS)
+        return done.stdout.strip()
+    return ""
+
+
+def _of_apple_gpu(chip: str) -> tuple[str, ...]:
+    """A chip without a name is taken for a new one: only the M1 lacks bfloat16."""
+    return types_of_device(chip) or ("bfloat16", "float16")
 
 
 def _of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
@@ -125,25 +155,20 @@ def _of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
 
 def _of_cuda(backend: Literal["torch", "mlx"]) -> Iterator[DeviceTypes]:
-    yield from (
-        DeviceTypes(backend, f"cuda:{index}", types_of_capability(capability))
-        for index, capability in enumerate(capabilities())
-    )
+    """The cards that this process's environment shows."""
+    found = cards()
+    chosen = os.environ.get(VISIBLE)
+    if found and chosen is not None and chosen.strip().startswith("MIG-"):  # a part of one card, of whichever
+        yield DeviceTypes(backend, "cuda:0", types_of_capability(min(card.capability for card in found)))
+        return
+    uuids = {card.uuid: number for number, card in enumerate(found)}
+    shown = range(len(found)) if chosen is None else visible(chosen, range(len(found)), uuids)
+    for index, number in enumerate(shown):
+        yield DeviceTypes(backend, f"cuda:{index}", types_of_capability(found[number].capability))
 
 
-@functools.cache
-def capabilities() -> tuple[tuple[int, int], ...]:
-    """Compute capability of each NVIDIA device, as the driver says; () without one or its Python module."""
-    try:
-        import pynvml
-    except ImportError:
-        return ()
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        major_minor = [nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
-        nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return ()
-    return tuple((int(major), int(minor)) for major, minor in major_minor)
+def _hidden(backend: Literal["torch", "mlx"]) -> Iterator[DeviceTypes]:
+    """All cards, if the environment doesn't show them all as they are: a run file can show others to a rank."""
+    if VISIBLE in os.environ:
+        for number, card in enumerate(cards()):
+            yield DeviceTypes(backend, f"{CARD}{number}", types_of_capability(card.capability))

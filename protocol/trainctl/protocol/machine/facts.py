@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -19,10 +19,12 @@ from pathlib import Path
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
-from trainctl.protocol.machine.compilers import compiler_of
+from trainctl.protocol.machine.compilers import compiler_of, lacking
+from trainctl.protocol.machine.visible_devices import CARD
 
 LIBRARIES = (
-    "torch", "mlx", "mlx-lm", "transformers", "safetensors", "numpy", "pyzmq", "msgpack", "msgspec", "psutil",
+    "torch", "mlx", "mlx-lm", "transformers", "peft", "bitsandbytes", "safetensors", "numpy", "pyzmq", "msgpack",
+    "msgspec", "psutil",
 )  # fmt: skip
 VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "CUDA_VISIBLE_DEVICES",
@@ -38,8 +40,11 @@ _VALUE_CHARACTERS = 200
 _LID = Path("/proc/acpi/button/lid")
 
 
-def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m.Facts:
-    """This machine's, now. Takes some 50 ms. Needs psutil, which trainctl-client doesn't install."""
+def gather(
+    node: str, keys_folder: Path, state_folder: Path, rid: str = "", devices: Sequence[m.DeviceTypes] = ()
+) -> m.Facts:  # fmt: skip
+    """This machine's, now; `devices` are those that its backends can compute on. Takes some 50 ms. Needs psutil, which
+    trainctl-client doesn't install."""
     import psutil  # a dependency of trainctl, not of trainctl-client
 
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
@@ -53,8 +58,15 @@ def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m
         memory_total_bytes=psutil.virtual_memory().total, memory_limit_bytes=memory_limit(), open_files=_open_files(),
         interfaces=tuple(_interfaces()), on_battery=battery and battery[0], battery_percent=battery and battery[1],
         lid_closed=_lid_closed(), cpu_count=os.cpu_count(), cpu_quota=cpu_quota(), boot=shim.boot_id() or None,
-        compiler=compiler_of("C++"), at=time.time(),
+        compiler=compiler_of("C++"), compile_lacks=_compile_lacks(devices), at=time.time(),
     )  # fmt: skip
+
+
+def _compile_lacks(devices: Sequence[m.DeviceTypes]) -> dict[str, tuple[str, ...]]:
+    """By kind of the devices that torch can compute on, in their order."""
+    seen = [one.device for one in devices if one.backend == "torch" and not one.device.startswith(CARD)]
+    kinds = dict.fromkeys(device.partition(":")[0] for device in seen)
+    return {kind: lacking(kind) for kind in kinds}
 
 
 def memory_limit(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -312,6 +312,9 @@ class Facts(Reply, tag="facts", frozen=True):
         None  # cores that control groups let the agent and its ranks use; None: no limit, or unknown
     )
     compiler: str | None = None  # path of the C++ compiler that torch.compile uses; None: not found, or unknown
+    compile_lacks: dict[str, tuple[str, ...]] | None = (
+        None  # what torch.compile needs and isn't there, by kind of the machine's devices (cpu, cuda, mps)
+    )
 
 
 class Digests(Reply, tag="digests", frozen=True):

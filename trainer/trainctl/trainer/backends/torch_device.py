@@ -1,29 +1,69 @@
 """Devices of torch: the one that a node asks for, and its memory limit."""
 
+import logging
 import os
+from collections.abc import Sequence
 
 import torch
 
+from trainctl.protocol.batch.device_types import types_of_capability
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.host_memory import limit_process
+
+log = logging.getLogger(__name__)
 
 
 def choose_device(wanted: str, where: str) -> torch.device:
     """The device of a node's `device` setting. Raises InvalidInputError, naming the field, if torch doesn't have it."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if wanted in ("auto", "gpu"):
-        found = "cuda:0" if cuda else "mps" if mps else "cpu"
+    if wanted in ("auto", "gpu") or (wanted == "cuda" and cuda):
+        found = f"cuda:{fastest(_cards())}" if cuda else "mps" if mps else "cpu"
         if wanted == "gpu" and found == "cpu":
             raise InvalidInputError(f"{where}: nodes.device", "torch finds no GPU on this machine")
         return torch.device(found)
-    device = torch.device("cuda:0" if wanted == "cuda" else wanted)
+    device = torch.device(wanted)
     missing = (device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count())) or (
         device.type == "mps" and not mps
     )
     if missing:
         raise InvalidInputError(f"{where}: nodes.device", f"torch finds no device {wanted!r} on this machine")
     return device
+
+
+def _cards() -> list[tuple[tuple[int, int], int]]:
+    count = torch.cuda.device_count()
+    if count < 2:
+        return []
+    processors = [torch.cuda.get_device_properties(index).multi_processor_count for index in range(count)]
+    return [(torch.cuda.get_device_capability(index), processors[index]) for index in range(count)]
+
+
+def fastest(cards: Sequence[tuple[tuple[int, int], int]]) -> int:
+    """The number of the card that a rank takes where the run file names none: of the highest compute capability, of
+    these the one with most multiprocessors, of these the first. protocol/machine/visible_devices.py expects this."""
+    return max(range(len(cards)), key=lambda number: (cards[number], -number), default=0)
+
+
+def slow_type(capability: tuple[int, int], dtype: str) -> str | None:
+    """What to say of a CUDA device that computes a data type without hardware for it; None if it has that. Not refused:
+    a run keeps its type when it is resumed, and a run file may set one that is slow."""
+    if dtype == "float32" or dtype in types_of_capability(capability):
+        return None
+    had = ", ".join(("float32", *types_of_capability(capability)))
+    version = ".".join(map(str, capability))
+    return (
+        f"has compute capability {version} and no hardware for {dtype}: passes are slow. It has {had}; "
+        f'model.dtype = "auto" takes the best type that the devices of all ranks have'
+    )
+
+
+def warn_of_slow_type(device: torch.device, dtype: str) -> None:
+    """In the rank's log."""
+    if device.type == "cuda":
+        said = slow_type(torch.cuda.get_device_capability(device), dtype)
+        if said is not None:
+            log.warning("%s %s %s", device, torch.cuda.get_device_name(device), said)
 
 
 def choose_kernels(device: torch.device, node: NodeTable, *, tf32: bool) -> None:

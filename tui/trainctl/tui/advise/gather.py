@@ -27,6 +27,7 @@ from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.compilers import lacks_of
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.record.paths import node_directory
@@ -189,6 +190,7 @@ def _node(
         backend=newest.key.backend if newest is not None else "" if table.backend == AUTO else table.backend,
         micro=config.batch.micro if table.micro is None else table.micro, share=table.share, memory=memory,
         watts=datasheet.watts if datasheet is not None else None,
+        compile_lacks=lacks_of(look.facts.compile_lacks, table.device) if look.facts else None,
         problem="" if newest is not None else look.problem or "it has no profile: run trainctl calibrate",
     )  # fmt: skip
 

@@ -125,7 +125,7 @@ def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
             raise InvalidInputError("--set", "needs RUN.toml")
         return {}
     local = targets.is_local(at.addresses[0])
-    return targets.run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).config
+    return targets.run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).message
 
 
 def _calibrated(

@@ -1,11 +1,14 @@
 """What can be told only of nodes together: how they are reached, versions that differ, clocks, interfaces."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Interface
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.advice.jaccl_settings import JacclNode, cables_of, jaccl_settings
 from trainctl.protocol.config import addresses
+from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Level, Look, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
@@ -147,6 +150,27 @@ def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Fi
                    "are unencrypted, so none are sent there",
                    "if only your machines are on that network, set "
                    f'trusted_networks = ["{address.network}"] in cluster.toml')  # fmt: skip
+
+
+def of_jaccl(scene: ClusterFacts) -> Iterator[Finding]:
+    """What MLX's engine jaccl would use, if the run's Macs are joined by Thunderbolt cables."""
+    tables = {} if scene.run is None else scene.run.nodes
+    met = {look.name: facts for look, facts in scene.met}
+    nodes = [_jaccl_node(name, met[name], tables) for name in tables or met if name in met]
+    if len(nodes) < 2 or not cables_of(nodes) or any(met[node.name].system != "Darwin" for node in nodes):
+        return
+    try:
+        settings = jaccl_settings(nodes)
+        text = f"a {settings.topology} with MLX_JACCL_COORDINATOR={settings.coordinator} and the devices "
+        text += settings.devices_json()
+    except InvalidInputError as error:
+        text = f"more cables: {error.problem}"
+    yield Finding("ok", "", "interface", f"MLX's engine jaccl, which trainctl doesn't offer yet, would need {text}")
+
+
+def _jaccl_node(name: str, facts: m.Facts, tables: Mapping[str, NodeTable]) -> JacclNode:
+    interface = tables[name].interface if name in tables else ""
+    return JacclNode(name, interface, {one.name: one.addresses for one in facts.interfaces if one.is_up})
 
 
 def _likely(look: Look, facts: m.Facts) -> str:

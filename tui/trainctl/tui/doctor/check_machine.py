@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
+from trainctl.protocol.config.run_file import needs_torch, on_node
+from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import installing
+from trainctl.protocol.machine.compilers import lacks_of
 from trainctl.tui.doctor.findings import Finding, Level, Look
 
 GB = 1e9
@@ -99,8 +102,29 @@ def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
 def _compiler(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if "torch" not in facts.libraries:
         return
-    text = f"C++ compiler: {facts.compiler}" if facts.compiler else "no C++ compiler: torch needs one for compile in"
-    yield Finding("ok", look.name, "compiler", text if facts.compiler else f"{text} [model], which is off by default")
+    text = f"C++ compiler: {facts.compiler}" if facts.compiler else "no C++ compiler"
+    known = facts.compile_lacks or {}
+    if able := [kind for kind, lacks in known.items() if not lacks]:
+        text += f"; [model] compile can be used on {' and '.join(able)}"
+    for kind, lacks in known.items():
+        text += f"; [model] compile can't be used on {kind}: no {' and no '.join(lacks)}" if lacks else ""
+    if facts.compile_lacks is None and not facts.compiler:  # of an agent that doesn't say it by device
+        text += ": torch needs one for compile in [model], which is off by default"
+    yield Finding("ok", look.name, "compiler", text)
+
+
+def of_compile(look: Look, facts: m.Facts, run: RunFile | None) -> Iterator[Finding]:
+    """Whether a node can compile the model, if the run file wants it there."""
+    if run is None or look.name not in (run.nodes or {look.name}):
+        return
+    table, mode = run.nodes.get(look.name, NodeTable()), on_node(run, look.name).model.compile
+    by_default = facts.system == "Darwin" and "mlx" in facts.libraries and not needs_torch(run)
+    on_mlx = table.backend == "mlx" or (table.backend == "auto" and by_default)
+    lacks = lacks_of(facts.compile_lacks, table.device) if not on_mlx and mode != "off" else None
+    if lacks:
+        text = f'compile is "{mode}" here, but there is no {" and no ".join(lacks)}'
+        do = f'install what is missing, or set compile = "off" in [nodes.{look.name}]'
+        yield Finding("fail", look.name, "compiler", text, do)
 
 
 def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:

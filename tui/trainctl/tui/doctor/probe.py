@@ -13,6 +13,7 @@ from trainctl.protocol.config import addresses, names, run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.machine import facts
+from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
@@ -48,7 +49,7 @@ class Round(NamedTuple):
 def here() -> m.Facts:
     """This machine, as far as it shows without an agent."""
     name = names.node_name()
-    return facts.gather(name, keys.default_folder(), paths.node_directory(name))
+    return facts.gather(name, keys.default_folder(), paths.node_directory(name), devices=read_devices())
 
 
 async def look(name: str, address: str, here: m.Facts) -> Look:

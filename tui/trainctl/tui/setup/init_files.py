@@ -75,7 +75,7 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     every = values.every(answers.steps)
     tables: dict[str, Any] = {
         "run": {"name": answers.name, "steps": answers.steps},
-        "model": {"path": str(answers.model), "dtype": machine.dtype}
+        "model": {"path": str(answers.model), "dtype": "auto"}
         | ({"base": preset.base} if preset is not None and preset.base != "stored" else {})
         | ({"init": "random"} if model.is_random else {}),
         "data": {
@@ -109,7 +109,7 @@ def _preset(answers: Answers, model: Model, machine: ThisMachine) -> Preset | No
 
 def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: ThisMachine) -> dict[str, int]:
     """Samples per pass. Rows are shorter than the longest: twice as many, limited by the tokens that fit the memory."""
-    config = run_file.parse(tables)
+    config = run_file.parse(tables | {"model": tables["model"] | {"dtype": machine.dtype}})
     backend = "torch" if model.encodes_prompts else machine.backend
     fits = values.micro_batch(config, model.facts, backend, machine.device_bytes or machine.memory_bytes)
     if answers.kind == "text":

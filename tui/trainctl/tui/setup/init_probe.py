@@ -19,13 +19,10 @@ from trainctl.protocol.config.model_facts import ModelFacts, read_facts, weight_
 from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine import local_agents
-from trainctl.protocol.machine.devices import capabilities
+from trainctl.protocol.machine import local_agents, nvidia
 from trainctl.protocol.machine.local_agents import LocalAgent
 
 BACKENDS = ("torch", "mlx")
-QUERY_SECONDS = 10.0
-"""Seconds that the driver may take to answer."""
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
 
 
@@ -145,24 +142,23 @@ def machine() -> ThisMachine:
     """This one, as it is now."""
     there = tuple(agent for cluster in local_agents.running() for agent in cluster)
     metal = sys.platform == "darwin" and platform.machine() == "arm64"
-    cuda, name = _cuda()
-    known = capabilities() if cuda else ()
-    preset = preset_of(known[0], name) if known else None
+    cuda, cards = _cuda()
+    known = nvidia.capabilities() if cuda else ()
+    chosen = max(zip(known, cards, strict=False), key=lambda card: card[0], default=None)  # as a rank chooses
     return ThisMachine(
         names.node_name(), backends(), psutil.virtual_memory().total, interfaces(), metal or cuda > 0, cuda, there,
-        preset,
+        preset_of(*chosen) if chosen is not None else None,
     )  # fmt: skip
 
 
-def _cuda() -> tuple[int, str]:
-    """Memory of the smallest NVIDIA GPU here, and the name of the first, as the driver says; 0 without one."""
+def _cuda() -> tuple[int, list[str]]:
+    """Memory of the smallest NVIDIA GPU here, and the names of all, as the driver says; 0 without one."""
     try:
-        words = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
-        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
+        said = nvidia.nvidia_smi("memory.total", "name")
         cards = [line.partition(",") for line in said.splitlines() if line.strip()]
-        return min(int(size) for size, _, _ in cards) * 2**20, cards[0][2].strip()
+        return min(int(size) for size, _, _ in cards) * 2**20, [name.strip() for _, _, name in cards]
     except (OSError, ValueError, subprocess.SubprocessError):
-        return 0, ""
+        return 0, []
 
 
 def backends() -> tuple[str, ...]:

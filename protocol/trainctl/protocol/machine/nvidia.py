@@ -1,0 +1,106 @@
+"""NVIDIA devices of this machine, as their driver numbers them: by NVML, or by nvidia-smi without NVML's module."""
+
+import functools
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+Capability = tuple[int, int]
+"""Compute capability: major and minor."""
+QUERY_SECONDS: Final = 10.0
+"""Longest that the driver may take to answer nvidia-smi."""
+_CARD = re.compile(r"(\d+)\.(\d+),\s*(\S+)")
+
+
+def nvidia_smi(*fields: str) -> str:
+    """These fields of each device, a line each. Raises OSError or SubprocessError without a driver that answers."""
+    words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
+
+
+class Card(NamedTuple):
+    """One device."""
+
+    capability: Capability
+    uuid: str = ""
+
+
+@functools.cache
+def cards() -> tuple[Card, ...]:
+    """All devices in the order of their PCI buses, whatever the environment shows; () without a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return _by_nvidia_smi()
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = [(nvml.nvmlDeviceGetCudaComputeCapability(one), nvml.nvmlDeviceGetUUID(one)) for one in handles]
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return ()
+    return tuple(
+        Card((int(major), int(minor)), uuid.decode() if isinstance(uuid, bytes) else uuid)
+        for (major, minor), uuid in found
+    )
+
+
+@functools.cache
+def driver_version() -> str:
+    """Such as 570.86.10; empty without a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return _driver_by_nvidia_smi()
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+        found = nvml.nvmlSystemGetDriverVersion()
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return ""
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
+def capabilities() -> tuple[Capability, ...]:
+    """Of `cards`."""
+    return tuple(card.capability for card in cards())
+
+
+def visible(chosen: str, by_index: Sequence[Any], by_uuid: Mapping[str, Any]) -> list[Any]:
+    """The devices that `CUDA_VISIBLE_DEVICES` names by index or by the beginning of a UUID, in its order. As in CUDA's
+    programming guide, names after the first one that is unknown or ambiguous count for nothing."""
+    found: list[Any] = []
+    for word in filter(None, (part.strip() for part in chosen.split(","))):
+        if word.isdigit():
+            matching = [by_index[int(word)]] if int(word) < len(by_index) else []
+        else:
+            matching = [device for uuid, device in by_uuid.items() if uuid.startswith(word)]
+        if len(matching) != 1 or matching[0] is None or matching[0] in found:
+            break
+        found += matching
+    return found
+
+
+def _by_nvidia_smi() -> tuple[Card, ...]:
+    try:
+        return parse_cards(nvidia_smi("compute_cap", "uuid"))
+    except (OSError, subprocess.SubprocessError):
+        return ()
+
+
+def _driver_by_nvidia_smi() -> str:
+    try:
+        return next(iter(nvidia_smi("driver_version").split()), "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def parse_cards(text: str) -> tuple[Card, ...]:
+    """Of what `nvidia-smi --query-gpu=compute_cap,uuid` prints; () if a capability is missing, as devices go by their
+    number."""
+    found = [_CARD.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
+    known = [one for one in found if one is not None]
+    return tuple(Card((int(one[1]), int(one[2])), one[3]) for one in known) if len(known) == len(found) else ()
