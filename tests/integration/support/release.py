@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import AgentProcess
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 
 FOLDER = Path(__file__).resolve().parents[2] / "golden" / "release-0.1.0"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text("utf-8"))

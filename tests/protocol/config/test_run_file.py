@@ -68,6 +68,29 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
     assert tomli_w.dumps(run_file.to_dict(config))
 
 
+def test_an_agent_is_sent_what_differs_from_the_defaults() -> None:
+    assert run_file.to_message(run_file.parse(good())) == good()
+    raw = good() | {
+        "nodes": {"studio": {}, "mbp": {"share": 8, "env": {"OMP_NUM_THREADS": "1"}, "attention": "auto"}},
+        "policy": {"micro-batch": {"mode": "on"}}, "data": {"path": "data", "kind": "rows", "held_out": 0.0},
+        "samples": {"prompts": ("Once", ({"role": "user", "content": "Why?"},))},
+        "adapter": {"kind": "lora", "rank": 16},
+    }  # fmt: skip
+    config = run_file.parse(raw)
+    sent = run_file.to_message(config)
+    assert run_file.parse(sent) == config
+    assert sent == raw | {"adapter": {"kind": "lora"}}
+
+
+def test_what_an_earlier_version_lacks_is_refused_with_what_to_do() -> None:
+    said = run_file.with_remedy("unknown field (and 1 more)", "config: nodes.mbp.attention", "mbp")
+    assert said == "unknown to mbp's version of trainctl: upgrade mbp, or leave out nodes.mbp.attention (and 1 more)"
+    said = run_file.with_remedy("'varlen' is not one of auto", "config: model.attention", "mbp")
+    assert said == ("mbp's version of trainctl has no 'varlen', only auto: upgrade mbp, or leave out model.attention")
+    assert run_file.with_remedy(said, "model.attention", "the agent") == said, "a lead has said it of its follower"
+    assert run_file.with_remedy("no such folder: /m", "config: model.path", "mbp") == "no such folder: /m"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
@@ -268,6 +291,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.micro_tokens", 1.5, "must be a whole number"),
         ("data.held_out_path", 1, "must be text"),
         ("calibration.at_start", "always", "'always' is not one of missing, never"),
+        ("calibration.seconds", 4, " of at least 5"),
         ("data.growing", "yes", "must be true or false"),
         ("data.chunk_samples", 0, " of at least 1"),
         ("nodes.studio.cache_path", "caches", "must be an absolute path"),
@@ -295,7 +319,11 @@ def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: 
         ("TRAINCTL_STATE", "/x", ".TRAINCTL_STATE: is reserved because trainctl sets it"),
         ("GLOO_SOCKET_IFNAME", "en0", "is reserved because trainctl sets it"),
         ("MLX_HOSTFILE", "/x", "is reserved because trainctl sets it"),
-        ("NOTIFY_SOCKET", "/x", "is reserved because trainctl sets it"),
+        ("NCCL_SOCKET_IFNAME", "en0", "would have no effect: it is for an engine that trainctl doesn't offer"),
+        ("MLX_IBV_DEVICES", "/x", "network interface with `interface` in [nodes.NAME]"),
+        ("MLX_JACCL_COORDINATOR", "10.0.0.1:1", "would have no effect"),
+        ("MASTER_ADDR", "10.0.0.1", "belongs to torchrun: trainctl numbers ranks itself"),
+        ("NOTIFY_SOCKET", "/x", "belongs to the service manager of the node's agent"),
         ("WITH SPACE", "x", "'WITH SPACE' is not a variable name"),
         ("A=B", "x", "is not a variable name"),
         ("", "x", "'' is not a variable name"),

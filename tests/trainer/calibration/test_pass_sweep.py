@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import Pass
 from trainctl.trainer.calibration.findings import Findings
-from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.pass_sweep import SWEEP_SECONDS, Sweep
 from trainctl.trainer.calibration.step_grid import grid
 from trainctl.trainer.calibration.step_runner import StepTime
 from trainctl.trainer.common.errors import DeviceMemoryError
@@ -34,8 +34,8 @@ class Device:
         self.now += max(seconds, 0.25)
         return Pass(known.micro, seconds, 1000 * known.micro)
 
-    def sweep(self, known=None, most=64):
-        found = Sweep(self, most, self.tried.append, lambda *_: None, lambda: self.now)
+    def sweep(self, known=None, most=64, seconds=SWEEP_SECONDS):
+        found = Sweep(self, most, self.tried.append, lambda *_: None, lambda: self.now, seconds)
         return found.run(known or Findings())
 
 
@@ -89,6 +89,13 @@ def test_what_ran_out_of_memory_is_not_tried_again(room):
 def test_a_slow_device_still_measures_one_sample():
     device = Device(lambda _: 0.01)
     assert [one.micro for one in device.sweep().passes] == [1]
+
+
+@pytest.mark.parametrize("seconds", [1.5, 4.0, 18.0])
+def test_it_takes_about_as_long_as_it_may(seconds):
+    device = Device(rising(64))
+    device.sweep(seconds=seconds)
+    assert 0.5 * seconds < device.now < seconds + 0.75
 
 
 class Steps:

@@ -71,10 +71,13 @@ class Launch:
             raise InvalidInputError("config: nodes", problem)
         fork = await asyncio.to_thread(branching.find, paths, step, node)
         opening = await self.new(config, command, fork)
-        if self._db.followed(run) is None:  # else its lead numbers the events
-            said = await asyncio.to_thread(fork.note, opening.paths, node, command.by)
-            if said is not None:
-                self._context.publisher.publish(said)
+        followed = self._db.followed(run)
+        if followed is not None:  # its lead numbers the events
+            self._context.late_events.add(followed.lead, fork.late_event(opening.paths, node, command.by))
+            return opening
+        said = await asyncio.to_thread(fork.note, opening.paths, node, command.by)
+        if said is not None:
+            self._context.publisher.publish(said)
         return opening
 
     async def new(
@@ -243,5 +246,5 @@ def _source(paths: RunPaths, node: str, out: Collection[str]) -> Source:
 
 
 def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:
-    config, generation = run_file.to_dict(conductor.config), conductor.durable.generation
+    config, generation = run_file.to_message(conductor.config), conductor.durable.generation
     return m.PeerHost(link="", seq=0, run=conductor.run, rank=rank, config=config, generation=generation)

@@ -23,8 +23,10 @@ from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.objectives import objective_name, objective_of
 from trainctl.protocol.config.policies import HELD_OUT_POLICIES, POLICIES, check_policies
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, NodeTable, RunFile
+from trainctl.protocol.config.validation_errors import NO_CHOICE, UNKNOWN_FIELD
 from trainctl.protocol.errors import Collected, InvalidInputError
 
+_EARLIER = "'s version of trainctl"
 PARTIAL_FOLDER = ".trainctl-partial"
 """A hidden folder of files that `trainctl cluster sync` hasn't copied completely; they are no data."""
 _WILDCARDS = frozenset("*?[")
@@ -58,6 +60,38 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
     cleaned: dict[str, Any] = without_none(msgspec.to_builtins(config))
     return cleaned
+
+
+def to_message(config: RunFile) -> dict[str, Any]:
+    """As an agent of any version reads it: without fields at their default, which an earlier version may lack. Within a
+    protocol version no default changes, so that all agents of a run read the same."""
+    return _without_defaults(config)
+
+
+def _without_defaults(table: msgspec.Struct) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return _without_defaults(value) if isinstance(value, msgspec.Struct) else msgspec.to_builtins(value)
+
+    fields = ((field, getattr(table, field.name)) for field in msgspec.structs.fields(table))
+    return {field.encode_name: plain(value) for field, value in fields if value != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """NODEFAULT of a required field, which equals no value."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def with_remedy(problem: str, field: str, node: str) -> str:
+    """What the agent of `node` has against a field of a run file that is valid here; for a field or a choice that it
+    doesn't know, because its version is an earlier one, with what to do. A problem that has it already stays."""
+    first, mark, count = problem.partition(" (and ")  # of several problems, the first is named
+    value, lacks, choices = first.partition(NO_CHOICE)
+    if _EARLIER in problem or not (lacks or first == UNKNOWN_FIELD):
+        return problem
+    said = f"{node}{_EARLIER} has no {value}, only {choices}" if lacks else f"unknown to {node}{_EARLIER}"
+    return f"{said}: upgrade {node}, or leave out {field.removeprefix('config: ')}{mark}{count}"
 
 
 def on_node(config: RunFile, node: str) -> RunFile:

@@ -40,7 +40,7 @@ SumEngine = Annotated[
         "nccl": 'it has not been tried with two NVIDIA GPUs; several GPUs are several ranks: use "gloo". A job on the '
         "GPUs of one machine runs faster under torchrun",
         "jaccl": "it needs Macs joined by Thunderbolt 5 with RDMA turned on, and has not been tried on them; use "
-        '"ring", which needs any network',
+        '"ring", which needs any network. trainctl doctor shows the devices that it would use',
     }}),
 ]  # fmt: skip
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -184,6 +184,7 @@ class EvaluateTable(_Table, frozen=True):
 
 class CalibrationTable(_Table, frozen=True):
     at_start: Literal["missing", "never"] = "missing"  # missing: before its first step where no profile fits
+    seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # less or more shortens or lengthens its passes and steps
 
 
 class SamplesTable(_Table, frozen=True):

@@ -12,6 +12,7 @@ _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "object": "a table",
     "array": "a list", "null": "nothing",
 }  # fmt: skip
+UNKNOWN_FIELD, NO_CHOICE = "unknown field", " is not one of "
 REFUSED = "refused"
 """Key of a type's `msgspec.Meta.extra`: values that it doesn't have, each with the reason."""
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
@@ -27,7 +28,7 @@ def split(text: str) -> tuple[str, str]:
     if missing:
         return f"{field}.{missing[1]}".lstrip("."), "is required but missing"
     if unknown:
-        return f"{field}.{unknown[1]}".lstrip("."), "unknown field"
+        return f"{field}.{unknown[1]}".lstrip("."), UNKNOWN_FIELD
     return field, in_words(problem)
 
 
@@ -53,7 +54,7 @@ def _in_struct(
     for key in value:
         if key not in fields and kind.__struct_config__.forbid_unknown_fields:
             named = getattr(kind, "keys_are_names", False)
-            yield _under(path, key), f"{key!r} is not one of {', '.join(fields)}" if named else "unknown field"
+            yield _under(path, key), f"{key!r}{NO_CHOICE}{', '.join(fields)}" if named else UNKNOWN_FIELD
     for name, field in fields.items():
         if name in value:
             yield from found(value[name], field.type, _under(path, name), strict=strict)
@@ -75,7 +76,7 @@ def _of_choices(value: Any, kind: Any) -> str:
     if isinstance(value, str) and (reason := _reasons(kind).get(value)):
         return f"{value!r} is not supported: {reason}"
     if choices := _choices(plain):
-        return f"{value!r} is not one of {', '.join(map(str, choices))}"
+        return f"{value!r}{NO_CHOICE}{', '.join(map(str, choices))}"
     return _or_a_list(plain) if isinstance(value, str) else ""
 
 

@@ -30,9 +30,9 @@ from trainctl.trainer.backends.load import load
 from trainctl.trainer.calibration import device_speed
 from trainctl.trainer.calibration.data_rate import data_rate
 from trainctl.trainer.calibration.findings import PARTS, Findings, Found, Line, OutOfMemory, Part, Said, Trying, Waits
-from trainctl.trainer.calibration.pass_sweep import Sweep
+from trainctl.trainer.calibration.pass_sweep import SWEEP_SECONDS, Sweep
 from trainctl.trainer.calibration.stages import BEGINS, QUIET, REST, Stages
-from trainctl.trainer.calibration.step_grid import grid
+from trainctl.trainer.calibration.step_grid import GRID_SECONDS, grid
 from trainctl.trainer.calibration.step_runner import StepRunner, give_back_memory
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
@@ -41,7 +41,7 @@ from trainctl.trainer.data.dataset import open_dataset
 LEAST_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
 FORWARD_SECONDS: Final = 4.0
-"""Time for forward passes; a size that would take longer isn't begun, but for the smallest."""
+"""Time for forward passes of a calibration of 60 s; a size that would take longer isn't begun, but for the smallest."""
 WAIT_SECONDS: Final = 10.0
 """Time between two lines of a process that waits."""
 _FAILED: Final = (TrainctlError, OSError, RuntimeError, MemoryError)
@@ -105,20 +105,26 @@ class _Measuring:
 
     def _passes(self) -> dict[str, Any]:
         most = max(self._config.batch.global_, LEAST_SWEPT)
-        sweep = Sweep(self._runner, most, lambda micro: self._try("passes", micro), self._take_pass)
+        sweep = Sweep(
+            self._runner, most, lambda micro: self._try("passes", micro), self._take_pass,
+            seconds=self._part_of(SWEEP_SECONDS),
+        )  # fmt: skip
         return {"passes": sweep.run(self._found).passes}
 
     def _grid(self) -> dict[str, Any]:
         _tell(Said("steps of one effective batch"))
         own = self._config.nodes.get(self._node, NodeTable()).share
         effective = own or self._config.batch.global_
-        found = grid(self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro))
+        found = grid(
+            self._runner, self._found.passes, effective, lambda micro: self._try("grid", micro),
+            self._part_of(GRID_SECONDS),
+        )  # fmt: skip
         return {"grid": found.points, "optimizer_seconds": found.update_seconds, "passes": found.passes}
 
     def _forward(self) -> dict[str, Any]:
-        """Sizes whose training passes fit, the smallest first, until FORWARD_SECONDS have passed."""
+        """Sizes whose training passes fit, the smallest first, until the time for them has passed."""
         _tell(Said("forward passes"))
-        found, deadline = list[Pass](), time.monotonic() + FORWARD_SECONDS
+        found, deadline = list[Pass](), time.monotonic() + self._part_of(FORWARD_SECONDS)
         for one in self._found.passes:
             if not found or time.monotonic() + one.seconds < deadline:
                 self._try("forward", one.micro)
@@ -147,6 +153,10 @@ class _Measuring:
         except OSError:
             return {}
         return {"disk": DiskRate(speed.write, speed.read)}
+
+    def _part_of(self, seconds: float) -> float:
+        """The time of a part that has `seconds` in a calibration of 60 s."""
+        return seconds * self._config.calibration.seconds / 60
 
     def _give_back(self) -> None:
         self._backend.discard()

@@ -11,7 +11,7 @@ from trainctl.protocol.calibration.profile import Pass
 from trainctl.trainer.calibration.findings import Findings
 
 SWEEP_SECONDS: Final = 18.0
-"""Time for the sweep: what would take longer isn't begun, but for the smallest micro-batch."""
+"""Time for the sweep of a calibration of 60 s: what would take longer isn't begun, but for the smallest micro-batch."""
 HALVINGS: Final = 2
 """Times that sizes half-way between the fastest micro-batch and its neighbours are measured."""
 CLOSE: Final = 0.25
@@ -35,13 +35,14 @@ class Sweep:
 
     def __init__(
         self, timer: PassTimer, most: int, trying: Callable[[int], None], found: Callable[[Findings, Pass], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, seconds: float = SWEEP_SECONDS,
     ) -> None:  # fmt: skip
-        self._timer, self._most, self._trying, self._found, self._clock = timer, most, trying, found, clock
+        self._timer, self._most, self._trying, self._found = timer, most, trying, found
+        self._clock, self._seconds = clock, seconds
 
     def run(self, known: Findings) -> Findings:
         """Measure what isn't known yet. Raises DeviceMemoryError after `trying` was called with the size."""
-        deadline = self._clock() + SWEEP_SECONDS
+        deadline = self._clock() + self._seconds
         known = self._doubled(known, deadline)
         if not known.passes:
             return known

@@ -16,7 +16,8 @@ REPEATS: Final = 3
 LONG_SECONDS: Final = 0.5
 """Time of a step above which it is measured once."""
 GRID_SECONDS: Final = 6.0
-"""Time for all sizes; one that would take longer isn't begun, but the fastest is always measured."""
+"""Time for all sizes of a calibration of 60 s; one that would take longer isn't begun, but the fastest is always
+measured."""
 
 
 class Grid(NamedTuple):
@@ -27,18 +28,21 @@ class Grid(NamedTuple):
     passes: tuple[Pass, ...]  # those that were known, with the seconds of faster ones in the steps
 
 
-def grid(runner: StepRunner, passes: Sequence[Pass], effective: int, trying: Callable[[int], None]) -> Grid:
+def grid(
+    runner: StepRunner, passes: Sequence[Pass], effective: int, trying: Callable[[int], None],
+    seconds: float = GRID_SECONDS,
+) -> Grid:  # fmt: skip
     """A point for each measured micro-batch of at most `effective` samples, the fastest first. `trying` receives each
     size before it is measured."""
-    points, updates, deadline = list[GridPoint](), list[float](), time.monotonic() + GRID_SECONDS
+    points, updates, deadline = list[GridPoint](), list[float](), time.monotonic() + seconds
     known = {one.micro: one for one in passes}
     for one in sorted(passes, key=lambda one: -one.rate):
         is_in_time = time.monotonic() + effective / one.rate < deadline
         if one.micro <= effective and (is_in_time or not points):
             trying(one.micro)
             steps = _steps(runner, one.micro, effective)
-            seconds = statistics.median(step.seconds for step in steps)
-            points.append(GridPoint(one.micro, math.ceil(effective / one.micro), seconds))
+            median = statistics.median(step.seconds for step in steps)
+            points.append(GridPoint(one.micro, math.ceil(effective / one.micro), median))
             updates += [step.optimizer_seconds for step in steps]
             known[one.micro] = _fastest(one, effective, steps)
     points.sort(key=lambda point: point.micro)

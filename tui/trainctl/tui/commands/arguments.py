@@ -27,7 +27,7 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
     text = given.pop("config")
     if not text.startswith("@"):
         raise InvalidInputError("config", f"{text!r} must be written as config=@run.toml")
-    return {**verbs.parse_args(verb, given), "config": run_file(Path(text[1:]), {}, local=local).config}
+    return {**verbs.parse_args(verb, given), "config": run_file(Path(text[1:]), {}, local=local).message}
 
 
 def verbs_summary() -> str:

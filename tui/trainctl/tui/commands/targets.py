@@ -116,6 +116,11 @@ class RunFile(NamedTuple):
     unseen: dict[str, str]  # by field, the paths that only another machine may have
     here: tuple[str, ...] = ()  # nodes that are this machine; "" without any in the file
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """What is sent of it to an agent."""
+        return runfile.to_message(runfile.parse(self.config))
+
 
 def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
     """A run file resolved and checked. Raises InvalidInputError naming the file and the field; with several

@@ -25,7 +25,7 @@ class StartDialog(CommandDialog):
         path = Path(text).expanduser()
         if not path.is_file():
             raise InvalidInputError(text, "no such file on this machine: check the path")
-        return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).config})
+        return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).message})
 
     def _agent_is_here(self) -> bool:
         try:
