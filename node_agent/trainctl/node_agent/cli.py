@@ -19,6 +19,7 @@ from trainctl.protocol.config.alert_rules import AlertHooks, check_command, chec
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
@@ -178,6 +179,7 @@ async def _serve(
     metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, require_keys: bool, stall_seconds: float,
     drain_on_term: bool, grace_seconds: float, spot_notice: tuple[str, ...],
 ) -> None:  # fmt: skip
+    import_large("trainctl.node_agent.agent")
     from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
     from trainctl.node_agent.transport import bind

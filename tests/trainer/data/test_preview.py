@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trl
 from tests.trainer.support.chat_model import make_chat_model, questions, write_rows
 
-from trainctl.protocol.batch.data_statistics import TemplateUse, without_end
+from trainctl.protocol.batch.data_statistics import DataStatistics, TemplateUse, without_end
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.preview import preview
@@ -19,6 +20,7 @@ from trainctl.tui.setup.data_preview import statistics_lines
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 RunFile = Callable[..., Any]
+RunPython = Callable[[str], str]
 
 
 @pytest.fixture
@@ -83,6 +85,18 @@ def test_pairs_that_are_equal_as_far_as_they_are_read_teach_nothing(rows_file: R
     assert (found.samples, found.skipped) == (4, 1)
     batch = dataset.batch(np.arange(4))
     assert all((batch.targets[2 * pair] != batch.targets[2 * pair + 1]).any() for pair in range(4))
+
+
+def test_its_process_gives_the_same_without_torch(rows_file: RunFile, run_python: RunPython, tmp_path: Path) -> None:
+    config = rows_file([{"messages": TALK}] * 5, data__held_out=0.0)
+    said, torch = run_python(f"""
+        import sys
+        from trainctl.trainer.data import preview
+        sys.argv = ["preview", {str(tmp_path / "run.toml")!r}, "--node", "here"]
+        assert preview.main() == 0
+        print("torch" in sys.modules)
+    """).splitlines()
+    assert (msgspec.json.decode(said, type=DataStatistics), torch) == (preview(config, 3, "run.toml"), "False")
 
 
 @pytest.mark.parametrize("kind", ["text", "samples"])

@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data import token_cache, tokenizing
 from trainctl.trainer.data.chunk_tokens import Recipe
-from trainctl.trainer.data.chunks import TextTokens, joined, seam, text_chunks
+from trainctl.trainer.data.chunks import LINES_BYTES, TextTokens, joined, seam, text_chunks
 from trainctl.trainer.data.row_tokens import row_tokenizer
 
 LLAMA3 = (
@@ -113,15 +113,20 @@ def test_parts_that_never_agree_are_joined_at_their_border() -> None:
     assert seam([], []) == (0, 0)
 
 
+def long_rows(count: int) -> list[dict[str, str]]:
+    """With a field of 3 KB that isn't tokenized: chunks are cut by bytes."""
+    return [{**row, "source": "x" * 3000} for row in questions(count)]
+
+
 @pytest.fixture
 def rows(tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     model = make_chat_model(tmp_path / "model")
 
-    def make(rows: list[Any], process: bool) -> Any:
+    def make(rows: list[Any], process: bool, tokenizer: str = "model") -> Any:
         monkeypatch.setattr(tokenizing, "PROCESS_BYTES", 0 if process else 10**12)
         path = write_rows(tmp_path / "rows.jsonl", rows)
         config = run_file(
-            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer="model"
+            model__path=str(model), data__path=str(path), data__kind="rows", data__tokenizer=tokenizer
         )  # fmt: skip
         return tokenizing.open_cache(config, tmp_path / f"caches-{process}", "run.toml")
 
@@ -129,18 +134,19 @@ def rows(tmp_path: Path, run_file: Callable[..., Any], monkeypatch: pytest.Monke
 
 
 def test_processes_make_the_cache_that_one_makes(rows: Callable[..., Any], tmp_path: Path) -> None:
-    """Enough rows for three chunks, with the environment that makes the library use one thread."""
-    made = questions(9000)
+    """Enough for three chunks, with the environment that makes the library use one thread."""
+    made = long_rows(400)
+    assert len(json.dumps(made)) > 2 * LINES_BYTES
     one, other = rows(made, process=True), rows(made, process=False)
     assert one.digest == other.digest
     assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.offsets, other.offsets)
-    assert len(one.offsets) == 9001
+    assert len(one.offsets) == 401
     assert [path.name[:7] for path in (tmp_path / "caches-True").iterdir()] == ["tokens-"]
 
 
 def test_a_row_that_a_process_refuses_is_named_by_its_line(rows: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 3001: completion: is empty"):
-        rows([*questions(3000), {"prompt": "a", "completion": ""}], process=True)
+    with pytest.raises(InvalidInputError, match=r"rows\.jsonl: line 201: completion: is empty"):
+        rows([*long_rows(200), {"prompt": "a", "completion": ""}], process=True, tokenizer="bytes")
     assert not [*(tmp_path / "caches-True").iterdir()]
 
 

@@ -75,8 +75,8 @@ class Trainer:
             who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest,
             self._model_files.whole, who.node,
         )  # fmt: skip
-        self._copies = Copies(who.run, who.rank, paths.directory, config.checkpoint, control.send)
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies.start)
+        self._copies = Copies(who.run, who.rank, paths.checkpoints, config.checkpoint, control.send)
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, self._copies)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, progress, status)
@@ -110,6 +110,7 @@ class Trainer:
         self._control.groups.membership = self._membership
         self._control.send(ready)
         self._control.ready = ready
+        self._copies.resume()
         logs.ready(ready)
         return ready
 

@@ -76,7 +76,7 @@ class ForkServer:
     def _be_reducer(self, descriptor: int, server: int) -> NoReturn:
         try:
             self._channel.close()
-            reducer.heed_signals()
+            reducer.reset_signals()
             if os.getppid() != server:  # it died before this process could ask to end with it
                 os._exit(1)
             reducer.serve(Channel(socket.socket(fileno=descriptor)), self._engines)
@@ -102,7 +102,7 @@ def serve(channel: Channel, trainer: int | None = None, whose: str | None = None
     """Be a fork server for the rest of this process, which the process `trainer` has forked, if any. `whose`: see
     `set_title`."""
     set_title("fork server", whose)
-    reducer.heed_signals()
+    reducer.reset_signals()
     if trainer not in (None, os.getppid()):  # it died before this process could ask to end with it
         os._exit(1)
     server = ForkServer(channel)

@@ -39,7 +39,7 @@ from trainctl.trainer.data.chunks import row_chunks
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
 from trainctl.trainer.data.pairs import halves_in
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.data.row_tokens import RowTokenizer, row_tokenizer
+from trainctl.trainer.data.row_tokens import RowTokenizer, import_tokenizers, row_tokenizer
 from trainctl.trainer.data.rows import Conversation, rows_in
 
 _TEMPLATE_ROWS = 200
@@ -151,6 +151,8 @@ def main() -> int:
         run_file.check_paths(config, str(given.run_file), given.node)
         caches = run_file.cache_folder(config, given.node, Path(tempfile.gettempdir()))
         where = str(given.run_file)
+        if given.samples or config.data.kind == "rows":
+            import_tokenizers(config.data.tokenizer)
         kept = run_file.cache_folder(config, given.node, node_directory(given.node or names.node_name()) / "data")
         found = preview(config, given.samples, where, caches if caches.is_dir() else caches.parent, kept)
     except (TrainctlError, OSError) as error:

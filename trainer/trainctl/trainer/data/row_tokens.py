@@ -5,6 +5,7 @@ prompt alone, as in TRL. In a conversation the assistant's turns count, as `chat
 has `{% generation %}`, as it marks them.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,6 +19,7 @@ from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import decoder_start, vocabulary_size
+from trainctl.trainer.common.without_torch import import_without_torch
 from trainctl.trainer.data.byte_tokens import BYTES_BEGIN, ByteTokenizer
 from trainctl.trainer.data.chat_dates import dated
 from trainctl.trainer.data.chat_spans import NotNestedError, Render, Span, assistant_spans, common_length
@@ -50,6 +52,14 @@ def row_tokenizer(model: Path, kind: Literal["bytes", "model"], where: str) -> "
     is_model = (model / "config.json").is_file()
     vocabulary, start = (vocabulary_size(model), decoder_start(model)) if is_model else (None, None)
     return RowTokenizer(tokenizer, model, vocabulary, start)
+
+
+def import_tokenizers(kind: Literal["bytes", "model"]) -> None:
+    """Import what `row_tokenizer` needs, in a process that has no use for torch. If it isn't installed, `row_tokenizer`
+    raises the error."""
+    if kind == "model":
+        with contextlib.suppress(ImportError):
+            import_without_torch("transformers")
 
 
 class RowTokenizer:

@@ -25,6 +25,7 @@ from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.chunk_tokens import Encode
 from trainctl.trainer.data.chunks import Chunk
 from trainctl.trainer.data.growing_lines import ChunkCutter, LineChunk, read_growing
+from trainctl.trainer.data.row_tokens import import_tokenizers
 from trainctl.trainer.data.token_cache import chunk_name, recipe_of, write_chunk
 from trainctl.trainer.data.tokenizing import end_with_input, ended_by_interrupt, make_cache
 
@@ -147,7 +148,10 @@ def main() -> int:
     threading.Thread(target=end_with_input, daemon=True).start()
     try:
         with ended_by_interrupt():
-            for news in seal(run_file.parse(task.config), Path(task.folder), task.where):
+            config = run_file.parse(task.config)
+            if config.data.kind == "rows":
+                import_tokenizers(config.data.tokenizer)
+            for news in seal(config, Path(task.folder), task.where):
                 _say(news)
     except InvalidInputError as error:
         _say(Sealing(refused=(error.where, error.problem)))

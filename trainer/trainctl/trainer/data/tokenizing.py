@@ -24,6 +24,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.common.atomic_folder import make_folder, remove_parts
 from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.data.row_tokens import import_tokenizers
 from trainctl.trainer.data.token_cache import (
     Report,
     TokenCache,
@@ -152,6 +153,8 @@ def main() -> int:
     config = run_file.parse(task.config)
     try:
         with ended_by_interrupt():
+            if config.data.kind == "rows":
+                import_tokenizers(config.data.tokenizer)
             target = Path(task.folder) / cache_name(config)
             cores = usable_cores()
             make_cache(

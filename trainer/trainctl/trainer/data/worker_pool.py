@@ -15,6 +15,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.chunk_tokens import Recipe, SampleTokens
 from trainctl.trainer.data.chunks import Chunk, TextTokens
+from trainctl.trainer.data.row_tokens import import_tokenizers
 
 Result = tuple[TextTokens | SampleTokens, int]
 """What a chunk tokenizes to, and the bytes of its source."""
@@ -107,6 +108,8 @@ def _serve(pipe: "Connection[Any, Chunk]", recipe: Recipe) -> None:
     """A worker's life: one answer for each chunk."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process already
+    if recipe.kind == "rows":
+        import_tokenizers(recipe.tokenizer)
     with contextlib.suppress(EOFError, OSError):
         encode = None
         while True:

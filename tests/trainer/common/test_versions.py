@@ -1,0 +1,33 @@
+"""Versions of what a rank computes with: of imported libraries only, and CUDA's on a CUDA device."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from trainctl.protocol.machine import nvidia
+from trainctl.trainer.common import versions
+
+
+def test_only_libraries_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in versions.MODULES.values():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert list(dict(versions.in_use("cpu"))) == ["python"]
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace())
+    assert list(dict(versions.in_use("gpu Apple M2"))) == ["python", "numpy"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "driver", "device", "found"),
+    [
+        ("12.8", "570.86.10", "cuda:0 NVIDIA H200", {"cuda": "12.8", "driver": "570.86.10"}),
+        (None, "", "cuda:0", {}), ("12.8", "570.86.10", "cpu", {}),
+    ],
+)  # fmt: skip
+def test_cuda_is_named_on_its_devices(
+    monkeypatch: pytest.MonkeyPatch, runtime: str | None, driver: str, device: str, found: dict[str, str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=runtime)))
+    monkeypatch.setattr(nvidia, "driver_version", lambda: driver)
+    known = dict(versions.in_use(device))
+    assert {name: known[name] for name in ("cuda", "driver") if name in known} == found
