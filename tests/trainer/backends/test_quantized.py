@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(
 ) -> None:
     monkeypatch.setattr("trainctl.trainer.backends.torch_quantized.UNPACKED_VALUES", 48 * 256 // parts)
     weight, expected = quantized(how)
-    bias = torch.nn.Parameter(torch.randn(48))
+    bias = torch.nn.Parameter(torch.linspace(-1, 1, 48))
     layer, plain = QuantizedLinear(weight, bias), torch.nn.Linear(256, 48)
     plain.weight, plain.bias = torch.nn.Parameter(torch.from_numpy(expected)), bias
     found = []
@@ -109,7 +108,7 @@ def test_a_packed_layer_computes_and_differentiates_as_a_whole_one(
         y = each(x)
         (y * torch.arange(48)).sum().backward()
         found.append((y.detach(), x.grad))
-    assert all(torch.allclose(one, other, rtol=1e-6, atol=1e-4) for one, other in zip(*found, strict=True))
+    assert all(torch.allclose(one, other, rtol=1e-6, atol=1e-3) for one, other in zip(*found, strict=True))
 
 
 def test_nothing_unpacked_is_kept_for_backward() -> None:
@@ -410,7 +409,30 @@ def test_nf4_is_peft_on_bitsandbytes(run_file: Callable[..., Any], model: Path, 
     assert abs(ours.evaluate(given).losses["tokens"] - whole.evaluate(given).losses["tokens"]) > 1e-3, "packed"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mapped files are read from /proc, which only Linux has")
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+def test_nf4_trains_on_after_an_evaluation(run_file: Callable[..., Any], model: Path, double: bool) -> None:
+    """On a CPU with AVX512-BF16, bitsandbytes evaluates in a layout that has no gradients."""
+    changes = {"model__base": "nf4", "model__double_quantization": double, "adapter": LORA}
+    config = run_file(model__path=str(model), nodes__here={"backend": "torch", "device": "cpu"}, **changes)
+    backend = load(config, config.nodes["here"], "run.toml")
+    given = batches.from_blocks(np.random.default_rng(3).integers(0, 200, (3, 21), dtype=np.int32))
+
+    def gradients() -> tuple[float, dict[str, Any]]:
+        backend.forward(given, 1 / 60)
+        backend.backward()
+        backend.accumulate()
+        found = backend.totals().sums.losses["tokens"], backend.copy_of("accumulators")
+        backend.clear()
+        return found
+
+    loss, before = gradients()
+    assert backend.evaluate(given).losses["tokens"] == pytest.approx(loss, rel=1e-5), "summed in the same type"
+    again, after = gradients()
+    assert again == loss
+    assert all(np.array_equal(after[name], array) for name, array in before.items())
+
+
+@pytest.mark.needs("linux")  # mapped files are read from /proc, which only Linux has
 def test_nf4_keeps_no_whole_weights_of_the_files(model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     loaded = read_model(folder, "run.toml", packing=Nf4(torch.device("cpu"), torch.float32, False))

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from trainctl.protocol.config.model_facts import weight_files
 from trainctl.protocol.config.quantization import quantization_key
 from trainctl.protocol.errors import InvalidInputError, check_installed
+from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.attention import torch_masks
 from trainctl.trainer.backends import library_dropout, rope_config, torch_quantized
 from trainctl.trainer.common.errors import first_line
@@ -36,6 +37,7 @@ def read_model(
     for the head. Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import_large("transformers.modeling_utils")
     import transformers
     from safetensors import SafetensorError
 
@@ -67,6 +69,7 @@ def read_model(
     loaded: torch.nn.Module = model
     if packing:
         _release_files(loaded)
+        _keep_trainable(loaded)
     return loaded
 
 
@@ -75,6 +78,15 @@ def _release_files(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.clone()
+
+
+def _keep_trainable(model: torch.nn.Module) -> None:
+    """Keep the 4-bit layers in the layout that has gradients. On a CPU with AVX512-BF16, an evaluation would change it
+    for good to one whose products have none."""
+    layers: Iterable[Any] = model.modules()
+    for module in layers:
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:
