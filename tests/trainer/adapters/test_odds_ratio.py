@@ -1,4 +1,7 @@
-"""Odds-ratio tuning draws TRL's curve, and its two terms keep a divisor each however the batch is cut."""
+"""Odds-ratio tuning draws TRL's curve, and its two terms keep a divisor each however the batch is cut.
+
+`make test` has 15 steps beside TRL, `make oracles` 50 of an adapter and of all weights.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G, worst
 from tests.trainer.support.preferences import (
+    FEW_STEPS,
     NAMES,
     RATE,
     STEPS,
@@ -38,8 +42,10 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
     return make
 
 
-@pytest.mark.parametrize("adapter", ["lora", pytest.param("full", marks=pytest.mark.oracle)])
-def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str) -> None:
+@pytest.mark.parametrize(("adapter", "steps"), [
+    ("lora", FEW_STEPS), *(pytest.param(adapter, STEPS, marks=pytest.mark.oracle) for adapter in ("lora", "full")),
+])  # fmt: skip
+def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str, steps: int) -> None:
     import datasets
     import torch
     from peft import LoraConfig, get_peft_model
@@ -63,23 +69,24 @@ def test_orpo_is_trl_s(start: Start, tmp_path: Path, adapter: str) -> None:
     words.bos_token = None  # else theirs puts it before the prompts, which the tokenizer itself doesn't
     theirs = Ordered(
         model=model, processing_class=words,
-        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path)),
+        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path, steps)),
         args=ORPOConfig(
-            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=STEPS, per_device_train_batch_size=G,
+            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=steps, per_device_train_batch_size=G,
             learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.999, max_grad_norm=1.0,
             save_strategy="no", logging_steps=1, disable_tqdm=True, bf16=False, dataloader_pin_memory=False,
             max_length=257, beta=0.5, gradient_checkpointing=False,
         ),
     )  # fmt: skip
     theirs.train()
-    assert_as_logged(reports(rig), theirs, ALL_NAMES)
+    assert_as_logged(reports(rig, steps), theirs, ALL_NAMES)
 
 
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4, "alpha": 16.0}, FULL])
-def test_no_cut_of_the_batch_changes_the_loss(start: Start, adapter: dict[str, Any]) -> None:
-    whole = losses(reports(start("torch", adapter=adapter), 6, (G,)))
+@pytest.mark.parametrize("steps", [3, pytest.param(6, marks=pytest.mark.long)])
+def test_no_cut_of_the_batch_changes_the_loss(start: Start, adapter: dict[str, Any], steps: int) -> None:
+    whole = losses(reports(start("torch", adapter=adapter), steps, (G,)))
     for size in (1, 5, 7):
-        assert worst(losses(reports(start("torch", adapter=adapter), 6, (size,))), whole) < 1e-6
+        assert worst(losses(reports(start("torch", adapter=adapter), steps, (size,))), whole) < 1e-6
 
 
 def test_uneven_shares_of_two_ranks_change_no_loss(start: Start, new_ranks: Callable[..., Any], tmp_path: Path) -> None:

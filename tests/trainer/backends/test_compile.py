@@ -1,6 +1,12 @@
-"""Compiled layers: the losses and gradients of others, few compilations, what they need, and whose time they are."""
+"""Compiled layers: the losses and gradients of others, few compilations, what they need, and whose time they are.
+
+`TRAINCTL_COMPILE=all`: each case in CASES is compiled, and each combination of TRACED traced, as `make soak` wants it.
+`make test` takes one of each.
+"""
 
 import contextlib
+import dataclasses
+import importlib.util
 import itertools
 import json
 import os
@@ -15,11 +21,14 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import ROOT
+from tests.trainer.support.compiled_losses import batch, loss_and_gradient
 from tests.waiting import HANG_SECONDS
+from torch._dynamo.utils import counters
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.compilers import compiler_of
+from trainctl.protocol.machine.compilers import compiler_of, lacking, lacks_of
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.backends import torch_compile
 from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.backends.load import load
@@ -40,6 +49,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "autotuned": ({"model__compile": "max-autotune"}, ("4x20",), 1e-5),
 }
 """Changes of the run file, sizes of micro-batches, and the tolerance of a gradient."""
+TRACED: tuple[dict[str, dict[str, Any]], tuple[str, ...], dict[str, dict[str, Any]]] = (
+    {"full": {}, "lora": LORA},
+    ("none", "alternate", "all"),
+    {"text": {}, "rows": {"data__kind": "rows"}, "packs": {"data__kind": "rows", "data__packing": "best-fit"}},
+)
+"""Adapters, gradient checkpointing, and data."""
 
 
 @pytest.mark.needs("compiler")
@@ -50,7 +65,8 @@ def test_losses_and_gradients_are_those_without(run_file: Callable[..., Any], tm
     here = {"backend": "torch", "device": "cpu", "threads": 1}
     run_file(**{"model__compile": "default", "nodes__here": here} | changes)
     words = [sys.executable, "-m", "tests.trainer.support.compiled_losses", str(tmp_path / "run.toml"), *sizes]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    quick = {} if ALL else {"TORCHINDUCTOR_VEC_ISA_OK": "0"}  # to try vector instructions takes half of the time
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **quick}
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3 * HANG_SECONDS, check=False
     )
@@ -67,6 +83,65 @@ def test_losses_and_gradients_are_those_without(run_file: Callable[..., Any], tm
     assert any((tmp_path / "cache" / "trainctl" / "torchinductor").iterdir()), "in the user's own folder"
 
 
+@pytest.fixture
+def trace(run_file: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompileMeter]:
+    """Two passes of a model with compiled layers, whose graphs run as they are; returns its meter."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+    def trace(**changes: Any) -> CompileMeter:
+        config = run_file(**{"model__compile": "default"} | changes)
+        backend = load(config, config.nodes["here"], "run.toml")
+        given = batch(3, 20)
+        if config.data.packing != "none":
+            given = dataclasses.replace(given, positions=np.tile(np.r_[:9, :11].astype(np.int32), (3, 1)))
+        stance: Any = torch.compiler.set_stance
+        with stance("default", force_backend="eager"):
+            losses = [loss_and_gradient(backend, given)[0] for _ in range(2)]
+        assert losses[0] == losses[1]
+        return backend.compile_meter
+
+    torch._dynamo.reset()
+    counters.clear()
+    return trace
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize(
+    "settings", list(itertools.product(*TRACED)) if ALL else [("lora", "all", "text")], ids=" ".join
+)
+def test_a_layer_is_one_graph_whatever_it_computes(
+    trace: Callable[..., CompileMeter], settings: tuple[str, str, str]
+) -> None:
+    adapter, checkpointing, data = settings
+    changes = TRACED[0][adapter] | TRACED[2][data]
+    meter = trace(model__gradient_checkpointing=checkpointing, model__chunked_loss="on", **changes)
+    kinds = (2 if adapter == "lora" else 1) * (2 if checkpointing == "alternate" else 1)
+    assert 1 <= meter.graphs <= kinds, "the first layer's input needs no gradient with an adapter"
+    assert not counters["graph_break"] and not counters["unimplemented"]
+
+
+@pytest.mark.needs("compiler")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize(("is_off", "why"), [(False, "Unsafe side effect"), (True, "_DISABLE may be set")])
+def test_that_nothing_was_compiled_is_said_once(
+    trace: Callable[..., CompileMeter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    is_off: bool, why: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch._dynamo.config, "disable", is_off)
+    forward = torch_lora._Dropout.forward
+
+    def noted(dropout: Any, x: torch.Tensor) -> torch.Tensor:
+        dropout.seen = dropout._channels.to(x.device)  # what recomputation would do again
+        return forward(dropout, x)
+
+    monkeypatch.setattr(torch_lora._Dropout, "forward", noted)
+    assert trace(model__gradient_checkpointing="all", **LORA).graphs == 0
+    found = [one for one in caplog.messages if one.startswith("[model] compile has no effect: ")]
+    assert len(found) == 1 and why in found[0]
+
+
 def test_a_machine_without_a_compiler_is_refused(
     run_file: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,9 +149,29 @@ def test_a_machine_without_a_compiler_is_refused(
     monkeypatch.delenv("CXX", raising=False)
     assert compiler_of("C++") is compiler_of("C") is None
     config = run_file(model__compile="default", nodes__here={"backend": "torch", "device": "cpu"})
-    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.compile: this machine has no C\+\+ compiler; "):
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.compile: this machine has no C\+\+ compiler: "):
         load(config, config.nodes["here"], "run.toml")
     load(config, config.nodes["here"], "run.toml", trains=False)  # nothing to compile
+
+
+def test_what_a_cuda_device_lacks_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert lacking("cuda")[:2] == ("triton", "C compiler")
+    assert lacking("cpu")[0] == "C++ compiler" and "triton" not in lacking("cpu")
+    with pytest.raises(
+        InvalidInputError, match=r"this machine has no triton: install what is missing, or set compile = \"off\""
+    ):
+        torch_compile.check_compiler(torch.device("cuda"), "run.toml")
+    found = {"cuda": ("triton",), "cpu": ()}
+    assert [lacks_of(found, device) for device in ("auto", "cuda:1", "cpu", "mps")] == [
+        ("triton",),
+        ("triton",),
+        (),
+        None,
+    ]
+    assert lacks_of({}, "auto") is lacks_of(None, "cpu") is None
 
 
 @pytest.mark.needs("compiler")

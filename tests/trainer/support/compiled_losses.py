@@ -1,7 +1,7 @@
 """`python -m tests.trainer.support.compiled_losses RUN.toml ROWSxLENGTH ...`: a model with compiled layers and without.
 
 Prints a JSON line: by size the relative differences of loss and gradient, and whether an evaluation has the same bits;
-the compiler's seconds, the forms that were compiled, and the processes that it left.
+the compiler's seconds, the graphs that were compiled, and the processes that it left.
 """
 
 import dataclasses
@@ -50,10 +50,7 @@ def main() -> None:
         equal = plain.evaluate(given).losses == compiled.evaluate(given).losses
         found["sizes"][size] = [abs(other / loss - 1), apart, equal]
         found.setdefault("seconds", compiled.compile_meter.seconds)
-    import torch
-
-    counters: Any = torch._dynamo.utils.counters  # type: ignore[attr-defined]
-    found |= {"graphs": counters["stats"]["unique_graphs"], "left": len(psutil.Process().children())}
+    found |= {"graphs": compiled.compile_meter.graphs, "left": len(psutil.Process().children())}
     print(json.dumps(found))
 
 

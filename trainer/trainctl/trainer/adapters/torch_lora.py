@@ -48,12 +48,12 @@ class _Dropout(torch.nn.Module):
     def __init__(self, lora: Lora, place: int, width: int) -> None:
         super().__init__()
         self._tokens, self._rate = lora.token_keys, lora.table.dropout
-        self._channels = torch.from_numpy(dropout.channel_keys(place, width))
+        # A buffer moves with the model. If `forward` moved it, torch.compile couldn't compile a checkpointed layer.
+        self.register_buffer("_channels", torch.from_numpy(dropout.channel_keys(place, width)), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self._tokens.value is None:
             return x
-        self._channels = self._channels.to(x.device)
         kept = dropout.kept(self._tokens.value, self._channels, dropout.threshold(self._rate))
         return torch.where(kept, x * (1 / (1 - self._rate)), 0)
 

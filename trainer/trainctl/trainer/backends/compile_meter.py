@@ -1,10 +1,11 @@
-"""How long a model's compiler has taken."""
+"""How long a model's compiler has taken, and what it made."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class CompileMeter:
-    """Seconds of all compilations so far; 0 where nothing is compiled."""
+    """Of all compilations so far; 0 where nothing is compiled."""
 
     seconds: float = 0.0
+    graphs: int = 0  # compiled pieces of code; none if the compiler could do nothing with the layers

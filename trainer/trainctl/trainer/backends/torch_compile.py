@@ -11,11 +11,10 @@ Only `forward` and `backward` are compiled. Evaluations, references and answers 
 form.
 """
 
-import importlib.util
+import logging
 import os
 import stat
 import sys
-import sysconfig
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,10 +26,11 @@ import torch
 
 from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.compilers import Language, compiler_of
+from trainctl.protocol.machine.compilers import lacking
 from trainctl.trainer.backends.compile_meter import CompileMeter
 from trainctl.trainer.data.batch import Batch
 
+log = logging.getLogger(__name__)
 MOST_LENGTHS: Final = 8
 """Lengths to which rows are padded where CUDA graphs are recorded: the longest, and each a root of 2 shorter."""
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
@@ -41,7 +41,7 @@ _INSTEAD: Final = 'or set compile = "off" in [nodes.NAME] of this machine'
 
 
 class CompiledLayers:
-    """The decoder layers of one model, compiled by a mode; `meter` counts the seconds."""
+    """The decoder layers of one model, compiled by a mode; `meter` counts seconds and graphs."""
 
     def __init__(
         self, model: torch.nn.Module, mode: Compile, device: torch.device, data: DataTable, where: str
@@ -52,12 +52,15 @@ class CompiledLayers:
         self.mode, self._lengths = mode, lengths_up_to(data.sequence_length)
         self.keeps_graphs = device.type == "cuda" and mode in _GRAPH_MODES  # results are overwritten by the next pass
         _configure(where)
-        self.meter = _meter()
+        self.meter, self._passes = _meter(), 0
         for layer in layers:
             layer.compile(mode=mode, dynamic=None if data.kind == "text" else True)
 
     def prepared(self, batch: Batch) -> Batch:
-        """The batch as a pass takes it; a pass begins."""
+        """The batch as a pass takes it; a pass begins. Warns once if the first pass compiled nothing."""
+        self._passes += 1
+        if self._passes == 2 and not _graphs():
+            log.warning("%s", _no_effect())
         if not self.keeps_graphs:
             return batch
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -76,14 +79,10 @@ def uncompiled(layers: CompiledLayers | None) -> AbstractContextManager[object]:
 
 def check_compiler(device: torch.device, where: str) -> None:
     """Raises InvalidInputError if this machine lacks what compiles for the device."""
-    field, instead = f"{where}: model.compile", _INSTEAD
-    language: Language = "C" if device.type == "cuda" else "C++"
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise InvalidInputError(field, f"triton is not installed here; install it, {instead}")
-    if compiler_of(language) is None:
-        raise InvalidInputError(field, f"this machine has no {language} compiler; install one, {instead}")
-    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        raise InvalidInputError(field, f"Python's header files are not installed here; install them, {instead}")
+    for name in lacking(device.type)[:1]:
+        raise InvalidInputError(
+            f"{where}: model.compile", f"this machine has no {name}: install what is missing, {_INSTEAD}"
+        )
 
 
 def lengths_up_to(longest: int) -> tuple[int, ...]:
@@ -158,17 +157,38 @@ def _fault(folder: Path) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
 
 
+def _graphs() -> int:
+    """How many this process has compiled. Layers of one kind share theirs, even those of several models."""
+    return int(_counters()["stats"]["unique_graphs"])
+
+
+def _no_effect() -> str:
+    found = _counters()
+    reasons = [*found["graph_break"], *found["unimplemented"]]
+    why = "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE may be set in the environment"
+    if reasons:
+        why = f"its reason: {reasons[0].splitlines()[0]}; set TORCH_LOGS=graph_breaks in the environment for the place"
+    return f"[model] compile has no effect: torch.compile made no graph of this model's layers ({why})"
+
+
+def _counters() -> Any:
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
 def _meter() -> CompileMeter:
     """One that counts all compilations; those within another one are part of it."""
     from torch._dynamo.callback import callback_handler
 
-    meter, begun = CompileMeter(), [0.0]
+    meter, begun, before = CompileMeter(), [0.0], _graphs()
 
     def start(_: Any) -> None:
         begun[0] = time.perf_counter()
 
     def end(_: Any) -> None:
         meter.seconds += time.perf_counter() - begun[0]
+        meter.graphs = _graphs() - before
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)

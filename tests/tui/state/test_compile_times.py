@@ -1,0 +1,96 @@
+"""The compiler's time apart from the steps': by the record and live, on the Node screen and in a report."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
+
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.replay import format as recordings
+from trainctl.node_agent.replay.timeline import Timeline
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.whole_run import WholeRunReader
+from trainctl.tui.report import read_facts
+from trainctl.tui.screens import node_view
+from trainctl.tui.state import rank_rows, reducer, step_phases
+from trainctl.tui.state import view_state as md
+from trainctl.tui.text import compile_times
+from trainctl.tui.text.compile_times import Compilation
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
+
+FOUR = run_view(4)
+FORGE = 2
+FIRST = Compilation(1, 1, 41.2)
+NOTHING = step_phases.RecordedPhases()
+
+
+def history(*found: tuple[int, float], size: int = 1, rank: int = FORGE) -> m.History:
+    steps, values = tuple(step for step, _ in found), tuple(value for _, value in found)
+    return m.History(rid="r", series=(m.Series("compile_seconds", rank, size, steps, *[values] * 4),))
+
+
+def test_the_longest_of_each_rank_is_kept_with_its_exact_step() -> None:
+    whole, near = history((0, 41.2), (5000, 9.0), size=100), history((1, 41.2), (2, 3.0))
+    assert compile_times.by_rank([whole]) == {FORGE: Compilation(1, 99, 41.2)}
+    assert compile_times.by_rank([whole, near, history((7, 8.0), rank=0)]) == {FORGE: FIRST, 0: Compilation(7, 7, 8.0)}
+    assert compile_times.by_rank([history()]) == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [(FIRST, "41.2 s at step 1"), (Compilation(5000, 5099, 9.0), "9.00 s in steps 5,000 to 5,099")],
+)
+def test_the_text_names_the_step_or_the_bucket(found: Compilation, text: str) -> None:
+    assert found.text == text
+
+
+def live(*steps: tuple[int, float]) -> md.ViewState:
+    """The fleet of four after steps of forge, with what the compiler took in them; 0 is no compilation."""
+    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(FOUR), CLOCK.at_monotonic)
+    for seq, (step, seconds) in enumerate(steps, 1):
+        values = {"compile_seconds": seconds} if seconds else {}
+        part = msgspec.structs.replace(rank_step(FOUR, step, FORGE, seq=seq), values=values)
+        state = reducer.apply(state, part, CLOCK.at_monotonic)
+    return state
+
+
+def test_what_comes_live_counts_however_long_ago_it_was() -> None:
+    later = [(step, 0.0) for step in range(FOUR.step + 2, FOUR.step + 2 + 4 * reducer.RECENT_LAPS)]
+    state = live((FOUR.step + 1, 12.5), *later)
+    assert step_phases.compiled(state, NOTHING, FORGE) == Compilation(FOUR.step + 1, FOUR.step + 1, 12.5)
+    assert step_phases.compiled(state, step_phases.RecordedPhases(FOUR.run, {}, {FORGE: FIRST}), FORGE) == FIRST
+    assert step_phases.compiled(state, NOTHING, 0) is None
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 22), (120, 38), (200, 58)])
+def test_the_node_screen_shows_it_beside_the_compilers_mode(columns: int, rows: int) -> None:
+    past = step_phases.past_of(FOUR.run, m.History(rid="r", series=()), [history((1, 41.2))])
+
+    def text(past: step_phases.RecordedPhases, state: md.ViewState) -> str:
+        row = rank_rows.rows(state, CLOCK)[FORGE]
+        made, _ = node_view.lines(state, row, past, CLOCK, columns, rows, UNICODE)
+        return "\n".join(plain(line) for line in made)
+
+    assert "compile default" in text(past, live()) and "compiled 41.2 s at step 1" in text(past, live())
+    assert "compiled" not in text(step_phases.RecordedPhases("another", {}, past.compiled), live())
+    came = live((FOUR.step + 1, 12.5))
+    assert f"compiled 12.5 s at step {FOUR.step + 1:,}" in text(NOTHING, came)
+
+
+def test_a_report_finds_the_step_in_a_long_record(tmp_path: Path) -> None:
+    paths, took = RunPaths(tmp_path / "run-1"), {1: 7.5, 350: 41.2, 351: 3.0}
+    paths.logs.mkdir(parents=True)
+    timeline = Timeline(recordings.read(recordings.shipped()), paths.directory.name, 2)
+    with RunDb(paths, resumable=False) as recorder:
+        for number in range(1, 501):
+            played = timeline.played_step(number, 1e9 + number)
+            for part in played.parts[:1] if number in took else ():
+                part.values["compile_seconds"] = took[number]
+            recorder.commit(played.step, tuple(played.parts), 1e9 + number)
+    with WholeRunReader(paths) as reader:
+        first, second = reader.ranks()
+        assert read_facts._compiled(reader, first) == Compilation(350, 350, 41.2)
+        assert read_facts._compiled(reader, second) is None
