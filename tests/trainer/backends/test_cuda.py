@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.trainer.backends.test_pinned_memory import doubled_by_another_process
 from tests.trainer.precision.test_mixed_precision import TOLERANCES, mixed_losses
 from tests.trainer.support.curves import losses, worst
 from tests.trainer.support.quantized_model import quantized_copy
@@ -198,6 +199,15 @@ def test_answers_are_those_of_a_cpu(new_rig: NewRig) -> None:
             rig.train(step, 4)
         found.append(rig.backend.generate([100, 101, 102], how, [], lambda: None))
     assert found[0] == found[1]
+
+
+def test_the_buffer_of_a_sum_is_pinned_where_it_is_shared(new_rig: NewRig) -> None:
+    backend = new_rig("torch", node=GPU).backend
+    for seed in range(2):  # also where the memory was pinned before
+        views = doubled_by_another_process(backend, seed)
+        assert all(torch.from_numpy(array).is_pinned() for array in views.values())
+        del views
+        gc.collect()
 
 
 def test_pinned_arrays_are_reused_and_freed(new_rig: NewRig) -> None:

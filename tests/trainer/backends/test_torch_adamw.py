@@ -42,9 +42,17 @@ def train(backend: Any, first: int, updates: int = UPDATES) -> list[dict[str, np
     return found
 
 
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters of the small model are updated in several pieces, as larger ones are."""
+    monkeypatch.setattr(torch_adamw, "_PIECE_VALUES_ON_CPU", 4096)
+
+
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw"])
 def test_updates_are_bitsandbytes_own(run_file: Callable[..., Any], kind: str) -> None:
     ours = opened(run_file, kind)
+    assert len(ours._optimizer._pieces) > len(ours.shapes)
     start = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in ours.copy_of("weights").items()}
     groups = [
         {"params": [p for p in start.values() if p.ndim >= 2], "weight_decay": 0.1},
@@ -62,6 +70,7 @@ def test_updates_are_bitsandbytes_own(run_file: Callable[..., Any], kind: str) -
     assert (torch.uint8 in stored) == (bits == 8)
 
 
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("kind", [*EIGHT_BIT, "paged-adamw"])
 def test_a_resumed_run_goes_on_to_the_bit(run_file: Callable[..., Any], kind: str) -> None:
     whole, resumed = opened(run_file, kind), opened(run_file, kind)
@@ -95,6 +104,16 @@ def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(run_file: 
             errors = np.abs(found[name] - array), np.abs(theirs - array)
             assert (errors[0] <= errors[1] + 1e-6 * np.abs(array).max()).all(), "the nearest value"
             assert errors[0].any()
+
+
+@given(st.integers(1, 3_000_000), st.integers(16, 2000))
+def test_pieces_are_whole_blocks_and_none_is_too_small_for_8_bits(count: int, blocks: int) -> None:
+    pieces = [*torch_adamw._bounds(count, 256 * blocks)]
+    assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
+    assert pieces[-1][1] == count
+    *before, last = (stop - start for start, stop in pieces)
+    assert all(size == 256 * blocks for size in before)
+    assert last > 4096 or not before
 
 
 @given(

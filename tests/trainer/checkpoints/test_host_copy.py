@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tests.trainer.precision.test_rounding import trained
+from tests.trainer.precision.test_rounding import go_on, trained
 
 from trainctl.trainer.checkpoints.host_copy import HostCopy
 
@@ -21,3 +21,17 @@ def test_a_copy_follows_updates_and_memory_that_moves(run_file: Callable[..., An
         for slot, moments in state.slots.items():
             for name, moment in zip(names, backend._optimizer.moments(slot), strict=True):
                 np.testing.assert_array_equal(moments[name], moment.numpy())
+
+
+def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it_is(
+    run_file: Callable[..., Any],
+) -> None:
+    backend = trained(run_file, "mlx", 1)
+    state = HostCopy(backend).take()
+    for name, array in backend._slots["exp_avg"].items():
+        assert np.shares_memory(state.slots["exp_avg"][name], np.asarray(array)), name
+    before = {name: array.copy() for name, array in state.weights.items()}
+    go_on(backend, 1, 3)
+    for name, array in before.items():
+        np.testing.assert_array_equal(state.weights[name], array)
+        assert np.any(backend.copy_of("weights")[name] != array), name

@@ -35,7 +35,7 @@ def make_model(folder: Path) -> None:
     demo_assets.make_model(folder, shape | {"vocab_size": 8192})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
+@pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", BARS if ALL else [SMALL], ids=" ".join)
 def test_the_peak_is_below_the_bar(run_file: Callable[..., Any], tmp_path: Path, case: tuple[str, str, str]) -> None:

@@ -344,9 +344,19 @@ class Backend(ABC):
         self.updates = state.updates
         self._restore_random(state.random)
 
+    def unchanging_arrays(self, part: Part) -> dict[str, Array] | None:
+        """A part as it is now, in arrays of main memory that no later call writes to, without a copy of those that are
+        in float32. They hold their memory as long as they are kept. None: it has to be copied out."""
+        return None
+
     def host_arrays(self) -> dict[str, Array]:
         """Arrays of the model's names and shapes, with any contents, to copy parts into again and again."""
         return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+
+    def pin(self, flat: Array) -> None:
+        """Speed up copies to and from this memory, which every step makes, until the array is freed; where the device
+        gains nothing by that, it does nothing. Takes about as long as a few copies. Main thread."""
+        return
 
     def copy_of(self, part: Part) -> dict[str, Array]:
         """A part by Hugging Face name."""

@@ -12,6 +12,7 @@ from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.devices import resolve_alone
+from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends import document_mask
 from trainctl.trainer.backends.base import Backend, BackendName, Parts
@@ -64,6 +65,7 @@ def _resolved(config: RunFile, node: NodeTable, where: str) -> RunFile:
 
 
 def _backend(name: BackendName) -> type[Backend]:
+    import_large(_MODULES[name])
     if name == "mlx":
         from trainctl.trainer.backends.mlx_backend import MlxBackend
 

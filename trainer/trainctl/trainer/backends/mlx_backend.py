@@ -49,6 +49,7 @@ from trainctl.trainer.backends.chunked_loss import MlxChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.mlx_model import flat, read_model, set_dtype
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums, Vocabulary
 from trainctl.trainer.precision.mlx_weights import (
@@ -225,7 +226,9 @@ class MlxBackend(Backend):
     def compute(self) -> Compute:
         tf32 = None if self.device == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
         dtype = str(self._dtype).removeprefix("mlx.core.")
-        return Compute(dtype, tf32, attention="mx.fast", weights=self.parts.weights_in(dtype))
+        return Compute(
+            dtype, tf32, attention="mx.fast", weights=self.parts.weights_in(dtype), versions=in_use(self.device)
+        )
 
     def reset_peak(self) -> None:
         if self._host is not None:
@@ -254,8 +257,16 @@ class MlxBackend(Backend):
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():
-            whole = array if array.dtype == mx.float32 else array.astype(mx.float32)
-            np.copyto(arrays[name], _turned(np.asarray(whole), self._places[name]))  # of the array's own memory
+            np.copyto(arrays[name], self._on_host(name, array))
+
+    def unchanging_arrays(self, part: Part) -> dict[str, Array]:
+        """MLX never writes to an array that something else refers to."""
+        return {name: self._on_host(name, array) for name, array in self._part(part).items()}
+
+    def _on_host(self, name: str, array: Any) -> Array:
+        """In float32, as stored: the array's own memory, which the CPU can read."""
+        stored: Array = _turned(np.asarray(array.astype(mx.float32)), self._places[name])
+        return stored
 
     def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
         given = {name: mx.array(_turned(arrays[name], self._places[name])) for name in self.shapes}

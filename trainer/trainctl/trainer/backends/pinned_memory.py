@@ -25,12 +25,13 @@ def pinned_arrays(shapes: Iterable[tuple[int, ...]]) -> list[Array]:
     ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64)
     flat = np.empty(int(ends[-1]) if len(ends) else 0, np.float32)
     if flat.size:
-        _register(flat)
+        register(flat)
     return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=False)]
 
 
-def _register(flat: Array) -> None:
-    """Until the array is freed."""
+def register(flat: Array) -> None:
+    """Pin an array's memory where it is, until the array is freed; nothing where the driver refuses it. The memory may
+    be shared with other processes. To be called by the thread that uses the device."""
     driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = flat.ctypes.data
     if int(driver.cudaHostRegister(address, flat.nbytes, _FOR_ALL_DEVICES)) == 0:

@@ -22,6 +22,8 @@ from trainctl.trainer.precision.torch_weights import TorchWeights
 
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
+_FEWEST_VALUES = 4096
+"""Fewest values of a parameter whose moments bitsandbytes keeps in 8 bits: the library's default."""
 _NEIGHBOURS = (0, 1, -1, 2, -2)
 """Distances, in the last place of a float32, at which a block's largest magnitude is looked for."""
 
@@ -81,8 +83,9 @@ def adamw(weights: TorchWeights, table: OptimizerTable) -> AdamW:
     return _Pieces(weights, table) if masters is None else _Fused(weights, masters, table)
 
 
-def _groups(parameters: Parameters, table: OptimizerTable) -> list[dict[str, Any]]:
-    matrices, others = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
+def _groups(parameters: Parameters, decayed: Sequence[bool], table: OptimizerTable) -> list[dict[str, Any]]:
+    matrices = [p for p, decays in zip(parameters, decayed, strict=True) if decays]
+    others = [p for p, decays in zip(parameters, decayed, strict=True) if not decays]
     found = ({"params": matrices, "weight_decay": table.weight_decay}, {"params": others, "weight_decay": 0.0})
     return [group for group in found if group["params"]]
 
@@ -91,7 +94,7 @@ class _Fused(AdamW):
     """torch's, which reads and writes each value once."""
 
     def __init__(self, weights: TorchWeights, masters: Parameters, table: OptimizerTable) -> None:
-        betas, groups = (table.beta1, table.beta2), _groups(masters, table)
+        betas, groups = (table.beta1, table.beta2), _groups(masters, [p.ndim >= 2 for p in masters], table)
         self._weights, self._masters = weights, masters
         self._optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
         for parameter in masters:
@@ -224,19 +227,30 @@ def _grouped(sizes: Sequence[int], most: int) -> Iterator[range]:
 
 
 class _BitsAndBytes(AdamW):
-    """bitsandbytes'. Of a parameter with fewer than 4,096 values, the moments stay in float32. Where weights have no
-    float32 form, the library is given one parameter's at a time."""
+    """bitsandbytes', on a piece of a parameter at a time: on a CPU it takes several float32 values for each one that it
+    updates. A piece is whole blocks, so each value is updated as in the whole. Of a parameter with fewer than 4,096
+    values, the moments stay in float32."""
 
     def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         import bitsandbytes
 
         library: Any = bitsandbytes.optim
         self._weights, self._whole = weights, weights.masters is not None
-        self._masters = weights.masters or [torch.nn.Parameter(p.detach()) for p in weights.parameters]
-        self._paged = table.kind.startswith("paged-") and self._masters[0].device.type == "cuda"
+        held = weights.masters or weights.parameters
+        on_cpu = held[0].device.type == "cpu"
+        self._paged = table.kind.startswith("paged-") and held[0].device.type == "cuda"
+        self._pieces = [
+            (index, start, stop)
+            for index, parameter in enumerate(held)
+            for start, stop in _bounds(parameter.numel(), _PIECE_VALUES_ON_CPU if on_cpu else _PIECE_VALUES)
+        ]
+        self._masters = [
+            torch.nn.Parameter(held[index].detach().view(-1)[start:stop]) for index, start, stop in self._pieces
+        ]
+        decayed = [weights.parameters[index].ndim >= 2 for index, _, _ in self._pieces]
         self._optimizer = library.AdamW(
-            _groups(self._masters, table), lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon,
-            optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
+            _groups(self._masters, decayed, table), lr=table.learning_rate, betas=(table.beta1, table.beta2),
+            eps=table.epsilon, optim_bits=8 if table.kind.endswith("-8bit") else 32, is_paged=self._paged,
         )  # fmt: skip
         places: dict[torch.nn.Parameter, tuple[Any, int, int]] = {}
         for row, group in enumerate(self._optimizer.param_groups):
@@ -253,19 +267,19 @@ class _BitsAndBytes(AdamW):
     def update(self, learning_rate: float, gradients: Gradients) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        for index, (master, gradient) in enumerate(zip(self._masters, gradients, strict=True)):
+        for at, ((index, start, stop), master) in enumerate(zip(self._pieces, self._masters, strict=True)):
             if not self._whole:
-                master.data = self._weights.values(index)
-            master.grad = gradient
-            self._update_one(index, master)
+                master.data = self._weights.piece(index, start, stop)
+            master.grad = gradients[index].reshape(-1)[start:stop]
+            self._update_one(at, master)
             master.grad = None
-            self._weights.store(index, 0, master.data.view(-1), self.updates)
+            self._weights.store(index, start, master.data, self.updates)
             if not self._whole:
                 master.data = master.data.new_empty(0)
 
-    def _update_one(self, index: int, master: torch.nn.Parameter) -> None:
+    def _update_one(self, at: int, master: torch.nn.Parameter) -> None:
         """As the library's own `step` does for each parameter."""
-        group, row, column = self._places[index]
+        group, row, column = self._places[at]
         self._optimizer.prefetch_state(master)
         self._optimizer.update_step(group, master, row, column)
         if self._paged:  # its copies run beside torch's
@@ -288,10 +302,15 @@ class _BitsAndBytes(AdamW):
             state["step"] = count
 
     def moments(self, slot: str) -> list[torch.Tensor]:
-        return [_unpacked(*stored) if stored[1] is not None else stored[0] for stored in self._stored(slot)]
+        found: list[list[torch.Tensor]] = [[] for _ in self._weights.parameters]
+        for (index, _, _), stored in zip(self._pieces, self._stored(slot), strict=True):
+            found[index].append(_unpacked(*stored) if stored[1] is not None else stored[0])
+        whole = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found)
+        return [values.view(p.shape) for values, p in zip(whole, self._weights.parameters, strict=True)]
 
     def set_moments(self, slot: str, values: Sequence[torch.Tensor]) -> None:
-        for (moment, largest, numbers), value in zip(self._stored(slot), values, strict=True):
+        for (index, start, stop), (moment, largest, numbers) in zip(self._pieces, self._stored(slot), strict=True):
+            value = values[index].reshape(-1)[start:stop]
             if largest is None:
                 moment.copy_(value)
             else:
@@ -300,13 +319,22 @@ class _BitsAndBytes(AdamW):
                 largest.copy_(magnitudes)
 
     def _stored(self, slot: str) -> Iterator[tuple[torch.Tensor, Any, Any]]:
-        """Of each parameter: the moment, or its codes with the blocks' largest magnitudes and the numbers that codes
+        """Of each piece: the moment, or its codes with the blocks' largest magnitudes and the numbers that codes
         select. A paged tensor is one of the host's to torch, so the device must be done with it."""
         if self._paged:
             torch.cuda.synchronize()
         index = 1 + ADAMW_SLOTS.index(slot)
         for state in self._states:
             yield state[f"state{index}"], state.get(f"absmax{index}"), state.get(f"qmap{index}")
+
+
+def _bounds(count: int, most: int) -> Iterator[tuple[int, int]]:
+    """Of pieces of so many values; the last one may have more, never so few that its moments would stay in float32."""
+    start = 0
+    while count - start > most + _FEWEST_VALUES:
+        yield start, start + most
+        start += most
+    yield start, count
 
 
 def _unpacked(codes: torch.Tensor, largest: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.attention import torch_varlen
 from trainctl.trainer.attention.document_bounds import VARLEN
-from trainctl.trainer.backends import torch_generation
+from trainctl.trainer.backends import pinned_memory, torch_generation
 from trainctl.trainer.backends.activation_checkpointing import checkpoint_torch
 from trainctl.trainer.backends.base import (
     ADAMW_SLOTS,
@@ -37,12 +37,18 @@ from trainctl.trainer.backends.base import (
 )
 from trainctl.trainer.backends.chunked_loss import TorchChunks, chunking_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
-from trainctl.trainer.backends.pinned_memory import pinned_arrays
 from trainctl.trainer.backends.torch_adamw import adamw, check_optimizer
 from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
-from trainctl.trainer.backends.torch_device import choose_device, choose_kernels, limit_memory, memory_cap
+from trainctl.trainer.backends.torch_device import (
+    choose_device,
+    choose_kernels,
+    limit_memory,
+    memory_cap,
+    warn_of_slow_type,
+)
 from trainctl.trainer.backends.torch_model import Nf4, read_model
 from trainctl.trainer.backends.torch_outputs import TorchOutputs
+from trainctl.trainer.common.versions import in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.precision.torch_gradients import accumulate
@@ -109,6 +115,7 @@ class TorchBackend(Backend):
         if parts.optimizer is not None:
             check_optimizer(parts.optimizer, device, where)
         choose_kernels(device, node, tf32=config.model.tf32)
+        warn_of_slow_type(device, config.model.computed)
         torch.manual_seed(config.run.seed)
         trained = parts.adapter is None and parts.optimizer is not None
         held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
@@ -268,6 +275,7 @@ class TorchBackend(Backend):
             weights=self.parts.weights_in(dtype),
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
+            versions=in_use(self.device),
         )
 
     def reset_peak(self) -> None:
@@ -325,12 +333,19 @@ class TorchBackend(Backend):
     def host_arrays(self) -> dict[str, Array]:
         if self._device.type != "cuda":
             return super().host_arrays()
-        return dict(zip(self.shapes, pinned_arrays(self.shapes.values()), strict=True))
+        return dict(zip(self.shapes, pinned_memory.pinned_arrays(self.shapes.values()), strict=True))
+
+    def pin(self, flat: Array) -> None:
+        if self._device.type == "cuda":
+            pinned_memory.register(flat)
 
     @torch.no_grad()
     def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
-        if part == "accumulators":
-            self._totals = [tensor.to(self._device) for tensor in self._on_host(arrays)]  # on a CPU the arrays' memory
+        if part == "accumulators":  # on a CPU the arrays' memory
+            on_cuda = self._device.type == "cuda"
+            self._totals = [tensor.to(self._device, non_blocking=on_cuda) for tensor in self._on_host(arrays)]
+            if on_cuda:
+                self.wait()  # the arrays may be written to afterwards
             return
         if part == "weights":
             for index, array in enumerate(self._on_host(arrays)):

@@ -1,11 +1,12 @@
-"""A copy of a backend's state in main memory, which a checkpoint is written from while training continues."""
+"""A backend's state of one step in main memory, which a checkpoint is written from while training continues."""
 
 from trainctl.trainer.backends.base import Array, Backend, Part, State
 from trainctl.trainer.common.errors import first_line
 
 
 class HostCopy:
-    """Its arrays are made once and used again: fresh memory would take longer to touch than to fill."""
+    """Where the library writes to its arrays in place, they are copied into arrays that are made once and used again:
+    fresh memory would take longer to touch than to fill."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -30,6 +31,8 @@ class HostCopy:
         self._arrays.clear()
 
     def _copy(self, part: Part) -> dict[str, Array]:
+        if (unchanging := self._backend.unchanging_arrays(part)) is not None:
+            return unchanging
         arrays = self._arrays.get(part) or self._backend.host_arrays()
         self._arrays[part] = arrays
         self._backend.copy_out(part, arrays)

@@ -173,6 +173,7 @@ class ReducerGroup(Group):
         self._index = form.ranks.index(rank)
         self._ports: list[socket.socket] = []
         self._reduced: Reduced | None = None
+        self._is_pinned = False
         words = max(layout.elements + tail_words(len(form.ranks), _MOST_TAIL_VALUES), len(form.ranks) * _DIGEST_WORDS)
         try:
             self._buffer = SharedBuffer.create(words)
@@ -231,6 +232,9 @@ class ReducerGroup(Group):
     # ------------------------------------------------------------ sums
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+        if not self._is_pinned:
+            self._is_pinned = True
+            backend.pin(self._buffer.floats)
         backend.copy_out("accumulators", self._arrays)
         numbers = tail.numbers()
         slots = self._buffer.floats[self._layout.elements :][: tail_words(len(self._form.ranks), len(numbers))]

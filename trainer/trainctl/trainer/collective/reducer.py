@@ -103,7 +103,7 @@ def serve(
 ) -> NoReturn:
     """Be a reducer, with the engines that are `ready`, for the rest of this process. `whose`: see `set_title`."""
     set_title("standby reducer", whose)
-    heed_signals()
+    reset_signals()
     orders: SimpleQueue[tuple[Order, list[int]]] = SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="channel", daemon=True).start()
     reducer = Reducer(ready)
@@ -118,7 +118,7 @@ def serve(
             _answer(channel, Done())
 
 
-def heed_signals() -> None:
+def reset_signals() -> None:
     """A trainer blocks the signals that end it, and so would what it starts. They end a reducer at once, even where
     no Python code runs; and on Linux it ends with the process that made it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):

@@ -1,0 +1,89 @@
+"""Memory shared with a reducer is pinned where it is, and let go before it is unmapped; on a CPU nothing is pinned."""
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainctl.trainer.backends import pinned_memory
+from trainctl.trainer.backends.base import Array, Backend
+from trainctl.trainer.collective.shared_buffer import Layout, SharedBuffer
+
+
+class Driver:
+    """The part of CUDA's runtime that pins memory. It reads what it is given, as the real one does."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}  # bytes by address
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert flags == 1
+        self.pinned[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.pinned[address]
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    return made
+
+
+def test_a_shared_buffer_stays_pinned_as_long_as_a_view_of_it_is_held(driver: Driver) -> None:
+    buffer = SharedBuffer.create(100)
+    views = Layout({"a": (10, 3), "b": (7,)}, "").views(buffer.floats)
+    address = buffer.floats.ctypes.data
+    pinned_memory.register(buffer.floats)
+    assert driver.pinned == {address: 400}
+    views["a"][...] = 2.0
+    buffer.close()
+    del buffer
+    gc.collect()
+    assert driver.pinned == {address: 400} and float(views["a"].sum()) == 60.0
+    views.clear()
+    gc.collect()
+    assert driver.pinned == {}
+
+
+def test_arrays_of_one_block_are_pinned_together(driver: Driver) -> None:
+    first, second = pinned_memory.pinned_arrays([(4, 2), (3,)])
+    assert driver.pinned == {first.ctypes.data: 4 * 11} and second.ctypes.data == first.ctypes.data + 4 * 8
+    del first, second
+    gc.collect()
+    assert driver.pinned == {}
+    assert pinned_memory.pinned_arrays([]) == []
+
+
+def doubled_by_another_process(backend: Backend, seed: int) -> dict[str, Array]:
+    """Accumulators that go to a buffer, are doubled there by another mapping of it, as a reducer has one, and come
+    back; the buffer's arrays."""
+    random = np.random.default_rng(seed)
+    given = {name: random.normal(size=shape).astype(np.float32) for name, shape in backend.shapes.items()}
+    layout = Layout(backend.shapes, "")
+    buffer = SharedBuffer.create(layout.elements)
+    other = SharedBuffer(os.dup(buffer.descriptor), buffer.size_bytes)
+    views = layout.views(buffer.floats)
+    backend.pin(buffer.floats)
+    backend.copy_in("accumulators", given)
+    backend.copy_out("accumulators", views)
+    other.floats *= 2
+    backend.copy_in("accumulators", views)
+    found = backend.copy_of("accumulators")
+    assert all(np.array_equal(found[name], 2 * array) for name, array in given.items())
+    other.close()
+    buffer.close()
+    return views
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+def test_a_rank_on_a_cpu_pins_nothing(driver: Driver, new_rig: Callable[..., Any], library: str) -> None:
+    doubled_by_another_process(new_rig(library).backend, 0)
+    assert driver.pinned == {}
