@@ -1,5 +1,6 @@
 """Copies of checkpoints elsewhere: only complete ones, continued where a try broke off, and never removed meanwhile."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,9 +23,10 @@ from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.base import State
-from trainctl.trainer.checkpoints import copies, copy_process, files, retention
+from trainctl.trainer.checkpoints import copies, copy_process, files, pending_copy, retention
 from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.copy_process import CopyError, Line, copy_newest, to_path, to_rsync
+from trainctl.trainer.checkpoints.pending_copy import PendingCopy
 
 SOON = (0.01, 0.01)
 
@@ -100,7 +102,12 @@ def test_a_command_is_the_node_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
         copies.check(table, "run.toml")
     monkeypatch.setenv(copies.COMMAND_VARIABLE, "cp -r {folder} '/a b'")
     copies.check(table, "run.toml")
-    assert Copies("run-1", 0, Path("/run"), table, lambda _: None)._argv[-4:] == ["cp", "-r", "{folder}", "/a b"]
+    assert Copies("run-1", 0, Path("/run/checkpoints"), table, lambda _: None)._argv[-4:] == [
+        "cp",
+        "-r",
+        "{folder}",
+        "/a b",
+    ]
 
 
 def test_a_copy_that_broke_off_is_continued(run: Path, tmp_path: Path) -> None:
@@ -217,39 +224,182 @@ def test_a_newer_one_that_comes_meanwhile_is_copied_afterwards(run: Path) -> Non
     assert copied == ["step-3", "step-4"]
 
 
-def test_what_is_being_copied_stays_and_only_one_process_copies(run: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A FIFO that a command for copies reads a line of before it ends."""
+    made = tmp_path / "gate"
+    os.mkfifo(made)
+    return made
+
+
+def copier(run: Path, *where: str) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), *where]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def waits_for_its_turn(pid: int) -> bool:
+    return any(Path(file.path).name == copy_process.LOCK for file in psutil.Process(pid).open_files())
+
+
+def lines_of(process: "subprocess.Popen[str]") -> list[tuple[int, str]]:
+    """What it has said of which step, once it has ended well."""
+    out, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0
+    return [(line["step"], line["state"]) for line in map(json.loads, out.splitlines())]
+
+
+def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(
+    run: Path, tmp_path: Path, gate: Path
+) -> None:
     for step in (1, 2, 3):
         written(run, step)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    words = [sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--", "sh", "-c"]
-    with subprocess.Popen([*words, f"read line < {gate}"], stdout=subprocess.PIPE) as held:
+    (tmp_path / "there").mkdir()
+    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
         wait_for(lambda: copy_process.step_in_copy(run / "checkpoints"))
         for step in (4, 5):
             written(run, step)
         retention.prune(run / "checkpoints", 2, [])
         assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4", "step-3"]
-        assert process(run, "--to", str(tmp_path / "there")) == (3, [])
-        for step in (3, 5):
-            wait_for(lambda at=step: copy_process.step_in_copy(run / "checkpoints") == at)
+        with copier(run, "--to", str(tmp_path / "there")) as other:
+            wait_for(lambda: waits_for_its_turn(other.pid))
             gate.write_text("continue\n")
-        assert held.wait(HANG_SECONDS) == 0
+            wait_for(lambda: copy_process.step_in_copy(run / "checkpoints") == 5)
+            assert not [*(tmp_path / "there").iterdir()], "the other one has not begun"
+            gate.write_text("continue\n")
+            assert lines_of(held) == [(3, "copying"), (3, "copied"), (5, "copying"), (5, "copied")]
+            assert lines_of(other) == [(5, "copying"), (5, "copied")], "its trainer hears how the copy went"
     retention.prune(run / "checkpoints", 2, [])
     assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]
 
 
-def test_a_trainer_passes_on_what_happens_to_the_copy(run: Path, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_gives_up_its_turn(run: Path, tmp_path: Path, gate: Path) -> None:
     written(run, 3)
-    said: list[Any] = []
     (tmp_path / "there").mkdir()
-    table = CheckpointTable(copy_to=str(tmp_path / "there"))
-    copying = Copies("run-1", 0, run, table, said.append)
-    copying.start()
-    wait_for(lambda: said and said[-1].state == "copied")
-    written(run, 4)
-    copying.start()
-    wait_for(lambda: said[-1].step == 4 and said[-1].state == "copied")
-    copying.close()
-    assert [(one.step, one.state) for one in said] == [(3, "copying"), (3, "copied"), (4, "copying"), (4, "copied")]
-    assert isinstance(said[0], m.CheckpointCopy)
-    assert said[0].to == table.copy_to
+    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
+        wait_for(psutil.Process(held.pid).children)
+        with copier(run, "--to", str(tmp_path / "there")) as other:
+            wait_for(lambda: waits_for_its_turn(other.pid))
+            killed_with_children(held.pid)
+            assert lines_of(other) == [(3, "copying"), (3, "copied")]
+    assert checkpoints.verify(tmp_path / "there" / "run-1" / "checkpoints" / "step-3").step == 3
+
+
+def test_a_process_whose_trainer_ended_while_it_waited_copies_nothing(run: Path, tmp_path: Path, gate: Path) -> None:
+    """Else one would be left of each life of a trainer, and copy the same checkpoint again."""
+    written(run, 3)
+    there = tmp_path / "there"
+    there.mkdir()
+    words = (sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(run), "--to", str(there))
+    with copier(run, "--", "sh", "-c", f"read line < {gate}") as held:
+        wait_for(lambda: copy_process.step_in_copy(run / "checkpoints"))
+        started = ["sh", "-c", '"$@" > /dev/null & echo $!; read line', "sh", *words]
+        with subprocess.Popen(started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout is not None
+            other = psutil.Process(int(trainer.stdout.readline()))
+            wait_for(lambda: waits_for_its_turn(other.pid))
+            trainer.kill()
+        gate.write_text("continue\n")
+        assert lines_of(held) == [(3, "copying"), (3, "copied")]
+    other.wait(HANG_SECONDS)
+    assert not [*there.iterdir()]
+
+
+def killed_with_children(pid: int) -> None:
+    process = psutil.Process(pid)
+    process.suspend()
+    for one in (*process.children(recursive=True), process):
+        one.kill()
+
+
+class Trainer:
+    """The copies of one life of a trainer, and what the agent gets of them."""
+
+    def __init__(self, run: Path, to: str) -> None:
+        self.said: list[Any] = []
+        self.copies = Copies("run-1", 0, run / "checkpoints", CheckpointTable(copy_to=to), self.said.append)
+
+    def has(self, *outcomes: tuple[int, str]) -> bool:
+        return [(one.step, one.state) for one in self.said] == [*outcomes]
+
+    def writes(self, run: Path, step: int) -> None:
+        with self.copies.after(step):
+            written(run, step)
+
+
+def test_a_trainer_passes_on_what_happens_to_the_copy(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    trainer = Trainer(run, str(tmp_path / "there"))
+    trainer.writes(run, 3)
+    wait_for(lambda: trainer.has((3, "copying"), (3, "copied")))
+    trainer.writes(run, 4)
+    wait_for(lambda: trainer.has((3, "copying"), (3, "copied"), (4, "copying"), (4, "copied")))
+    trainer.copies.close()
+    assert isinstance(trainer.said[0], m.CheckpointCopy)
+    assert trainer.said[0].to == str(tmp_path / "there")
+    assert pending_copy.read(run / "checkpoints") is None
+
+
+def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_at_the_next_start(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Path
+) -> None:
+    monkeypatch.setenv(copies.COMMAND_VARIABLE, f"sh -c 'read line < {gate}' copy")
+    before = {child.pid for child in psutil.Process().children()}
+    first = Trainer(run, "command")
+    first.writes(run, 3)
+    (process,) = wait_for(lambda: [one for one in psutil.Process().children() if one.pid not in before])
+    wait_for(process.children)
+    killed_with_children(process.pid)
+    wait_for(lambda: first.has((3, "copying"), (3, "failed")))
+    first.copies.close()
+    assert first.said[-1].problem == "the process that copies was ended by SIGKILL"
+    second = Trainer(run, "command")
+    second.copies.resume()
+    gate.write_text("continue\n")
+    wait_for(lambda: second.has((3, "copying"), (3, "copied")))
+    second.copies.close()
+    third = Trainer(run, "command")
+    third.copies.resume()
+    third.copies.close()
+    assert not third.said, "a copy that is complete is not made again"
+
+
+def test_a_trainer_that_leaves_before_the_copy_is_done_leaves_it_to_the_next(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the checkpoint is complete, then before the copy begins; the run may have ended since."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(Copies, "start", lambda _: None)
+    killed = Trainer(run, str(tmp_path / "there"))
+    written(run, 2)
+    with contextlib.suppress(OSError), killed.copies.after(3):
+        raise OSError(28, "No space left on device")
+    assert pending_copy.read(run / "checkpoints") == PendingCopy(0, 3)
+    monkeypatch.undo()
+    early = Trainer(run, str(tmp_path / "there"))
+    early.copies.resume()
+    early.copies.close()
+    assert not early.said, "step 2 had been copied before"
+    monkeypatch.setattr(Copies, "start", lambda _: None)
+    for step in (3, 4):
+        killed.writes(run, step)
+    assert pending_copy.read(run / "checkpoints") == PendingCopy(0, 3)
+    monkeypatch.undo()
+    other = Copies("run-1", 1, run / "checkpoints", CheckpointTable(copy_to=str(tmp_path / "there")), early.said.append)
+    other.resume()
+    other.close()
+    assert not early.said, "it is the part of rank 0"
+    early.copies.resume()
+    wait_for(lambda: early.has((4, "copying"), (4, "copied")))
+    early.copies.close()
+    assert pending_copy.read(run / "checkpoints") is None
+
+
+def test_a_process_that_cannot_copy_at_all_is_a_failure_with_the_reason(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    trainer = Trainer(run, str(tmp_path))
+    trainer.writes(run, 3)
+    wait_for(lambda: trainer.has((3, "failed")))
+    trainer.copies.close()
+    assert trainer.said[0].problem.startswith("the process that copies couldn't be started: ")

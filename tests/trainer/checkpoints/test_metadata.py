@@ -1,7 +1,19 @@
 """What a checkpoint's manifest says of its run."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.trainer.checkpoints.test_resume import MICRO, saver_of
+
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.config import run_file
-from trainctl.protocol.record.checkpoint_metadata import Environment, Performance
+from trainctl.protocol.messages.events import NoteWritten, RunBranched
+from trainctl.protocol.record.checkpoint_metadata import Environment, Lineage, ParentCheckpoint, Performance
+from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints import metadata
 
 
@@ -15,7 +27,66 @@ def test_the_recipe_has_everything_but_the_environment_of_nodes() -> None:
     config = run_file.parse(raw)
     where = Environment(node="a", program="1", python="3.11", library="torch", device="cpu", system="Linux")
     done = Performance()
-    recipe = metadata.metadata(config, ("r", None, None), done, where).recipe
+    recipe = metadata.metadata(config, Lineage(run="r"), done, where).recipe
     assert "hf_secret" not in repr(recipe)
     assert recipe["nodes"]["a"]["backend"] == "torch"
     assert config.nodes["a"].env == {"HF_TOKEN": "hf_secret"}, "the run still has it"
+
+
+def parent_in(folder: str) -> ParentCheckpoint | None:
+    about = read_manifest(Path(folder)).metadata
+    assert about is not None
+    return about.lineage.parent
+
+
+def test_a_branch_s_checkpoints_name_its_parent_also_once_it_is_resumed(
+    new_rig: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = new_rig("torch")
+    first.train(1, MICRO)
+    written = saver_of(first, RunPaths(tmp_path / "parent")).write()
+    assert parent_in(written.path) is None
+    manifest = Path(written.path, MANIFEST_NAME)
+    renamed = msgspec.structs.replace(read_manifest(manifest.parent), run="parent")  # the savers here are of run r
+    manifest.write_bytes(msgspec.json.encode(renamed))
+    folder = manifest.parent
+    for step in (2, 3):  # the branch, and its own resumption
+        rig = new_rig("torch")
+        saver = saver_of(rig, RunPaths(tmp_path / "branch"))
+        saver.resume(folder)
+        rig.train(step, MICRO)
+        folder = Path(saver.write().path)
+        assert parent_in(str(folder)) == ParentCheckpoint("parent", 1)
+
+
+def test_a_rank_that_loaded_no_checkpoint_finds_the_parent_in_its_copy_of_the_record(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "branch")
+    assert metadata.recorded_parent(paths, "branch") is None, "it has no record"
+    paths.directory.mkdir()
+    with RunDb(paths) as recorder:
+        recorder.event(1.0, NoteWritten("first"), "info", "anna")
+        recorder.event(2.0, RunBranched("branch", 3, "another", "a"), "info", "anna", step=3)
+        assert metadata.recorded_parent(paths, "branch") is None
+        recorder.event(3.0, RunBranched("parent", 7, "branch", "a"), "info", "anna", step=7)
+    assert metadata.recorded_parent(paths, "branch") == ParentCheckpoint("parent", 7)
+
+
+def test_manifests_without_a_parent_still_load(tmp_path: Path) -> None:
+    """As 0.1.0 and 0.2.0 wrote them."""
+    of_0_1_0: dict[str, Any] = {"format": 1, "run": "r", "step": 4, "written_at": 1.5, "files": {}}
+    of_0_2_0 = of_0_1_0 | {
+        "compute": None,
+        "metadata": {
+            "recipe": {}, "performance": {"loss": 2.5},
+            "lineage": {"run": "r", "resumed_from": 2, "generation": [1, 2]},
+            "environment": {
+                "node": "a", "program": "0.2.0", "python": "3.11.2", "library": "torch 2.9.1", "device": "cpu",
+                "system": "Linux x86_64",
+            },
+        },
+    }  # fmt: skip
+    for raw in (of_0_1_0, of_0_2_0):
+        (tmp_path / MANIFEST_NAME).write_text(json.dumps(raw), "utf-8")
+        manifest = read_manifest(tmp_path)
+        assert metadata.parent_by(manifest, "r") is None
+        assert metadata.parent_by(manifest, "branch") == ParentCheckpoint("r", 4)

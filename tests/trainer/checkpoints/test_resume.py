@@ -28,7 +28,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective.shared_buffer import layout_digest
 
-STEPS, BREAK, MICRO = 6, 3, 5
+STEPS, BREAK, MICRO = 4, 2, 5
 NewRig, SameBits = Callable[..., Any], Callable[[dict[str, Any], dict[str, Any]], bool]
 ROUND_TRIPS = ("llama",)
 """Families whose runs `make test` moves between backends; `make families` moves those of all."""
@@ -75,8 +75,9 @@ def choices(case: Case) -> set[object]:
 
 
 def some() -> Iterator[Case]:
-    """A few with each choice of an axis, and each data type on each backend; a seed says which."""
-    chance, missing = random.Random(25), set().union(*map(choices, ALL))
+    """A few with each choice of an axis, and each data type on each backend; a seed says which. This one leaves out
+    16-bit passes over quantized weights on MLX, which take a minute on a CPU."""
+    chance, missing = random.Random(21), set().union(*map(choices, ALL))
     while missing:
         best = max(chance.sample(ALL, len(ALL)), key=lambda case: len(missing & choices(case)))
         missing -= choices(best)

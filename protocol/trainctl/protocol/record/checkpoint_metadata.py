@@ -17,12 +17,20 @@ class Performance(msgspec.Struct, frozen=True, kw_only=True):
     eval_step: Count | None = None  # step of that evaluation
 
 
+class ParentCheckpoint(msgspec.Struct, frozen=True):
+    """The checkpoint of another run that a branch started from."""
+
+    run: str
+    step: Count
+
+
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """What the checkpoint continues."""
 
     run: str
     resumed_from: Count | None = None  # step of the checkpoint that the writer loaded; None: it loaded none
     generation: Generation | None = None  # generation that committed the step; None: the writer was given the state
+    parent: ParentCheckpoint | None = None  # of a branch; None: the run started at step 0, or 0.2.0 wrote it
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

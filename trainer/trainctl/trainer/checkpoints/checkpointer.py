@@ -1,10 +1,12 @@
 """A rank's checkpoint plans: a copy between two steps, written in the background, and the messages to the agent."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.checkpoints.background import BackgroundWriter, WriteMeter
+from trainctl.trainer.checkpoints.copies import Copies
 from trainctl.trainer.checkpoints.saver import Copied, Saver
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
@@ -18,12 +20,11 @@ class Checkpointer:
     agent."""
 
     def __init__(
-        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None],
-        copy: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """`copy` has the newest checkpoint copied elsewhere; of a plan's writers, the first one calls it. If that fails
-        to write, the conductor plans the checkpoint again, first by another."""
-        self._copy = copy
+        self, run: str, rank: int, saver: Saver, send: Callable[[m.FromTrainer], None], copies: Copies | None = None
+    ) -> None:
+        """`copies` has checkpoints copied elsewhere; of a plan's writers, the first one uses it. If that fails to
+        write, the conductor plans the checkpoint again, first by another."""
+        self._copies = copies
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._writer = BackgroundWriter(self._finished)
         self._copied: tuple[Copied, m.StepPlan | None] | None = None
@@ -34,9 +35,10 @@ class Checkpointer:
     def write(self, plan: m.StepPlan) -> m.CheckpointInfo:
         """Copy and write while training waits. Raises CHECKPOINT_FAILURES."""
         self._writer.wait()
-        version, info = self._saver.version, self._saver.write()
+        version = self._saver.version
+        with self._copied_elsewhere(plan, plan.step):
+            info = self._saver.write()
         self._written = version
-        self._copy_elsewhere(plan)
         return info
 
     def copy(self, plan: m.StepPlan) -> None:
@@ -95,7 +97,8 @@ class Checkpointer:
         """On the writer's thread."""
         step, info, problem = copied.loop.step, None, ""
         try:
-            info = self._saver.write_copy(copied, meter)
+            with self._copied_elsewhere(plan, step):
+                info = self._saver.write_copy(copied, meter)
         except Exception as error:  # noqa: BLE001  an error that ended the thread would block the next copy
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
@@ -104,15 +107,15 @@ class Checkpointer:
             self._written = copied.version
             size, seconds = f"{info.size_bytes / 1e6:,.1f}", f"{info.write_seconds:.2f}"
             log.info("checkpoint of step %s: %s MB written and read back in %s s", f"{step:,}", size, seconds)
-            self._copy_elsewhere(plan)
         generation, seq = (plan.generation, plan.seq) if plan is not None else (None, None)
         return m.Checkpointed(
             run=self._run, rank=self._rank, generation=generation, seq=seq, step=step, checkpoint=info, problem=problem,
         )  # fmt: skip
 
-    def _copy_elsewhere(self, plan: m.StepPlan | None) -> None:
-        if plan is None or plan.writers[:1] == (self._rank,):
-            self._copy()
+    def _copied_elsewhere(self, plan: m.StepPlan | None, step: int) -> AbstractContextManager[None]:
+        """Around the write of a checkpoint that is to be copied, if that is this rank's part."""
+        is_first = plan is None or plan.writers[:1] == (self._rank,)
+        return self._copies.after(step) if self._copies is not None and is_first else nullcontext()
 
     def _finished(self, outcome: m.Checkpointed) -> None:
         self._newest = outcome

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.record.checkpoints import FileEntry
+from trainctl.trainer.common.durable_files import flush, read_from_disk
 
 PIECE_BYTES: Final = 16 << 20
 """Most bytes that are compressed, hashed or written at once."""
 SYNC_BYTES: Final = 64 << 20
-"""Bytes after which a file is flushed to its disk: what the meter has counted is there, and the system never holds more
+"""Bytes after which a file is sent to its disk: what the meter has counted is there, and the system never holds more
 than this of it back."""
 ZSTD_SUFFIX: Final = ".zst"
 ZSTD_LEVEL: Final = 1
@@ -53,10 +54,10 @@ def write_tensors(path: Path, arrays: Arrays, meter: Meter, *, zstd: bool = Fals
             size += len(packed)
             unsynced += len(piece)
             if unsynced >= SYNC_BYTES:
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # the disk's own cache is flushed once, at the end
                 meter(unsynced)
                 unsynced = 0
-        os.fsync(file.fileno())
+        flush(file.fileno())
         meter(unsynced)
     return FileEntry(size, digest.hexdigest())
 
@@ -85,8 +86,7 @@ def read_back(path: Path, entry: FileEntry, meter: Meter) -> None:
     """Read a file from its disk, as far as the system allows, and compare. Raises OSError if it differs."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from the system's cache
+        read_from_disk(file.fileno())
         while piece := file.read(PIECE_BYTES):
             digest.update(piece)
             meter(len(piece))

@@ -4,10 +4,11 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import COPY_COMMAND, is_rsync_target
 from trainctl.protocol.config.run_tables import CheckpointTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.checkpoints import pending_copy
 from trainctl.trainer.checkpoints.background import NICENESS
 from trainctl.trainer.checkpoints.copy_process import Line
+from trainctl.trainer.checkpoints.pending_copy import PendingCopy
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 
 COMMAND_VARIABLE = "TRAINCTL_COPY_COMMAND"
@@ -28,20 +32,31 @@ without it."""
 
 
 class Copies:
-    """`start` and `close` are for any one thread at a time; `send` takes messages to the agent."""
+    """`after`, `start` and `close` are for any one thread at a time; `send` takes messages to the agent."""
 
     def __init__(
-        self, run: str, rank: int, directory: Path, table: CheckpointTable, send: Callable[[m.FromTrainer], None]
+        self, run: str, rank: int, checkpoints: Path, table: CheckpointTable, send: Callable[[m.FromTrainer], None]
     ) -> None:
-        self._run, self._rank, self._send = run, rank, send
+        """`checkpoints`: the run's folder of them."""
+        self._run, self._rank, self._send, self._folder = run, rank, send, checkpoints
         self._target = table.copy_to
         where = ["--", *_command()] if table.copy_to == COPY_COMMAND else ["--to", table.copy_to]
         self._argv = [
-            sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(directory), *where
+            sys.executable, "-m", "trainctl.trainer.checkpoints.copy_process", str(checkpoints.parent), *where
         ]  # fmt: skip
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_wanted = False  # a checkpoint has been completed since the process began to look for one
+        self._expected = 0  # step of the newest one that this trainer has begun to write
+
+    @contextlib.contextmanager
+    def after(self, step: int) -> Iterator[None]:
+        """Have a checkpoint copied that is written inside. If this trainer doesn't get so far, a later one of its rank
+        does it."""
+        if self._target:
+            self._expect(step)
+        yield
+        self.start()
 
     def start(self) -> None:
         """Have the newest checkpoint copied, now or after the one before; returns at once."""
@@ -52,6 +67,16 @@ class Copies:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="copies", daemon=True)
                 self._thread.start()
+
+    def resume(self) -> None:
+        """Have the newest checkpoint copied if an earlier trainer of this rank has left that out."""
+        pending = pending_copy.read(self._folder) if self._target else None
+        if pending is None or pending.rank != self._rank:
+            return
+        newest = pending_copy.newest_step(self._folder)
+        if newest is not None and newest >= pending.step:
+            log.info("the checkpoint of step %s has not been copied yet: copying it", f"{newest:,}")
+            self.start()
 
     def close(self) -> None:
         """Wait a while for a copy."""
@@ -78,14 +103,25 @@ class Copies:
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
         except OSError as error:
-            log.error("checkpoints can't be copied: %s", error)
+            self._conclude(None, f"the process that copies couldn't be started: {first_line(error)}")
             return
+        last: Line | None = None
         with process:
             _lower_priority(process.pid)
             assert process.stdout is not None
             for text in process.stdout:
                 with contextlib.suppress(msgspec.MsgspecError):  # a line that its end has cut off
-                    self._pass_on(msgspec.json.decode(text, type=Line))
+                    last = msgspec.json.decode(text, type=Line)
+                    self._pass_on(last)
+        if process.returncode:
+            self._conclude(last, _ended_by(process.returncode))
+
+    def _conclude(self, last: Line | None, problem: str) -> None:
+        """The process ended by an error, after its `last` line: say so, unless it had said how the newest copy went."""
+        step = last.step if last is not None and last.state == "copying" else pending_copy.newest_step(self._folder)
+        has_said = last is not None and (last.state == "failed" or (last.state, last.step) == ("copied", step))
+        if step is not None and not has_said:
+            self._pass_on(Line(step, "failed", problem=problem))
 
     def _pass_on(self, line: Line) -> None:
         if line.state == "failed":
@@ -101,6 +137,30 @@ class Copies:
                 problem=line.problem,
             )
         )
+        if line.state == "copied":
+            with self._lock:
+                self._note(self._expected if self._expected > line.step else None)
+
+    def _expect(self, step: int) -> None:
+        with self._lock:
+            self._expected = step
+            before = pending_copy.read(self._folder)
+            self._note(step if before is None or before.rank != self._rank else min(step, before.step))
+
+    def _note(self, step: int | None) -> None:
+        """Keep the lowest step whose checkpoint isn't known to be copied. A disk that refuses costs a copy after this
+        trainer's end, not the checkpoint."""
+        try:
+            pending_copy.note(self._folder, None if step is None else PendingCopy(self._rank, step))
+        except OSError as error:
+            log.warning("can't note which checkpoint has to be copied: %s", first_line(error))
+
+
+def _ended_by(status: int) -> str:
+    """Why the process that copies has ended, by its status as subprocess has it."""
+    if status < 0:
+        return f"the process that copies was ended by {signal.Signals(-status).name}"
+    return f"the process that copies exited with {status}; its output is in the trainer's log"
 
 
 def check(table: CheckpointTable, where: str) -> None:

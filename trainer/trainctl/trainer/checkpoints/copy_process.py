@@ -2,8 +2,9 @@
 
 TARGET is an absolute path or an rsync target; or a command that is given the folder follows after `--`. A target gets
 RUN/checkpoints/step-N, the manifest last: a copy without one is incomplete, and the next try continues it. A newer
-checkpoint that is completed meanwhile is copied afterwards. Each change is a line on standard output, as `Line`; who
-reads it may be gone. Exit status 0: the newest is copied; 1: the last line says why not; 3: another process copies.
+checkpoint that is completed meanwhile is copied afterwards. While another process copies checkpoints of the run, this
+one waits until that process has ended. Each change is a line on standard output, as `Line`; who reads it may be gone.
+Exit status 0: the newest is copied; 1: the last line says why not.
 """
 
 import argparse
@@ -177,14 +178,19 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[bool]:
-    """Whether no other process copies checkpoints of this run; then none does until the end."""
+def _turn(folder: Path) -> Iterator[bool]:
+    """Wait until no other process copies checkpoints of this run; then none does until the end. The system takes the
+    lock from a process that dies. False: the trainer that this one was started by has ended meanwhile, and the next one
+    has what is left to be copied."""
+    trainer = os.getppid()
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.getppid() != trainer:
+                yield False
+                return
         try:
             yield True
         finally:
@@ -193,7 +199,7 @@ def _only_one(folder: Path) -> Iterator[bool]:
 
 def _say(line: Line) -> None:
     with contextlib.suppress(OSError):
-        print(msgspec.json.encode(line).decode(), flush=True)
+        os.write(sys.stdout.fileno(), msgspec.json.encode(line) + b"\n")
 
 
 def main() -> int:
@@ -214,10 +220,8 @@ def main() -> int:
         copy = lambda folder: to_rsync(arguments.to, folder)  # noqa: E731
     else:
         copy = lambda folder: to_path(Path(arguments.to), folder)  # noqa: E731
-    with _only_one(run_directory / "checkpoints") as is_only:
-        if not is_only:
-            return 3
-        return 0 if copy_newest(run_directory, copy, _say) else 1
+    with _turn(run_directory / "checkpoints") as is_wanted:
+        return 0 if not is_wanted or copy_newest(run_directory, copy, _say) else 1
 
 
 if __name__ == "__main__":

@@ -6,12 +6,23 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import installed_version
-from trainctl.protocol.messages import Generation, Report
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
+from trainctl.protocol.messages import Report
+from trainctl.protocol.messages.events import RunBranched
+from trainctl.protocol.record.checkpoint_metadata import (
+    CheckpointMetadata,
+    Environment,
+    Lineage,
+    ParentCheckpoint,
+    Performance,
+)
+from trainctl.protocol.record.checkpoints import Manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.backends.base import Backend
+
+FIRST_EVENTS = 50
+"""Number of a record's first events among which a branch's own is."""
 
 
 def environment(node: str, backend: Backend) -> Environment:
@@ -46,15 +57,27 @@ def newest_evaluation(paths: RunPaths, step: int) -> Evaluation | None:
     return max(found, key=lambda one: one.step, default=None)
 
 
-def metadata(
-    config: RunFile, lineage: tuple[str, int | None, Generation | None], done: Performance, where: Environment
-) -> CheckpointMetadata:
-    """`lineage`: the run, the step of the checkpoint that was loaded, and the generation that committed the step."""
-    run, resumed_from, generation = lineage
+def recorded_parent(paths: RunPaths, run: str) -> ParentCheckpoint | None:
+    """What the run branched off, by this node's copy of its record; None if it is no branch, or without a record."""
+    try:
+        with RecordReader(paths) as record:
+            events, _ = record.events(0, FIRST_EVENTS)
+    except InvalidInputError:
+        return None
+    found = (event.data for event in events if isinstance(event.data, RunBranched) and event.data.branch == run)
+    return next((ParentCheckpoint(data.parent, data.step) for data in found), None)
+
+
+def parent_by(manifest: Manifest, run: str) -> ParentCheckpoint | None:
+    """What the run branched off, by the checkpoint that it continues from: another run's, or one of its own."""
+    if manifest.run != run:
+        return ParentCheckpoint(manifest.run, manifest.step)
+    return manifest.metadata.lineage.parent if manifest.metadata is not None else None
+
+
+def metadata(config: RunFile, lineage: Lineage, done: Performance, where: Environment) -> CheckpointMetadata:
+    """All of it, without what a recipe must not give away."""
     recipe = run_file.to_dict(config)
     for table in recipe.get("nodes", {}).values():
         table.pop("env", None)  # may hold secrets, and checkpoints are given away
-    return CheckpointMetadata(
-        recipe=recipe, performance=done, environment=where,
-        lineage=Lineage(run=run, resumed_from=resumed_from, generation=generation),
-    )  # fmt: skip
+    return CheckpointMetadata(recipe=recipe, performance=done, environment=where, lineage=lineage)

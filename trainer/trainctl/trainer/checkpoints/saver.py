@@ -9,6 +9,8 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.record.best import best_checkpoint
+from trainctl.protocol.record.checkpoint_metadata import Lineage, ParentCheckpoint
+from trainctl.protocol.record.checkpoints import read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer.backends.base import Backend, State
 from trainctl.trainer.checkpoints import files, metadata, retention
@@ -55,6 +57,7 @@ class Saver:
         self._host_copy = HostCopy(backend)
         self._environment = metadata.environment(node, backend)
         self._resumed_from: int | None = None
+        self._parent: ParentCheckpoint | None = None  # by the checkpoint that was loaded
 
     def resume(self, folder: Path | None, look: Look = lambda: None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
@@ -119,7 +122,10 @@ class Saver:
     def _about(self, copied: Copied, model: Path, meter: WriteMeter) -> files.About:
         loop, lora = copied.loop, self._backend.parts.adapter
         newest = metadata.newest_evaluation(self._paths, loop.step)
-        lineage = self._run, self._resumed_from, copied.generation
+        lineage = Lineage(
+            run=self._run, resumed_from=self._resumed_from, generation=copied.generation,
+            parent=metadata.recorded_parent(self._paths, self._run) or self._parent,
+        )  # fmt: skip
         done = metadata.performance(loop.step, copied.report, newest)
         return files.About(
             compute=self._backend.compute, adapter=lora.peft_config(model) if lora else None,
@@ -137,6 +143,7 @@ class Saver:
         self._scale.good_steps = found.loop.loss_scale_good_steps
         self._progress.load(found.loop.step, found.loop.cursor)
         self._resumed_from = found.loop.step
+        self._parent = metadata.parent_by(read_manifest(folder), self._run)
 
     def _loop_state(self, cursor: int, updates: int) -> files.LoopState:
         seen = self._dataset.seen(cursor)

@@ -1,1 +1,2 @@
-"""What the other folders share: logs, atomic folders, model files and errors. Imports only protocol."""
+"""What the other folders share: logs, atomic folders, model files, imports without torch, and errors. Imports only
+protocol."""

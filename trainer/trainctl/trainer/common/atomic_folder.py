@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from trainctl.trainer.common.durable_files import flush
+
 _PART = re.compile(r"^\..+\.(\d+)\.part$")
 
 
@@ -68,9 +70,9 @@ def is_left_by_dead(pid: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a folder."""
+    """Have the disk keep a file or a folder. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
