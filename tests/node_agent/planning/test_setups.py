@@ -10,6 +10,10 @@ OTHER = RankSetup("b", "torch", "cpu", Compute("float32", weights="float32"))
 HALF = RankSetup("a", "mlx", "gpu", Compute("bfloat16", weights="float32"))
 
 
+def with_versions(**versions: str) -> RankSetup:
+    return RankSetup("a", "torch", "cpu", Compute("float32", weights="float32", versions=tuple(versions.items())))
+
+
 @pytest.mark.parametrize(("before", "now", "found"), [
     ({0: CPU, 1: OTHER}, {0: CPU, 1: OTHER}, ()),
     ({0: CPU}, {0: RankSetup("a", "torch", "cpu")}, ()),  # a version that doesn't say
@@ -20,6 +24,8 @@ HALF = RankSetup("a", "mlx", "gpu", Compute("bfloat16", weights="float32"))
      {0: RankSetup("a", "torch", "cpu", Compute("float32", tf32=True, weights="float32")),
       1: RankSetup("b", "torch", "cpu", Compute("float32", tf32=True, weights="float32"))},
      ("a, b: TF32 instead of no TF32",)),
+    ({0: with_versions(torch="2.12.1", numpy="2.4.6")}, {0: with_versions(torch="2.13.0", numpy="2.4.6", peft="0.21")},
+     ("a: torch 2.13.0 instead of torch 2.12.1",)),
     ({0: CPU}, {0: OTHER}, ("the ranks are those of b instead of a",)),
 ])  # fmt: skip
 def test_only_what_differs_is_named(

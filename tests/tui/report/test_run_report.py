@@ -13,6 +13,7 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.report.read_facts import read_facts
@@ -200,3 +201,21 @@ def test_a_run_is_found_by_its_id_and_what_is_wrong_is_one_line(directory: Path,
     (runs / directory.name).symlink_to(directory)
     done = call("report", directory.name, "--json", TRAINCTL_STATE=str(tmp_path))
     assert json.loads(done.stdout)["ok"] is True
+
+
+def test_where_a_record_lacks_what_the_run_branched_off_its_checkpoints_say_it(directory: Path) -> None:
+    def without_branch(paths: RunPaths) -> None:
+        with RecordReader(paths) as reader:
+            view = msgspec.json.decode(reader.meta("view") or "", type=m.RunView)
+        with RunDb(paths, resumable=False) as recorder:
+            known = msgspec.structs.replace(view, branch=None)
+            recorder.set_meta("view", msgspec.json.encode(known).decode(), own=True)
+
+    def with_checkpoint(paths: RunPaths) -> None:
+        without_branch(paths)
+        reported_runs.checkpoint(paths, reported_runs.STEPS + 1, ParentCheckpoint("parent-2", 7))
+
+    bare = read_facts(RunPaths(reported_runs.copied(directory, "bare-1", without_branch))).lineage
+    assert not any(line.startswith("it started from") for line in bare)
+    found = read_facts(RunPaths(reported_runs.copied(directory, "branch-1", with_checkpoint))).lineage
+    assert found == ("it started from parent-2 at step 7", *bare)

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import node_facts
 from trainctl.tui.text import energy
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
+from trainctl.tui.widgets import memory_breakdown
 
 HOST = m.HostReading(
     node="a", read_at=4600.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
@@ -40,6 +40,6 @@ def test_machines_are_added_up_and_those_without_a_reading_left_out() -> None:
 @pytest.mark.parametrize(("total", "text"), [(None, "disk free"), (1_000_000_000_000, "disk ")])
 def test_the_node_screen_has_the_disk_used_of_its_size_where_that_is_known(total, text) -> None:
     host = msgspec.structs.replace(HOST, disk_free_bytes=212_000_000_000, disk_total_bytes=total)
-    shown = plain(node_facts._disk_line(host, 100, UNICODE))
+    shown = plain(memory_breakdown._line(memory_breakdown.disk(host), 100, UNICODE))
     assert shown.strip().startswith(text.strip())
     assert ("788/1000" in shown.replace(",", "")) == (total is not None)

@@ -10,7 +10,7 @@ from trainctl.tui.text.styled_line import plain
     "values, shown",
     [
         ({}, ""),
-        ({"tflops": 0.0423}, "0.0423 TFLOP/s, n/a of its matmul peak"),
+        ({"tflops": 0.0423}, "0.0423 TFLOP/s, peak unknown: trainctl calibrate"),
         ({"tflops": 6.21, "matmul_use": 0.48}, "6.21 TFLOP/s, 48% of its matmul peak"),
         ({"tflops": 402.0, "matmul_use": 0.5, "mfu": 0.406}, "402 TFLOP/s, 50% of its matmul peak, MFU 41%"),
     ],

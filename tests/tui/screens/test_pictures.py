@@ -252,6 +252,11 @@ def test_node(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(("2", "right")))
 
 
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_node_with_a_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(("2", "right", "right")))
+
+
 def test_a_lost_node(snap_compare: Compare) -> None:
     assert snap_compare(app_of(logging_source()), terminal_size=(80, 24), run_before=still(("2", "left")))
 

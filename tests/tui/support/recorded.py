@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-from tests.memory_values import memory
+from tests.memory_values import memory, memory_parts
 from tests.prose_events import event as prose_event
 
 from trainctl.protocol import messages as m
@@ -76,6 +76,11 @@ MIXED = (
 ALONE = (("atlas", "torch", "cpu", 24, 8, 3048 / (0.93 * 0.31), 412e6, None),)
 FLEETS: dict[int, tuple[Any, ...]] = {1: ALONE, 3: MIXED, 4: NODES}
 COMPUTE = {"torch": m.Compute("float32", None, "off", "sdpa"), "mlx": m.Compute("float32", None, "off", "mx.fast")}
+OF_FOUR = {
+    "torch": m.Compute("bfloat16", False, "default", "sdpa", "float32", deterministic=False, cudnn_benchmark=True),
+    "mlx": m.Compute("bfloat16", None, "off", "mx.fast", "float32"),
+}
+"""Of the fleet of four, by backend."""
 SECONDS = {1: 0.31, 3: 0.4, 4: 3.06}
 """Of a step, by the number of ranks."""
 
@@ -93,7 +98,7 @@ def rank_views(nodes: int) -> tuple[m.RankView, ...]:
         m.RankView(
             rank=rank, node=name, state="run" if own else "lost", since_at=NOW - 15000, share=share, micro_batch=micro,
             backend=backend, device=device, why="" if own else "no heartbeat",
-            compute=COMPUTE.get(backend),
+            compute=(OF_FOUR if nodes == 4 else COMPUTE).get(backend),
         )
         for rank, (name, backend, device, share, micro, own, _, _) in enumerate(FLEETS[nodes])
     )  # fmt: skip
@@ -222,7 +227,7 @@ def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: floa
         run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
         samples=ranked.share, micro_batch=ranked.micro_batch, replays=0, step_seconds=seconds,
         phases=phases(seconds, tokens / (own or 1.0)), values={**memory((used or 0) * 0.9, used or 0, most),
-                "own_loss": loss_at(step + rank, len(view.ranks) > 1)},
+                **memory_parts(used or 0, (used or 0) * 0.9), "own_loss": loss_at(step + rank, len(view.ranks) > 1)},
         boot=BOOT, seq=seq,
     )  # fmt: skip
 
@@ -316,6 +321,13 @@ def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
             memory = tuple(part.values[name] * by for by in filled)
             made.append(m.Series(name, rank.rank, 1, steps, memory, memory, memory, memory))
     return tuple(made)
+
+
+def compile_series(view: m.RunView, first_step: int, last_step: int, columns: int) -> tuple[m.Series, ...]:
+    """What the compiler took in step 1 of the ranks that compile, in a bucket as wide as is asked for."""
+    size, seconds = choose(first_step, last_step, columns).bucket_steps, (41.2,)
+    ranks = [rank.rank for rank in view.ranks if rank.compute is not None and rank.compute.compile != "off"]
+    return tuple(m.Series("compile_seconds", rank, size, (1 // size * size,), *[seconds] * 4) for rank in ranks)
 
 
 @functools.lru_cache(maxsize=64)
@@ -542,7 +554,10 @@ class Recorded:
             view = (await self.snapshot(0, run)).run
         assert view is not None
         laps = tuple(item for item in lap_series(view, first_step) if item.metric in metrics)
-        return m.History(rid="r", series=(*history_of(view, metrics, first_step, last_step, columns), *laps))
+        found = (*history_of(view, metrics, first_step, last_step, columns), *laps)
+        if "compile_seconds" in metrics:
+            found += compile_series(view, first_step, last_step or view.step, columns)
+        return m.History(rid="r", series=found)
 
     async def runs(self) -> m.Runs:
         return m.Runs(rid="r", runs=self.known_runs)

@@ -12,7 +12,13 @@ from tests.node_agent.support import scenarios
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
-from trainctl.protocol.record.checkpoint_metadata import CheckpointMetadata, Environment, Lineage, Performance
+from trainctl.protocol.record.checkpoint_metadata import (
+    CheckpointMetadata,
+    Environment,
+    Lineage,
+    ParentCheckpoint,
+    Performance,
+)
 from trainctl.protocol.record.checkpoints import Manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -73,17 +79,17 @@ def reading(node: str, began_at: float, at: float) -> m.HostReading:
     )  # fmt: skip
 
 
-def checkpoint(paths: RunPaths, step: int) -> None:
-    """The files of a checkpoint that say what was trained with what."""
-    folder = paths.checkpoint(step)
+def checkpoint(paths: RunPaths, step: int, parent: ParentCheckpoint | None = None) -> None:
+    """The files of a checkpoint that say what was trained with what, and what the run branched off."""
+    folder, run = paths.checkpoint(step), paths.directory.name
     folder.mkdir(parents=True)
     where = Environment(
         node="a", program="0.2.0", python="3.11.7", library="torch 2.9.1", device="cpu", system="Linux x86_64"
     )
     about = CheckpointMetadata(
-        recipe={}, performance=Performance(), lineage=Lineage(run=paths.directory.name), environment=where
+        recipe={}, performance=Performance(), lineage=Lineage(run=run, parent=parent), environment=where
     )
-    manifest = Manifest(run=paths.directory.name, step=step, written_at=0.0, files={}, metadata=about)
+    manifest = Manifest(run=run, step=step, written_at=0.0, files={}, metadata=about)
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     (folder / "state.json").write_text(json.dumps({"samples": 512, "data_digest": DIGEST, "seed": 0}), "utf-8")
 

@@ -1,4 +1,5 @@
-"""Setups of ranks: the node, library, device and precision that each computes with, and how a resumed group differs."""
+"""Setups of ranks: the node, libraries, device and precision that each computes with, and how a resumed group
+differs."""
 
 from collections.abc import Mapping
 
@@ -59,4 +60,5 @@ def _words(setup: RankSetup) -> dict[str, str]:
             "attention": f"attention {compute.attention or 'unknown'}",
             "deterministic": "deterministic kernels" if compute.deterministic else "any kernels",
         }  # fmt: skip
+        words |= {f"version of {name}": f"{name} {version}" for name, version in compute.versions}
     return words

@@ -185,13 +185,14 @@ class Compute(msgspec.Struct, frozen=True):
         None  # whether all kernels give the same bits each time; None: not chosen on the device
     )
     cudnn_benchmark: bool | None = None  # whether cuDNN times its algorithms; None: not a CUDA device
+    versions: tuple[tuple[str, str], ...] = ()  # pairs (name, version) of python, torch, numpy, cuda, driver ...
 
 
 class DeviceTypes(msgspec.Struct, array_like=True, frozen=True):
     """A device that one of a machine's backends can compute on."""
 
     backend: Literal["torch", "mlx"]
-    device: str  # as in the run file, for example cpu, cuda:0, mps or gpu
+    device: str  # as in the run file, for example cpu, cuda:0, mps or gpu; nvidia:0: a card by its driver's number
     types: tuple[str, ...]  # 16-bit data types that it computes faster than float32
 
 

@@ -106,7 +106,7 @@ def _start(
         args["branch"] = arguments.check_text(branch, "--branch")
     if file is not None:
         local = targets.is_local(at.addresses[0])
-        args["config"] = _run_file(file, overrides, local=local, cluster=at.cluster, json=json).config
+        args["config"] = _run_file(file, overrides, local=local, cluster=at.cluster, json=json).message
     elif overrides:
         args["overrides"] = overrides
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
@@ -166,7 +166,7 @@ def check(
         output.tell("the run has several nodes: give --cluster FILE to check their names and the files on this machine")
     wrong, report, data = Collected(), None, data_check.DataRead()
     with wrong.going_on():
-        report = memory_report.report_of(parsed, nodes, str(file))
+        report = memory_report.report_of(parsed, nodes, str(file), here)
     with wrong.going_on():
         data = data_check.read(parsed, file, here, overrides)
     wrong.raise_any()
@@ -265,7 +265,10 @@ def _clean(text: str) -> str:
 def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
     """With the field that was refused named as the person wrote it: in the run file, not in the message."""
     field = (reply.field or "").removeprefix("config: ")
-    return reply if field == (reply.field or "") else msgspec.structs.replace(reply, field=f"{file}: {field}")
+    if field == (reply.field or ""):
+        return reply
+    reason = runfile.with_remedy(reply.reason, field, "the agent")
+    return msgspec.structs.replace(reply, field=f"{file}: {field}", reason=reason)
 
 
 def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:

@@ -8,12 +8,12 @@ from trainctl.protocol.batch.cost import CostFigures
 from trainctl.protocol.batch.run_rates import run_rates
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
-from trainctl.tui.text import cost_line, energy, rates_line, work_lines
+from trainctl.tui.text import compute_words, cost_line, energy, rates_line, work_lines
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text.styled_line import clean, groups, line, plain
 
-_POLICY_COLUMNS = 100
-"""Most columns of a line with policies, without its heading."""
+_POLICY_COLUMNS, _COMPUTE_COLUMNS = 100, 69
+"""Most columns of a line with policies, or with what ranks resolved, without its heading."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
@@ -76,6 +76,7 @@ def status_text(
         *_cost_lines(snapshot, [*_own_host(snapshot), *(hosts or {}).values()]),
         f"plan       {_plan(run)}global batch {fmt.count(run.global_batch)}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
+        *_compute_lines(run.ranks),
         *_policy_lines(run.policies),
         *_skip_lines(run.skipped),
         *([f"branch     of {run.branch.run} at step {run.branch.step:,}"] if run.branch is not None else []),
@@ -147,6 +148,16 @@ def _engine(run: m.RunView) -> str:
 
 def _plan(run: m.RunView) -> str:
     return f"version {run.plan_version}  " if run.kind == "hosted" else ""
+
+
+def _compute_lines(ranks: Sequence[m.RankView]) -> list[str]:
+    """What the ranks resolved, and by which versions; none where that isn't known."""
+    found = {"computing": compute_words.settings, "versions": compute_words.versions}
+    return [
+        f"{'' if number else label:<11}{plain(row)}"
+        for label, of in found.items()
+        for number, row in enumerate(compute_words.rows(ranks, _COMPUTE_COLUMNS, of))
+    ]
 
 
 def _policy_lines(policies: Sequence[m.PolicyView]) -> list[str]:

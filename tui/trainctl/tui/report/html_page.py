@@ -2,6 +2,7 @@
 
 import html
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -28,6 +29,7 @@ DARK: Final[Mapping[str, str]] = {
     "c5": "#5fd0de", "c6": "#ff8e9b", "c7": "#a9b1ff", "c8": "#a3adb8",
 }  # fmt: skip
 """Colours of both schemes; c0 to c8 are those of lines."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 _STYLE: Final = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--page);color:var(--text);
@@ -36,10 +38,11 @@ h1{font-size:1.5rem;margin:.5rem 0}h2{font-size:1.2rem;margin:2rem 0 .5rem;borde
 h3,summary{font-size:1rem;font-weight:600;margin:1rem 0 .3rem}
 nav a{color:var(--c0);margin-right:.8rem;display:inline-block}
 figure{margin:1rem 0}figcaption{font-weight:600}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto;margin-bottom:.8rem}
 table{border-collapse:collapse;font-size:.87rem}
 th,td{text-align:left;vertical-align:top;padding:.2rem .6rem;border-bottom:1px solid var(--edge);min-width:4.5rem;
 max-width:34rem;overflow-wrap:break-word}
+td.t{min-width:7.5rem}
 th{background:var(--head)}.r{text-align:right;font-variant-numeric:tabular-nums}
 blockquote{margin:.3rem 0 .8rem;padding:.3rem .8rem;border-left:3px solid var(--edge);white-space:pre-wrap}
 .dim{color:var(--dim);font-size:.87rem}
@@ -52,7 +55,9 @@ svg text{fill:var(--dim);font:11px system-ui,sans-serif}
 ul.legend{list-style:none;margin:.3rem 0;padding:0;font-size:.87rem}ul.legend li{display:inline-block;margin-right:1rem}
 ul.legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem;background:currentColor}
 ul.legend b{color:var(--mark);margin-right:.3rem}
-@media (max-width:40rem){svg.wide{display:none}svg.narrow{display:block}th,td{padding:.2rem .4rem}}
+@media (max-width:40rem){svg.wide{display:none}svg.narrow{display:block}th,td{padding:.2rem .4rem;max-width:55vw}
+.log,.log tbody{display:block}.log tr{display:flex;flex-wrap:wrap;border-bottom:1px solid var(--edge)}
+.log th,.log td{border:0;min-width:0;max-width:100%}td.t{white-space:nowrap}.log tr:has(th){background:var(--head)}}
 @media print{svg.narrow{display:none}svg.wide{display:block}}
 """
 
@@ -112,12 +117,14 @@ def _block(block: Block, numbers: Iterator[int]) -> str:
 
 
 def _table(table: ReportTable) -> str:
+    """On a narrow screen, what is listed by step takes as many lines as its texts need, instead of a scroll bar."""
     head = "".join(f"<th{_side(table, at)}>{_text(name)}</th>" for at, name in enumerate(table.head))
     rows = "\n".join(
-        f"<tr>{''.join(f'<td{_side(table, at)}>{_text(cell)}</td>' for at, cell in enumerate(row))}</tr>"
+        f"<tr>{''.join(f'<td{_side(table, at, cell)}>{_text(cell)}</td>' for at, cell in enumerate(row))}</tr>"
         for row in table.rows
     )
-    made = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if any(table.head) else ""}\n{rows}\n</table></div>'
+    kind = ' class="log"' if table.head[0] == "step" else ""
+    made = f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if any(table.head) else ""}\n{rows}\n</table></div>'
     if table.left_out:
         made += f'\n<p class="dim">{table.left_out:,} rows between the first and the last ones are left out.</p>'
     if table.folded:
@@ -125,8 +132,11 @@ def _table(table: ReportTable) -> str:
     return f"<h3>{_text(table.title)}</h3>{made}" if table.title else made
 
 
-def _side(table: ReportTable, column: int) -> str:
-    return ' class="r"' if column in table.right else ""
+def _side(table: ReportTable, column: int, cell: str = "") -> str:
+    """Numbers are at the right; a time is two lines at most, the date and the hour."""
+    if column in table.right:
+        return ' class="r"'
+    return ' class="t"' if _TIME.fullmatch(cell) else ""
 
 
 def _figure(chart: ReportChart, number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.checkpoint_metadata import Environment
+from trainctl.protocol.record.checkpoint_metadata import Environment, ParentCheckpoint
 from trainctl.protocol.record.checkpoints import Manifest, listed, read_manifest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.report.run_facts import DataFacts
@@ -35,6 +35,13 @@ def environments(paths: RunPaths) -> tuple[Environment, ...]:
         if manifest.metadata is not None:
             found.setdefault(manifest.metadata.environment.node, manifest.metadata.environment)
     return tuple(found[node] for node in sorted(found))
+
+
+def parent(paths: RunPaths) -> ParentCheckpoint | None:
+    """What the run branched off, by the newest of its own checkpoints that says it."""
+    own = (manifest for manifest in manifests(paths) if manifest.run == paths.directory.name)
+    found = (manifest.metadata.lineage.parent for manifest in own if manifest.metadata is not None)
+    return next((one for one in found if one is not None), None)
 
 
 def data_of(paths: RunPaths) -> DataFacts:

@@ -5,6 +5,7 @@ from typing import Final
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
 from trainctl.tui.report.run_facts import Intervention, InterventionKind, PolicyNote
 from trainctl.tui.state import effects, event_text, plan_changes
 from trainctl.tui.state.effects import Effect
@@ -138,11 +139,13 @@ def _words(event: m.Event, measure: Measure) -> str:
     return effects.figures(measure(event) if speed else None, event, UNICODE)
 
 
-def lineage(view: m.RunView | None, events: Sequence[m.Event]) -> list[str]:
-    """Where the run comes from and what came of it, in words, oldest first."""
+def lineage(view: m.RunView | None, events: Sequence[m.Event], by_files: ParentCheckpoint | None) -> list[str]:
+    """Where the run comes from and what came of it, in words, oldest first. `by_files`: what it branched off by its
+    checkpoints, if the record lacks that."""
     made = []
-    if view is not None and view.branch is not None:
-        made.append(f"it started from {view.branch.run} at step {view.branch.step:,}")
+    parent = (view.branch if view is not None else None) or by_files
+    if parent is not None:
+        made.append(f"it started from {parent.run} at step {parent.step:,}")
     for event in events:
         match event.data:
             case e.RunBranched(branch=branch) if view is None or branch != view.run:

@@ -25,7 +25,8 @@ from trainctl.tui.report.run_facts import COMPUTING, CostFacts, HeldOutLoss, Ran
 from trainctl.tui.report.timeline import Recorded, Timeline
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
-from trainctl.tui.text import cost_line, energy
+from trainctl.tui.text import compile_times, cost_line, energy
+from trainctl.tui.text.compile_times import Compilation
 
 COLUMNS: Final = 600
 """Buckets of a run's curve."""
@@ -69,7 +70,8 @@ def read_facts(paths: RunPaths) -> RunFacts:
             incidents=tuple(incidents.incidents(events, line, step_at, measure)),
             policies=tuple(interventions.policy_notes(events, step_at, measure)), samples=_samples(reader),
             recipe=fields, changed=changed, resolved=recipe.resolved(view),
-            lineage=tuple(interventions.lineage(view, events)), environments=identity.environments(paths),
+            lineage=tuple(interventions.lineage(view, events, identity.parent(paths))),
+            environments=identity.environments(paths),
             data=identity.data_of(paths), diagnosis=diagnose(known), evaluations=len(evaluations),
             held_out=_held_out(evaluations, line), checkpoints=len(line.checkpoints),
             steps_again=len(again), seconds_again=sum(commit.seconds for commit in again),
@@ -167,7 +169,19 @@ def _rank(
         compute=own.compute, micro_batch=own.micro_batch, steps=total.steps, samples=total.samples,
         tokens=total.tokens, seconds=total.seconds,
         phases={name: getattr(total.phases, name) for name in m.PHASES}, means=_means(reader, total, moved=moved),
+        compiled=None if moved else _compiled(reader, total.rank),
     )  # fmt: skip
+
+
+def _compiled(reader: WholeRunReader, rank: int) -> Compilation | None:
+    """The longest: found in the whole run, then in the steps of its bucket."""
+    whole = compile_times.of_series(reader.series(compile_times.METRIC, rank, columns=RANK_COLUMNS))
+    found = compile_times.longest(whole)
+    if found is None or found.first == found.last:
+        return found
+    size = found.last - found.first + 1
+    near = compile_times.of_series(reader.series(compile_times.METRIC, rank, found.first, found.last, size))
+    return compile_times.longest([found, *near])
 
 
 def _means(reader: WholeRunReader, total: RankTotals, *, moved: bool) -> dict[str, float]:

@@ -6,6 +6,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.checkpoint_metadata import Environment
+from trainctl.tui.text.compile_times import Compilation
 from trainctl.tui.text.energy import EnergyFigures
 
 InterventionKind = Literal["split", "settings", "membership", "rollback", "state", "command", "fault", "note",
@@ -94,6 +95,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     seconds: float  # of its steps, with waits
     phases: dict[str, float]  # seconds
     means: dict[str, float]  # of metrics of efficiency, over all steps
+    compiled: Compilation | None = None  # the longest; None: nothing was compiled, or it isn't known where
 
     @property
     def busy(self) -> float | None:

@@ -11,6 +11,7 @@ from trainctl.tui.report import identity, recipe
 from trainctl.tui.report.interventions import kind_of
 from trainctl.tui.report.rank_parts import named, parts_of
 from trainctl.tui.report.run_facts import DataFacts
+from trainctl.tui.text import compute_words
 
 VERSIONS: Final = {"program": "trainctl", "library": "library", "python": "Python", "system": "system"}
 """Fields of a checkpoint's environment, as a comparison calls them."""
@@ -46,7 +47,7 @@ def read_side(paths: RunPaths) -> RunSide:
 
 
 def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
-    """By the checkpoints; backend, device and precision by the run's ranks."""
+    """By the checkpoints; backend, device, precision and all libraries by the run's ranks."""
     found = {
         f"{name} on {one.node}": getattr(one, field)
         for one in identity.environments(paths)
@@ -55,15 +56,18 @@ def _versions(paths: RunPaths, view: m.RunView | None) -> dict[str, str]:
     ranks = view.ranks if view is not None else ()
     for name, rank in named([(rank.node, rank) for rank in ranks]).items():
         found |= {f"backend of {name}": rank.backend or "", f"device of {name}": rank.device or ""}
-        found |= {f"{key} of {name}": value for key, value in _compute(rank).items()}
+        resolved = compute_words.settings(rank.compute) if rank.compute is not None else {}
+        found |= {f"{key} of {name}": value for key, value in resolved.items()}
+        found = _libraries(rank) | found
     return {name: value for name, value in found.items() if value}
 
 
-def _compute(rank: m.RankView) -> dict[str, str]:
-    found = rank.compute
-    if found is None:
-        return {}
-    return {"data type": found.dtype, "weights": found.weights, "attention": found.attention, "compiler": found.compile}
+def _libraries(rank: m.RankView) -> dict[str, str]:
+    """Versions on its node. Python's and the backend's have the names of those in checkpoints, which a run may lack."""
+    found = compute_words.versions(rank.compute) if rank.compute is not None else {}
+    python, own = found.pop("python", ""), found.pop(rank.backend or "", "")
+    named = {"Python": python, "library": own and f"{rank.backend} {own}", **found}
+    return {f"{name} on {rank.node}": version for name, version in named.items() if version}
 
 
 def _plans(reader: WholeRunReader) -> list[PlanChange]:

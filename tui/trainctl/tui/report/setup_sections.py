@@ -6,6 +6,7 @@ from typing import Final
 from trainctl.protocol import messages as m
 from trainctl.tui.report.document import Block, ReportTable, ReportText
 from trainctl.tui.report.run_facts import RankFacts, RunFacts
+from trainctl.tui.text import compute_words
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.energy import JOULES_PER_WATT_HOUR
 
@@ -16,17 +17,19 @@ _MOST_CHARACTERS: Final = 1_200
 
 
 def ranks(facts: RunFacts) -> Iterator[Block]:
-    """Each rank on each node, and means of its metrics of efficiency."""
-    head = ("rank", "number", "backend", "device", "computes", "micro-batch", "steps", "samples", "tokens", "own rate")
+    """Each rank on each node, what it resolved, and means of its metrics of efficiency."""
+    head = ("rank", "number", "backend", "device", "micro-batch", "steps", "samples", "tokens", "own rate")
     rows = [
         (
-            rank.name, str(rank.rank), rank.backend, rank.device, _compute(rank), f.count(rank.micro_batch),
+            rank.name, str(rank.rank), rank.backend, rank.device, f.count(rank.micro_batch),
             f"{rank.steps:,}", f"{rank.samples:,}", f.count(rank.tokens), f"{f.rate(_own_rate(rank))} tokens/s",
         )
         for rank in facts.ranks
     ]  # fmt: skip
     if rows:
-        yield table(head, rows, right=(5, 6, 7, 8, 9))
+        yield table(head, rows, right=(4, 5, 6, 7, 8))
+    yield from _computing(facts.ranks)
+    yield from _versions(facts.ranks)
     means = sorted({name for rank in facts.ranks for name in rank.means})
     if means:
         each = [(rank.name, *(f.figure(rank.means.get(name), "{:.3g}") for name in means)) for rank in facts.ranks]
@@ -40,13 +43,26 @@ def _own_rate(rank: RankFacts) -> float | None:
     return rank.tokens / busy if busy > 0 and rank.tokens else None
 
 
-def _compute(rank: RankFacts) -> str:
-    found = rank.compute
-    if found is None:
-        return ""
-    parts = [found.dtype, f"weights {found.weights}" if found.weights else "", found.attention]
-    parts += [f"compile {found.compile}" if found.compile != "off" else "", "TF32" if found.tf32 else ""]
-    return ", ".join(part for part in parts if part)
+def _computing(ranks: Sequence[RankFacts]) -> Iterator[Block]:
+    """What each rank resolved."""
+    found = {rank.name: compute_words.settings(rank.compute) for rank in ranks if rank.compute is not None}
+    for rank in ranks:
+        if rank.compiled is not None:
+            found.setdefault(rank.name, {})["compiled"] = rank.compiled.text
+    yield from _by_rank(found, "What each rank computes with")
+
+
+def _versions(ranks: Sequence[RankFacts]) -> Iterator[Block]:
+    """Of the libraries that each rank computed with."""
+    found = {rank.name: compute_words.versions(rank.compute) for rank in ranks if rank.compute is not None}
+    yield from _by_rank({name: one for name, one in found.items() if one}, "Versions that each rank computes with")
+
+
+def _by_rank(found: dict[str, dict[str, str]], title: str) -> Iterator[Block]:
+    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    rows = [(name, *(one.get(key, "") for key in names)) for name, one in found.items()]
+    if rows:
+        yield table(("rank", *names), rows, title=title)
 
 
 def recipe(facts: RunFacts) -> Iterator[Block]:

@@ -4,12 +4,15 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.chosen_rank import ChosenRankScreen
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state import step_phases
+from trainctl.tui.state.source import Source
+from trainctl.tui.text import compile_times
 from trainctl.tui.text.styled_line import Line, Piece, fit, line
 
 
@@ -39,10 +42,11 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         span = max(run.step - steps + 1, 0), None, steps
         try:
             history = await client.history(run.run, step_phases.METRICS, *span)
+            compiled = await _compiled(client, run)
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
             return
-        self.past = step_phases.past_of(run.run, history)
+        self.past = step_phases.past_of(run.run, history, compiled)
         self.paint()
 
     # ------------------------------------------------------------ what is shown
@@ -70,3 +74,15 @@ class NodeScreen(ChosenRankScreen, LogScreen):
             self.action_end_search()
         else:
             self.owner.action_show("overview")
+
+
+async def _compiled(client: Source, run: m.RunView) -> list[m.History]:
+    """What the record has of the compiler's time: over the run, and step by step where it was longest."""
+    if not compile_times.is_compiled(run):
+        return []
+    whole = await client.history(run.run, (compile_times.METRIC,), 1, None, compile_times.BUCKETS)
+    found = compile_times.longest(compile_times.by_rank([whole]).values())
+    if found is None or found.first == found.last:
+        return [whole]
+    span = found.first, found.last, min(found.last - found.first + 1, compile_times.MOST_COLUMNS)
+    return [whole, await client.history(run.run, (compile_times.METRIC,), *span)]

@@ -8,23 +8,34 @@ from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text import energy
+from trainctl.tui.text import compute_words, energy
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text.compile_times import Compilation
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, plain, shorten
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 """Of processes, those first that matter most."""
+MOST_COMPUTE_LINES = 3
+"""For what a rank resolved."""
+MOST_VERSION_LINES = 2
+"""For versions of its libraries."""
 
 
-def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
-    """Five lines of `columns` cells, on a wide screen six."""
+def facts(
+    row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, compiled: Compilation | None = None, *,
+    with_versions: bool = False,
+) -> list[Line]:  # fmt: skip
+    """Six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the compiler's time
+    in the step that it slowed most."""
     agent = _agent(row.view.node, state, clock, columns, glyphs)
-    made = [_state(row, clock, columns, glyphs), _part(row, columns, glyphs), agent, _machine(row, columns),
-            _processes(row, columns)]  # fmt: skip
-    if columns >= 120:
-        made.insert(2, _compute(row.view.compute, row.step, columns))
+    made = [
+        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
+        *_compute(row.view.compute, compiled, row.step, columns),
+        *(_versions(row.view.compute, columns) if with_versions else ()),
+        agent, _machine(row, columns), _processes(row, columns),
+    ]  # fmt: skip
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -72,28 +83,33 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     return groups(made, columns)
 
 
-def _compute(compute: m.Compute | None, step: m.RankStep | None, columns: int) -> Line:
-    """The precision, the kernels that it computes with, and how much it computes."""
-    tf32 = f.NA if compute is None or compute.tf32 is None else "on" if compute.tf32 else "off"
-    made = [
-        _labelled("computes in", clean(compute.dtype) if compute else f.NA),
-        _labelled("weights", clean(compute.weights)) if compute is not None and compute.weights else (),
-        _labelled("tf32", tf32),
-        _labelled("kernels", "deterministic") if compute is not None and compute.deterministic else (),
-        _labelled("compile", clean(compute.compile) if compute else f.NA),
-        _labelled("attention", (clean(compute.attention) if compute else "") or f.NA),
-        _flops(step.values if step is not None else {}),
-    ]
-    return groups(made, columns)
+def _compute(
+    compute: m.Compute | None, compiled: Compilation | None, step: m.RankStep | None, columns: int
+) -> list[Line]:  # fmt: skip
+    """The precision, the kernels that it computes with, the compiler's time, and how much it computes: at most
+    three lines."""
+    if compute is None:
+        return [_labelled("dtype", f.NA)]
+    flops = _flops(step.values if step is not None else {})
+    took = _labelled("compiled", compiled.text) if compiled is not None else ()
+    return flowed([*compute_words.pieces(compute_words.settings(compute)), took, flops], columns)[:MOST_COMPUTE_LINES]
+
+
+def _versions(compute: m.Compute | None, columns: int) -> list[Line]:
+    """Of the libraries that it computes with: at most two lines."""
+    found = compute_words.versions(compute) if compute is not None else {}
+    return flowed(compute_words.pieces(found), columns)[:MOST_VERSION_LINES]
 
 
 def _flops(values: Mapping[str, float]) -> Line:
-    """`6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known."""
+    """`6.2 TFLOP/s, 48% of its matmul peak, MFU 41%`; nothing where the model's sizes aren't known. Without a
+    calibration of its data type, its peak isn't known."""
     if (rate := values.get("tflops")) is None:
         return ()
     use, mfu = values.get("matmul_use"), values.get("mfu")
+    part = f"{f.percent(use)} of its matmul peak" if use is not None else "peak unknown: trainctl calibrate"
     stated = f", MFU {f.percent(mfu)}" if mfu is not None else ""
-    return line(Piece(f"{rate:.3g} TFLOP/s", "strong"), f", {f.percent(use)} of its matmul peak{stated}")
+    return line(Piece(f"{rate:.3g} TFLOP/s", "strong"), f", {part}{stated}")
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
@@ -195,58 +211,6 @@ def _processes(row: Row, columns: int) -> Line:
         figures = f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
         parts.append(line(Piece(f"{clean(item.role)} ", "label"), Piece(figures, role)))
     return groups(parts, columns)
-
-
-def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Where memory goes: the peak of the trainer's step, what it held after it, the machine's, the device's; in exactly
-    `rows` lines."""
-    step, host, gpu = row.step, row.host, row.gpu
-    cap = step.memory_cap_bytes if step else None
-    known = [
-        ("step peak", step.peak_or_held_bytes if step else None, cap),
-        ("held after", step.memory_bytes if step else None, cap),
-        ("machine", host.memory_used_bytes if host else None, host.memory_total_bytes if host else None),
-        ("device", gpu.memory_used_bytes if gpu else None, gpu.memory_total_bytes if gpu else None),
-    ]
-    trees = [item.memory_bytes for item in (host.processes if host else ()) if item.rank == row.view.rank]
-    resident = sum(size for size in trees if size is not None) if trees else None
-    made = [_memory_line(name, used, whole, columns, glyphs) for name, used, whole in known]
-    made.append(_memory_line("resident", resident, None, columns, glyphs))
-    made.append(_disk_line(host, columns, glyphs))
-    if parts := _memory_parts(step, columns):
-        made.insert(1, parts)
-        if len(made) > rows:
-            made.pop(-2)  # the host's own count of what the rank's processes hold
-    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
-
-
-def _memory_parts(step: m.RankStep | None, columns: int) -> Line:
-    """What the step's peak consists of, in GB, as many parts as there is room for; the largest kinds first."""
-    values = step.values if step is not None else {}
-    names = [name for name in m.MEMORY_PARTS if f"memory_{name}_bytes" in values]
-    parts = [_labelled(name, f.gigabytes(values[f"memory_{name}_bytes"])) for name in names]
-    return line(Piece(" of it     ", "label"), *groups(parts, columns - 11)) if parts else ()
-
-
-def _memory_line(name: str, used: float | None, whole: float | None, columns: int, glyphs: Glyphs) -> Line:
-    text = f.NA if used is None else f"{f.used_of(used, whole)} GB"
-    part = used / whole if used is not None and whole else None
-    full = part is not None and part > 0.92
-    return line(
-        Piece(f" {name.ljust(10)}", "label"),
-        Piece(text.rjust(13), "dim" if used is None else "warning" if full else "text"),
-        Piece(f.percent(part).rjust(6) + "  " if part is not None else "", "warning" if full else "strong"),
-        Piece("" if part is None else share_bar(min(part, 1.0), max(columns - 33, 0), glyphs).text,
-              "warning" if full else "bar"),
-    )  # fmt: skip
-
-
-def _disk_line(host: m.HostReading | None, columns: int, glyphs: Glyphs) -> Line:
-    """What is used of the disk that holds the runs, or only what is free where its size isn't known."""
-    free, total = (host.disk_free_bytes, host.disk_total_bytes) if host else (None, None)
-    if free is None or total is None:
-        return _memory_line("disk free", free, None, columns, glyphs)
-    return _memory_line("disk", total - free, total, columns, glyphs)
 
 
 def _size(value: float | None) -> str:

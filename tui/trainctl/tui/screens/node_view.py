@@ -18,12 +18,17 @@ from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.widgets import memory_breakdown
 from trainctl.tui.widgets.theme import series_role
 
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
+_LEAST_CHART_CELLS = 28
+"""Beside means and memory."""
 RECENT_CHART_STEPS = 240
 """Steps the charts span."""
+ROWS_WITH_VERSIONS = 34
+"""From these on, versions of the rank's libraries are shown: the charts have room beside them."""
 PHASE_ROWS = 8
 """Of the phases, their rule included."""
 
@@ -40,7 +45,10 @@ def lines(
     state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
-    made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
+    compiled = step_phases.compiled(state, past, row.view.rank)
+    tall = rows >= ROWS_WITH_VERSIONS
+    facts = node_facts.facts(row, state, clock, columns, glyphs, compiled, with_versions=tall)
+    made = [_title(state, row, columns, glyphs), *facts]
     charts, phases = layout(rows - len(made))
     found = step_phases.laps(state, past, row.view.rank)
     if charts:
@@ -79,13 +87,16 @@ def _phases(
     state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs, *,
     with_chart: bool,
 ) -> list[Block]:  # fmt: skip
-    """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns."""
+    """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns, and
+    on a narrow one only means and memory."""
     dash = glyphs.horizontal
     newest = state.run.step if state.run else 0
-    sizes = [_TABLE_CELLS] + ([_MEMORY_CELLS] if columns >= _TABLE_CELLS + _MEMORY_CELLS + 30 else [])
+    sizes = [_TABLE_CELLS] + ([min(_MEMORY_CELLS, columns - _TABLE_CELLS - 1)] if columns >= _TWO_CHARTS else [])
     room = columns - sum(sizes) - len(sizes)
     first: list[Block] = []
-    if with_chart:
+    if room < _LEAST_CHART_CELLS and len(sizes) > 1:
+        room = 0
+    elif with_chart:
         first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
     elif room >= 20:
         shown = phase_view.stacked(found, newest, room, rows)
@@ -94,8 +105,8 @@ def _phases(
     table = phase_view.table(found, sizes[0], rows, glyphs)
     made = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
-        memory = node_facts.memory_lines(row, sizes[1], rows, glyphs)
-        made.append((memory, [(0, f"{dash} memory and disk ", "title")], sizes[1]))
+        memory = memory_breakdown.lines(row, sizes[1], rows, glyphs)
+        made.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
     return made
 
 

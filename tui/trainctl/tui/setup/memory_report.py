@@ -13,6 +13,8 @@ from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.devices import read_devices, resolve, unsuited
 from trainctl.tui.setup import recorded_runs
 from trainctl.tui.setup.recorded_runs import RecordedRates
 from trainctl.tui.text.formatting import gigabytes
@@ -43,13 +45,15 @@ class MemoryReport(NamedTuple):
         }  # fmt: skip
 
 
-def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport | None:
-    """Of a run's nodes; None if no node's model is on this machine, or it doesn't state its sizes. Raises
-    InvalidInputError for adapters of layers that the model doesn't have."""
+def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[str] = ()) -> MemoryReport | None:
+    """Of a run's nodes; `here`: those of them that are this machine. None if no node's model is on this machine, or it
+    doesn't state its sizes. Raises InvalidInputError for adapters of layers that the model doesn't have."""
     names = tuple(nodes) or ("",)
     facts = facts_here(config, names, where)
     if facts is None or not facts.shapes:
         return None
+    slow = unsuited(config, {name: read_devices() for name in here})
+    config = _in_one_type(config, here, where) if here else config
     estimates, measured = {}, {}
     for name in names:
         table = config.nodes.get(name, NodeTable())
@@ -62,7 +66,17 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str) -> MemoryReport
         found = recorded_runs.newest_like(config, name or node_name())
         if found is not None and found.peak_bytes is not None:
             measured[name] = found
-    return MemoryReport(facts.family, estimates, measured, fit_warnings(config, facts, where))
+    return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where), *slow))
+
+
+def _in_one_type(config: RunFile, here: Sequence[str], where: str) -> RunFile:
+    """With the type that this machine's ranks choose in place of "auto", if its devices are known."""
+    tables = {name: config.nodes.get(name, NodeTable()) for name in here}
+    try:
+        found, _ = resolve(msgspec.structs.replace(config, nodes=tables), dict.fromkeys(here, read_devices()), where)
+    except InvalidInputError:
+        return config
+    return msgspec.structs.replace(config, model=found.model)
 
 
 def _device(table: NodeTable, backend: str) -> str:

@@ -18,7 +18,7 @@ _NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
 def short() -> str:
-    """`trainctl 0.2.0`."""
+    """`trainctl 0.3.0.dev0`."""
     return f"trainctl {_version('trainctl')}"
 
 
@@ -27,6 +27,7 @@ def full() -> str:
     import zmq  # the library below pyzmq, whose version decides about encryption
 
     from trainctl.protocol.machine.devices import read_devices
+    from trainctl.protocol.machine.visible_devices import CARD
     from trainctl.protocol.record.schema import SCHEMA_VERSION
 
     pairs = [
@@ -35,7 +36,8 @@ def full() -> str:
         ("system", _system()), ("libzmq", zmq.zmq_version()),
     ]  # fmt: skip
     pairs += [(name, found) for name in _LIBRARIES if (found := installed_version(name))]
-    pairs += [("device", f"{one.backend} {one.device} {' '.join(one.types)}".strip()) for one in read_devices()]
+    seen = [one for one in read_devices() if not one.device.startswith(CARD)]
+    pairs += [("device", f"{one.backend} {one.device} {' '.join(one.types)}".strip()) for one in seen]
     return "\n".join([short(), *(f"{name} {value}" for name, value in pairs)])
 
 

@@ -18,6 +18,7 @@ from trainctl.tui.state import series as s
 from trainctl.tui.state import stragglers
 from trainctl.tui.state.plan_changes import changed_step
 from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
+from trainctl.tui.text import compile_times
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
 MAX_SERIES = 256
@@ -257,6 +258,8 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
+    if compile_times.METRIC in step.values:
+        values[compile_times.METRIC, step.rank] = step.values[compile_times.METRIC]
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.compile_times import METRIC as COMPILE_METRIC
+from trainctl.tui.text.compile_times import Compilation, by_rank, longest
 
 METRICS = (*(f"{name}_seconds" for name in m.PHASES), *m.RANK_COLUMNS)
 """What of the record this is made from."""
@@ -34,10 +36,11 @@ class StepPhases(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedPhases:
-    """What the record had of a run's last steps: rank -> step -> lap."""
+    """What the record had of a run's last steps: rank -> step -> lap; and of the compiler, in all steps."""
 
     run: str = ""
     laps: Mapping[int, Mapping[int, StepPhases]] = field(default_factory=lambda: MappingProxyType({}))
+    compiled: Mapping[int, Compilation] = field(default_factory=lambda: MappingProxyType({}))  # by rank
 
 
 def columns_of(ranks: int) -> int:
@@ -45,15 +48,17 @@ def columns_of(ranks: int) -> int:
     return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
 
 
-def past_of(run: str, history: m.History) -> RecordedPhases:
-    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them."""
+def past_of(run: str, history: m.History, compiled: Sequence[m.History] = ()) -> RecordedPhases:
+    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them. `compiled`: the
+    replies on the compiler's time."""
     values: dict[int, dict[int, dict[str, float]]] = {}
     for series in history.series:
         if series.rank is None or series.bucket_steps != 1:
             continue
         for step, value in zip(series.steps, series.last, strict=True):
             values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
-    return RecordedPhases(run, {rank: _whole(steps) for rank, steps in values.items()})
+    laps = {rank: _whole(steps) for rank, steps in values.items()}
+    return RecordedPhases(run, laps, by_rank(compiled))
 
 
 def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
@@ -91,6 +96,14 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
     return lap._replace(
         phases=m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
     )
+
+
+def compiled(state: ViewState, past: RecordedPhases, rank: int) -> Compilation | None:
+    """The compiler's time in the step of a rank that it slowed most; None if nothing is known to be compiled."""
+    run, window = state.run.run if state.run else "", state.lately(COMPILE_METRIC, rank)
+    live = zip(window.first.tolist(), window.last.tolist(), strict=True)
+    recorded = [past.compiled[rank]] if past.run == run and rank in past.compiled else []
+    return longest([*recorded, *(Compilation(step, step, seconds) for step, seconds in live)])
 
 
 def means(found: Sequence[StepPhases]) -> dict[str, float]:

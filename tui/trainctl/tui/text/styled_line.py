@@ -177,6 +177,20 @@ def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> L
     return tuple(made)
 
 
+def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> list[Line]:
+    """All groups, in order, in lines of at most `columns` cells, with `gap` between those of a line; a group that is
+    longer is cut."""
+    rows: list[Line] = []
+    for part in parts:
+        if not width(part):
+            continue
+        if rows and width(rows[-1]) + len(gap) + width(part) <= columns:
+            rows[-1] = (*rows[-1], Piece(gap), *part)
+        else:
+            rows.append(crop(part, columns))
+    return rows
+
+
 def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
     """A horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
     cells: list[tuple[str, str]] = [(glyph, "rule")] * max(columns, 0)
