@@ -1,12 +1,17 @@
 """Branches of real runs: the same losses with the same recipe, and lineage in both records."""
 
+from pathlib import Path
 from typing import Any
 
-from tests.integration.conftest import AgentProcess, all_steps, wait_for_end
+from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
+from tests.integration.support.clusters import Cluster, on, on_mlx
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import RunBranched, SetupChanged
+from trainctl.protocol.record.checkpoint_metadata import ParentCheckpoint
+from trainctl.protocol.record.checkpoints import read_manifest
+from trainctl.protocol.record.reader import RecordReader
 
 STEPS, FORK = 12, 6
 
@@ -36,7 +41,8 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         "background": False,
     }  # else one that is due may wait for another
     with agent.client() as client:
-        begun = client.send("start-run", {"config": run_config(run__steps=STEPS, checkpoint=table)})
+        config = run_config(run__steps=STEPS, nodes=on_mlx(NODE), checkpoint=table)
+        begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
         parent = wait_for_end(client)
         assert parent.state == "finished", parent.reason
@@ -50,17 +56,21 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
             kept = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, RunBranched)]
             assert kept == [RunBranched(parent.run, FORK, view.run, view.lead)]
 
+        about = read_manifest(Path(view.directory, "checkpoints", f"step-{STEPS}")).metadata
+        assert about is not None
+        assert about.lineage.parent == ParentCheckpoint(parent.run, FORK)
+
         other = branched(client, f"{parent.run}@{FORK}", overrides={"optimizer.learning_rate": "1e-2"})
         changed = losses(client, other.run)
         assert changed[FORK + 1] == curve[FORK + 1], "the weights are the checkpoint's"
         assert changed[STEPS] != curve[STEPS]
 
         assert not changes_of(client, other.run)
-        elsewhere = {"model.dtype": "bfloat16", f"nodes.{view.lead}.backend": "mlx"}
+        elsewhere = {"model.dtype": "bfloat16", f"nodes.{view.lead}.backend": "torch"}
         moved = branched(client, f"{parent.run}@{FORK}", overrides=elsewhere)
         (changes,) = changes_of(client, moved.run)
         assert changes.step == FORK
-        for part in ("mlx instead of torch", "passes in bfloat16 instead of passes in float32"):
+        for part in ("torch instead of mlx", "passes in bfloat16 instead of passes in float32"):
             assert part in changes.changes[0]
 
         missing = client.send("start-run", {"branch": f"{parent.run}@{FORK + 1}"})
@@ -70,3 +80,28 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         )
         over = client.send("start-run", {"branch": f"{parent.run}"})
         assert (over.state, over.field) == ("rejected", "config: run.steps")
+
+
+def branches_in(cluster: Cluster, node: str, run: str) -> list[RunBranched]:
+    with RecordReader(cluster.run_paths(node, run)) as reader:
+        events, _ = reader.events(limit=500)
+    return [event.data for event in events if isinstance(event.data, RunBranched)]
+
+
+def test_the_record_of_the_parents_lead_names_a_branch_that_another_node_started(
+    cluster: Cluster, run_config: Any
+) -> None:
+    table = {"checkpoint": {"at_end": True, "background": False}}
+    with cluster.client("alpha") as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=FORK, nodes=on("alpha", "beta"), **table)})
+        assert begun.state == "applied", begun.reason
+        parent = wait_for_end(client)
+    cluster.settle()
+    with cluster.client("beta") as client:
+        config = run_config(run__steps=FORK + 2, nodes=on("beta"), **table)
+        begun = client.send("start-run", {"branch": f"{parent.run}@{FORK}", "config": config}, node="beta")
+        assert begun.state == "applied", begun.reason
+        branch = wait_for_end(client)
+    said = RunBranched(parent.run, FORK, branch.run, "beta")
+    assert branches_in(cluster, "beta", branch.run) == [said]
+    until(lambda: branches_in(cluster, "alpha", parent.run) == [said], 60, "the event in the parent's record")

@@ -6,6 +6,7 @@ With `--check` nothing is written and the exit status says whether the page is a
 """
 
 import ast
+import functools
 import inspect
 import io
 import re
@@ -107,6 +108,7 @@ def field_comments(*modules: ModuleType) -> Comments:
     return found
 
 
+@functools.cache
 def _comments_of(source: str) -> Comments:
     by_line = {
         token.start[0]: token.string.lstrip("# ").strip()

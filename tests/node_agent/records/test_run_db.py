@@ -279,6 +279,26 @@ def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) 
         RunDb(RunPaths(paths.directory / "no-such-folder"))
 
 
+@pytest.mark.parametrize("table", ["events", "meta", "plans", "steps"])
+def test_a_damaged_table_is_refused_in_a_line_and_the_record_is_let_go(paths: RunPaths, table: str) -> None:
+    with RunDb(paths) as recorder:
+        recorder.set_meta("name", "demo")
+        recorder.plan(plan(1), 1000.0)
+        recorder.commit(step(1), [part(1)], 1000.5)
+        recorder.event(1003.0, Notice("began"), "good", "auto", step=1, generation=FIRST)
+    with sqlite3.connect(paths.record) as found:
+        ((page,),) = found.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchall()
+        ((size,),) = found.execute("PRAGMA page_size").fetchall()
+        found.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    found.close()
+    with paths.record.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    with pytest.raises(InvalidInputError, match="malformed; restore the record from a copy"), RunDb(paths) as recorder:
+        recorder.meta("name")
+        recorder.last_state()
+
+
 def test_a_record_of_the_first_schema_still_opens_and_goes_on(paths: RunPaths) -> None:
     connection = sqlite3.connect(paths.record)
     connection.executescript(GOLDEN.read_text(encoding="utf-8"))

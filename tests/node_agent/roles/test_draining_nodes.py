@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent.roles.draining_nodes import Action, Situation, decide
+from trainctl.node_agent.roles.draining_nodes import Action, Situation, awaited_seconds, decide
 from trainctl.node_agent.roles.role import OwnDrain
 
 LIVE = {0: "alpha", 1: "beta", 2: "gamma"}
@@ -12,6 +12,11 @@ WHY = "its agent was terminated"
 
 def situation(*leaving: str, live=LIVE, reachable=OTHERS, may_hand_over=True, turn=0) -> Situation:
     return Situation("alpha", LIVE | live, live, dict.fromkeys(leaving, WHY), reachable, may_hand_over, turn)
+
+
+def test_the_end_of_a_run_waits_less_for_a_node_that_leaves_than_the_usual_grace():
+    assert awaited_seconds(goes_back=False, leaving=True) == awaited_seconds(goes_back=True, leaving=False) < 15
+    assert awaited_seconds(goes_back=False, leaving=False) > 15
 
 
 def test_nothing_is_done_while_all_stay():

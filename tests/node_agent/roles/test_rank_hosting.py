@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from tests.node_agent.support.simulation import config
 
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
-from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.record.paths import runs_directory
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 ORDER = m.PeerHost(
     link="l", seq=1, run="run-1", rank=1, config=run_file.to_dict(config(nodes={"a": {}, "b": {}})),
@@ -73,3 +74,34 @@ async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the
     for folder in left:
         unstarted.remove_left(folder, lambda run: False)
         assert [*folder.iterdir()] == []
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_record_that_cannot_be_read_is_a_refusal_that_removes_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Checkpoints may be there without a row: a folder was copied, or the agent's database was lost."""
+    opened: list[RunDb] = []
+
+    def malformed(recorder: RunDb, key: str) -> str | None:
+        opened.append(recorder)
+        raise InvalidInputError("record.db", "cannot be read: database disk image is malformed")
+
+    weights = RunPaths(runs_directory(tmp_path / "node") / "run-1").checkpoint(100) / "model.safetensors"
+    if is_there:
+        weights.parent.mkdir(parents=True)
+        weights.touch()
+    db: Any = SimpleNamespace(
+        known_run=lambda run: None, followed=lambda run: None, consented_term=lambda run: 0, saw=lambda seen: None,
+        forget_run=lambda run: None,
+    )  # fmt: skip
+    context: Any = SimpleNamespace(node="a", db=db, placement=None, directory=tmp_path / "node")
+    monkeypatch.setattr(preflight, "check_on", lambda *_, **__: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDb, "meta", malformed)
+        field, problem = await RankHosting(context, AgentRole()).host("b", "tcp://127.0.0.1:1", ORDER)
+    assert (field, problem) == ("run", "record.db: cannot be read: database disk image is malformed")
+    with pytest.raises(InvalidInputError, match="closed"):
+        opened[0].meta("handed-over")
+    assert weights.exists() == is_there
+    assert {path.name for path in runs_directory(tmp_path / "node").iterdir()} == ({"run-1"} if is_there else set())

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.node_agent.support.records import FIRST, part, plan, rows, step
 from tests.node_agent.support.simulation import durable
@@ -17,6 +18,7 @@ from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages.events import RunBranched
 from trainctl.protocol.record.paths import RunPaths
 
 ID = "8b7c6d5e-0000-4000-8000-000000000001"
@@ -32,15 +34,17 @@ class Idle:
 class World:
     def __init__(self, folder: Path, db: AgentDb) -> None:
         self.db, self.published, self.idle = db, list[m.Event](), Idle()
-        self.late_notes = LateNotes(
-            "studio", db, self.published.append, self.idle, GuestRuns("studio", folder, db, lambda _: None)
-        )
+        self._guests = GuestRuns("studio", folder, db, lambda _: None)
+        self.late_notes = self.late_notes_of()
         self.paths = RunPaths(folder / "run-1")
         self.paths.directory.mkdir()
         db.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
         with RunDb(self.paths) as recorder:
             recorder.plan(plan(7), 999.0)
             recorder.commit(step(7), [part(7)], 1000.0)
+
+    def late_notes_of(self) -> LateNotes:
+        return LateNotes("studio", self.db, self.published.append, self.idle, self._guests)
 
     def asked(self, run: str | None = None, id: str = ID) -> JournaledCommand:
         command = m.Command(rid="r", id=id, verb="note", args={"text": "bad data"}, by="anna", run=run)
@@ -89,6 +93,40 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
     with pytest.raises(InvalidInputError, match="no longer in"):
         world.late_notes.note(row)
     assert not world.paths.directory.exists(), "nothing is made where the record was"
+
+
+BRANCHED = m.LateEvent("run-1", 1005.5, "anna", "info", 6, RunBranched("run-1", 6, "run-2", "forge"))
+
+
+def late_rows(world: World) -> list[tuple[object, ...]]:
+    return rows(world.paths, "SELECT at, by, severity, step FROM events ORDER BY id")
+
+
+def test_an_event_of_another_node_is_written_once_however_often_it_is_repeated(world: World) -> None:
+    other = msgspec.structs.replace(BRANCHED, at=1010.0, data=msgspec.structs.replace(BRANCHED.data, branch="run-3"))
+    assert all(world.late_notes.take(late) for late in (BRANCHED, BRANCHED, other))
+    assert world.late_notes_of().take(BRANCHED), "of the agent after a restart"
+    assert late_rows(world) == [(1005.5, "anna", "info", 6), (1010.0, "anna", "info", 6)]
+    assert [event.data for event in world.published] == [BRANCHED.data, other.data]
+
+
+def test_events_of_runs_that_were_not_led_here_are_not_written(world: World) -> None:
+    assert world.late_notes.take(msgspec.structs.replace(BRANCHED, run="run-9"))
+    world.db.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))
+    assert world.late_notes.take(BRANCHED)
+    world.db.unfollow("run-1")
+    world.idle.is_busy = True
+    assert not world.late_notes.take(BRANCHED)
+    assert late_rows(world) == []
+    world.idle.is_busy = False  # what is being resumed may be that run; its record has one writer
+    assert world.late_notes.take(BRANCHED)
+    assert len(late_rows(world)) == 1
+
+
+def test_an_event_of_a_run_without_a_record_ends_nothing(world: World) -> None:
+    world.paths.directory.rename(world.paths.directory.with_name("moved"))
+    assert not world.late_notes.take(BRANCHED), "its disk may come back"
+    assert world.published == [] and not world.paths.directory.exists()
 
 
 async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written(world: World) -> None:

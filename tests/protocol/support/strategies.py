@@ -59,6 +59,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.dictionaries(TEXT, _value(value, finite), max_size=3)
         case shape.DictType(value_type=shape.StrType()):
             return st.dictionaries(TEXT, TEXT, max_size=3)
+        case shape.DictType(value_type=shape.VarTupleType() as value):
+            return st.dictionaries(TEXT, _value(value, finite), max_size=3)
         case shape.DictType():
             return st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-LARGE, LARGE) | TEXT, max_size=3)
         case shape.StructType():

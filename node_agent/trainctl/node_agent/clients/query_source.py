@@ -16,7 +16,7 @@ from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import DAMAGED
+from trainctl.protocol.record.schema import refusing_damage
 from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")
@@ -87,7 +87,5 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
 
 def kept_view(reader: RecordReader) -> m.RunView | None:
     text = reader.meta(VIEW_KEY)
-    try:
+    with refusing_damage(reader.path, msgspec.DecodeError):
         return msgspec.json.decode(text, type=m.RunView) if text is not None else None
-    except msgspec.DecodeError as error:
-        raise InvalidInputError(str(reader.path), f"cannot be read: {error}; {DAMAGED}") from None

@@ -1,6 +1,7 @@
 """Readings of machines by the step in progress when they came, so that host metrics have a step too. Pure."""
 
 from collections import defaultdict, deque
+from functools import partial
 
 import msgspec
 
@@ -59,7 +60,7 @@ class StepReadings:
     """What came of each node while the newest steps were made."""
 
     def __init__(self) -> None:
-        self._steps: defaultdict[int, defaultdict[str, _Sums]] = defaultdict(lambda: defaultdict(_Sums))  # step, node
+        self._steps: defaultdict[int, defaultdict[str, _Sums]] = defaultdict(partial(defaultdict, _Sums))  # step, node
         self._read_at: dict[str, float] = {}  # of each node's newest reading, which can come twice
 
     def take(self, reading: m.HostReading, step: int) -> None:

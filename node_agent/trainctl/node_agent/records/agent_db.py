@@ -39,6 +39,7 @@ _REFUSAL = "REPLACE INTO refusals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OLD_REFUSALS = "DELETE FROM refusals WHERE id <= (SELECT max(id) FROM refusals) - ?"
 MAX_REFUSALS = 2000
 _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
+_LATE_EVENTS = "REPLACE INTO meta VALUES ('late_events', ?)"
 
 
 class JournaledCommand(m.KeptCommand, tag="kept-command", frozen=True):
@@ -101,6 +102,7 @@ class AgentDb:
         self._generation = m.Generation(*map(int, kept["generation"].split("."))) if "generation" in kept else None
         consent = kept["consent"].split(" ") if "consent" in kept else None
         self._consent = (int(consent[0]), consent[1], consent[2]) if consent else None
+        self._late_events: str = kept.get("late_events", "")
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +182,16 @@ class AgentDb:
     def unfollow(self, run: str) -> None:
         """This node's own agent leads a run from here on."""
         self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
+
+    @property
+    def late_events(self) -> str:
+        """What `LateEvents` keeps, as JSON; empty: nothing yet."""
+        return self._late_events
+
+    @late_events.setter
+    def late_events(self, value: str) -> None:
+        self._late_events = value
+        self._write_or_keep(_LATE_EVENTS, (value,))
 
     def consent(self, term: int, claimant: str, run: str) -> str:
         """Consent to `claimant` in `term`, unless this node has consented to one in that term or a newer one.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
-from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, set_durable
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, refusing_damage, set_durable
 from trainctl.protocol.wire.codec import decode_stored
 
 HOST_EVERY_SECONDS = 10.0
@@ -66,7 +66,13 @@ class RunDb:
         """`resumable`: this record is what the run is taken up from again, so plans that this needs are kept."""
         self._paths, self._run, self._clock = directory, directory.directory.name, clock
         self._connection = open_for_writing(directory.record, RUN_SCHEMA)
-        add_missing_rollups(self._connection)
+        try:
+            ((self._last_event,),) = self._rows("SELECT max(0, coalesce(max(id), 0)) FROM events")
+            with refusing_damage(directory.record):
+                add_missing_rollups(self._connection)
+        except InvalidInputError:
+            self._connection.close()
+            raise
         self._ballast = Ballast(directory.record.with_suffix(".ballast"))
         self._waiting: list[writes.Write] = []
         self._lost = 0
@@ -80,7 +86,6 @@ class RunDb:
         self._resumable = resumable
         # Plans of later steps are kept.
         self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else m.MAX_COUNT
-        (self._last_event,) = self._connection.execute("SELECT max(0, coalesce(max(id), 0)) FROM events").fetchone()
 
     def __enter__(self) -> Self:
         return self
@@ -241,8 +246,13 @@ class RunDb:
             self.on_kept(m.KeptValue(key=key, value=value))
 
     def meta(self, key: str) -> str | None:
-        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
+        """A value that is kept. Raises InvalidInputError if the record is damaged."""
+        rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with refusing_damage(self._paths.record):
+            return self._connection.execute(sql, values).fetchall()
 
     @property
     def is_behind(self) -> bool:
@@ -251,8 +261,8 @@ class RunDb:
 
     def highest_generation(self) -> m.Generation | None:
         """Of all steps that were ever committed, retracted ones too; None before the first."""
-        row = self._connection.execute("SELECT term, n FROM steps ORDER BY term DESC, n DESC LIMIT 1").fetchone()
-        return m.Generation(*row) if row else None
+        rows = self._rows("SELECT term, n FROM steps ORDER BY term DESC, n DESC LIMIT 1")
+        return m.Generation(*rows[0]) if rows else None
 
     def newest(self) -> tuple[int, m.Generation | None, int, int]:
         """The newest step that stands with its generation, the newest event's id and the newest plan's number; zeros
@@ -271,7 +281,7 @@ class RunDb:
             return reader.steps(max(last.step - count, 0), count)[0] if last is not None else ()
 
     def last_state(self) -> LastState:
-        """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""
+        """Where the run stands by its record. Raises InvalidInputError if it cannot be read."""
         with RecordReader(self._paths) as reader:
             step = reader.last_step()
             if step is not None and step.seconds_total is None:  # written by schema 1
@@ -279,13 +289,11 @@ class RunDb:
             evaluations = reader.evaluations()
             events, _ = reader.events(limit=100, newest=True)
             rank_steps = reader.rank_steps(step.step) if step else ()
-        newest = self._connection.execute(
-            "SELECT term, n, seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1"
-        ).fetchone()
-        seen = ([step.generation] if step else []) + ([m.Generation(*newest[:2])] if newest else [])
-        plans = self._last_plans()
+        newest = self._rows("SELECT term, n, seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
+        seen = ([step.generation] if step else []) + [m.Generation(term, n) for term, n, _ in newest]
+        plans, seq = self._last_plans(), newest[0][2] if newest else 0
         return LastState(
-            step, rank_steps, max(seen, default=None), plans[-1] if plans else None, plans, newest[2] if newest else 0,
+            step, rank_steps, max(seen, default=None), plans[-1] if plans else None, plans, seq,
             evaluations[-1] if evaluations else None, events,
         )  # fmt: skip
 
@@ -312,9 +320,7 @@ class RunDb:
         return self._plan_in(row[0]) if row else None
 
     def _last_plans(self) -> tuple[m.StepPlan, ...]:
-        bodies = self._connection.execute(
-            "SELECT body FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT ?", (RECENT_PLANS,)
-        ).fetchall()
+        bodies = self._rows("SELECT body FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT ?", (RECENT_PLANS,))
         decoded = (self._plan_in(body) for (body,) in reversed(bodies))
         return tuple(plan for plan in decoded if plan is not None)
 

@@ -18,6 +18,9 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 
+LOST_SECONDS, GONE_SECONDS = 30.0, 5.0
+"""Seconds the end of a run waits for a node that can't be reached, and for one that need not be waited for."""
+
 
 class Situation(NamedTuple):
     """What is known when the lead decides."""
@@ -52,6 +55,13 @@ def decide(now: Situation) -> Action:
         successors = [node for node in staying if node in now.reachable]
         return Action("hand-over", successor=successors[now.turn % len(successors)] if successors else "")
     return Action("drain", {rank: now.leaving[node] for rank, node in now.ranks.items() if node in now.leaving})
+
+
+def awaited_seconds(*, goes_back: bool, leaving: bool) -> float:
+    """How long the end of a run waits for a node that can't be reached. In a run that goes back to its checkpoint every
+    rank starts again anyway. The agent of a node that leaves exits once its trainer has ended, even if its last message
+    was lost."""
+    return GONE_SECONDS if goes_back or leaving else LOST_SECONDS
 
 
 class DrainingNodes:

@@ -19,6 +19,7 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import refusing_damage
 
 RECLAIM_SECONDS = 10.0
 """Seconds after which this node leads a handed-over run again if its claimant hasn't begun to."""
@@ -31,7 +32,7 @@ class FollowedRank:
         self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, port: RankPort, node: str,
         started_at: float, *, adopted: bool = False,
     ) -> None:  # fmt: skip
-        """`adopted`: an agent before this one started its trainer. Raises InvalidInputError if a plan can't be read."""
+        """`adopted`: an agent before this one started its trainer. Raises InvalidInputError for a damaged record."""
         self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
         self.since_monotonic = time.monotonic()
         self.wanted: tuple[m.RunState, str] | None = None  # what it is to end as, and why
@@ -39,11 +40,12 @@ class FollowedRank:
         self.told_ending = False
         self._node, self._started_at, self._missed = node, started_at, adopted
         state = recorder.last_state()
-        kept = recorder.meta(GENERATION_KEY)
+        kept, awaited = recorder.meta(GENERATION_KEY), recorder.meta(HANDED_OVER_KEY)
         generations = [state.generation] if state.generation is not None else []
-        generations += [m.Generation(*map(int, kept.split(".")))] if kept is not None else []
+        with refusing_damage(paths.record, ValueError, TypeError):
+            generations += [m.Generation(*map(int, kept.split(".")))] if kept is not None else []
+            self._awaited_term = int(awaited or 0)
         self.generation = max(generations, default=m.Generation(0, 0))
-        self._awaited_term = int(recorder.meta(HANDED_OVER_KEY) or 0)
         self._awaited_since_monotonic = time.monotonic()
         self._plan, self._pid, self._ready = state.plan, None if not adopted else port.look().pid, False
         self._engine, self._form = "none", None

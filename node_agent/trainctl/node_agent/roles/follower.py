@@ -88,6 +88,7 @@ class Follower:
             await self._greet(identity, message)
         elif (lead := await self._links.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
+                self._context.late_events.remove(lead, message.taken)
                 ranks = self._hosting.hosted_for(lead)
                 if ranks:
                     self._pinged = time.monotonic(), message.round_trip_seconds
@@ -97,6 +98,7 @@ class Follower:
                     host=self.host_reading if ranks else None, sent_monotonic=message.sent_monotonic,
                     leaving=self._role.leaving, slept_seconds=sleep.seconds if sleep is not None else 0.0,
                     woke_at=sleep.woke_at if sleep is not None else 0.0,
+                    late=self._context.late_events.for_lead(lead),
                 )  # fmt: skip
                 await self._links.beat(lead, beat)
                 if message.yields and ranks:
@@ -117,7 +119,7 @@ class Follower:
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
             await self._links.refuse(identity, hello.link, "older-term", text, **about)
             return
-        if not await self._heed(hello):
+        if not await self._accept_lead(hello):
             await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to lead {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
@@ -134,7 +136,7 @@ class Follower:
         if followed is not None and followed.known.lead == hello.lead:
             followed.told_ending = False  # what was said in an older conversation may not have arrived
 
-    async def _heed(self, hello: m.PeerHello) -> bool:
+    async def _accept_lead(self, hello: m.PeerHello) -> bool:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
         told = hello.generation

@@ -14,7 +14,7 @@ from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.adoption import Adoption
-from trainctl.node_agent.roles.draining_nodes import DrainingNodes
+from trainctl.node_agent.roles.draining_nodes import DrainingNodes, awaited_seconds
 from trainctl.node_agent.roles.peer_events import PeerEvents
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
@@ -35,10 +35,6 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
-LOST_SECONDS = 30.0
-"""Seconds the end of a run waits for a node that can't be reached."""
-GONE_SECONDS = 5.0
-"""The same for a run that goes back to its checkpoint, where every rank starts again anyway."""
 FINISH_SECONDS = 5.0
 """Seconds the end of a run waits for nodes whose copies of the record are behind."""
 
@@ -70,14 +66,14 @@ class Lead:
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
         self._references = references
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
-        self._peer_events = PeerEvents(context, self, alerts.read)
+        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
+        self._peer_events = PeerEvents(context, self, alerts.read, late_notes.take)
         self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
         self.launch = Launch(context, self.peers, self._name_run)
         self._recovery = Recovery(context, self.peers, self._begin_again)
         self.transfer = Transfer(context, role, self, hosting)
         self._draining = DrainingNodes(context, role, self.peers)
         self._adoption = Adoption(context, role, self.peers, self.launch)
-        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
         handlers = Handlers(
             self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
         )  # fmt: skip
@@ -305,10 +301,10 @@ class Lead:
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait forever for a node that can't be reached; its trainer ends when it can."""
         for rank, node in self.remote(session).items():
-            silent_seconds = self.peers.links[node].silent_seconds
-            limit_seconds = GONE_SECONDS if session.conductor.goes_back else LOST_SECONDS
-            if session.conductor.final is not None and silent_seconds > limit_seconds:
-                why = f"has been unreachable for {silent_seconds:.0f} s"
+            link = self.peers.links[node]
+            most_seconds = awaited_seconds(goes_back=session.conductor.goes_back, leaving=bool(link.leaving))
+            if session.conductor.final is not None and link.silent_seconds > most_seconds:
+                why = f"has been unreachable for {link.silent_seconds:.0f} s"
                 await session.feed(d.RankEnded(rank, False, why))
 
     async def serve(self) -> None:

@@ -10,6 +10,7 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import events as e
 
 
@@ -36,9 +37,13 @@ class _Leading(Protocol):
 class PeerEvents:
     """Called in the order in which each of them spoke."""
 
-    def __init__(self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None]) -> None:
-        """`read` is given other machines' readings."""
-        self._context, self._db, self._lead, self._read = context, context.db, lead, read
+    def __init__(
+        self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None],
+        late: Callable[[m.LateEvent], bool],
+    ) -> None:  # fmt: skip
+        """`read` is given other machines' readings; `late` is given events of runs that this node led, again and
+        again until it has taken them."""
+        self._context, self._db, self._lead, self._read, self.late = context, context.db, lead, read, late
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._woke: dict[str, float] = {}  # when each node last woke, by its own clock
 
@@ -110,7 +115,8 @@ class PeerEvents:
         if not hosted.field:
             self._lead.give_copy(self._lead.session, node)
         else:
-            why = f"cannot be hosted again: {hosted.field}: {hosted.problem}"
+            problem = run_file.with_remedy(hosted.problem, hosted.field, node)
+            why = f"cannot be hosted again: {hosted.field}: {problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def read(self, reading: m.HostReading) -> None:

@@ -69,7 +69,7 @@ class RankHosting:
             raise InvalidInputError("run", f"leads {self._role.run or 'a run that is starting'}; one run at a time")
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
-        """Raises InvalidInputError or RefusedError; leaves nothing then."""
+        """Raises InvalidInputError or RefusedError; then it leaves no more than there was."""
         if not re.fullmatch(RUN_PATTERN, known.run):
             raise InvalidInputError("run", f"{known.run!r} is not a run id")
         paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
@@ -81,30 +81,49 @@ class RankHosting:
             raise InvalidInputError("resume", f"{text} {known.lead} to resume it on {known.lead} in a newer term")
         self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
-        if row is None and not paths.directory.exists():
+        is_made = row is None and not paths.directory.exists()
+        if is_made:
             unstarted.mark(paths.directory)
-        self._start(known, config, paths, checkpoint, is_new=row is None)
+        before = self._db.followed(known.run)
+        try:
+            followed = self._start(known, config, paths, checkpoint, is_new=row is None)
+        except (OSError, InvalidInputError, RefusedError) as error:
+            self._put_back(known.run, before, paths, is_new=row is None, is_made=is_made)
+            raise RefusedError(str(error)) from None
         unstarted.unmark(paths.directory)
+        self._db.set_run_state(known.run, "starting")
+        self._take_up(followed)
 
     def _start(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, checkpoint: Path | None, *, is_new: bool
-    ) -> None:  # fmt: skip
+    ) -> FollowedRank:  # fmt: skip
         recorder = restore.make_directory(paths, config, resumable=False)
-        if recorder.meta(HANDED_OVER_KEY):
-            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to lead it
         try:
+            if recorder.meta(HANDED_OVER_KEY):
+                recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # the node that asks for a rank leads the run
             if is_new:
                 self._db.add_run(known.run, config.run.name, paths.directory, time.time())
             self._db.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
             followed.port.start(checkpoint)
-        except (InvalidInputError, RefusedError):
+        except BaseException:
             recorder.close()
-            if is_new:
-                self._forget(known.run, paths)
             raise
-        self._db.set_run_state(known.run, "starting")
-        self._take_up(followed)
+        return followed
+
+    def _put_back(
+        self, run: str, before: FollowedRun | None, paths: RunPaths, *, is_new: bool, is_made: bool
+    ) -> None:  # fmt: skip
+        """After a rank that couldn't be started: what this node knew of the run, and none of what was made for it."""
+        if is_new:
+            self._db.forget_run(run)
+        elif before is not None:
+            self._db.follow(before)
+        else:
+            self._db.unfollow(run)
+        if is_made:
+            shutil.rmtree(paths.directory, ignore_errors=True)
+            unstarted.unmark(paths.directory)
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""

@@ -92,6 +92,10 @@ class Fork(NamedTuple):
             return recorder.event(time.time(), self._event(paths, node), "info", by, step=self.step)
         return None
 
+    def late_event(self, paths: RunPaths, node: str, by: str) -> m.LateEvent:
+        """For the parent's record on the node that led it."""
+        return m.LateEvent(self.run, time.time(), by, "info", self.step, self._event(paths, node))
+
     def _event(self, paths: RunPaths, node: str) -> e.RunBranched:
         return e.RunBranched(self.run, self.step, paths.directory.name, node)
 

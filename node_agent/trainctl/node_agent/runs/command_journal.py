@@ -216,6 +216,8 @@ class CommandJournal:
         if not _is_note(row) or ended.state != "applied":
             self._note(row, ended)
         self._hand_on(ended.id)
+        if self.session is not None:  # a lead that takes over must know an outcome that the client knows
+            await self.session.copies.flush()
         await self._tell(ended.id)
 
     def _note(self, row: JournaledCommand, ended: d.CommandEnded) -> None:

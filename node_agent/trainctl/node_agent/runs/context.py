@@ -8,6 +8,7 @@ from typing import Any
 
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.records.late_events import LateEvents
 from trainctl.node_agent.runs.preflight import Placement
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
@@ -53,6 +54,11 @@ class AgentContext:
     def version(self) -> str:
         """Of the program."""
         return version("trainctl")
+
+    @functools.cached_property
+    def late_events(self) -> LateEvents:
+        """Events of runs that other nodes led."""
+        return LateEvents(self.db)
 
     def rank(self, paths: RunPaths, rank: int) -> LocalRank:
         """A rank on this machine."""

@@ -14,6 +14,10 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+NEWEST_EVENTS = 500
+"""Events of a run's record among which one that is repeated may be."""
 
 
 class LateNotes:
@@ -24,6 +28,7 @@ class LateNotes:
     ) -> None:  # fmt: skip
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
         self._guests = guests
+        self._taken: set[m.LateEvent] = set()
 
     def note(self, row: JournaledCommand) -> d.CommandEnded:
         """Write a note, once for each command: asked for again, it tells at which step it stands.
@@ -53,6 +58,32 @@ class LateNotes:
                 self._publish(event)
         return d.CommandEnded(row.id, "applied", noted)
 
+    def take(self, late: m.LateEvent) -> bool:
+        """Write an event of a run that this node led into the run's record, once. False: it can't be written now, and
+        is to be repeated. An event of a run that this node doesn't lead is taken, but not written."""
+        if late in self._taken:
+            return True
+        if self._conducting.is_busy and self._conducting.session is None:
+            return False
+        known, session = self._db.known_run(late.run), self._conducting.session
+        if known is None or known.kind != "hosted" or self._db.followed(late.run) is not None:
+            return True
+        with contextlib.suppress(InvalidInputError):
+            if not _has(RunPaths(known.directory), late.data):
+                if session is not None and session.run == late.run:
+                    session.note(d.Happened(late.data, late.severity, late.by, late.step))
+                else:
+                    self._write(late, RunPaths(known.directory))
+            self._taken.add(late)
+        return late in self._taken
+
+    def _write(self, late: m.LateEvent, paths: RunPaths) -> None:
+        with RunDb(paths, resumable=False) as recorder:
+            event = recorder.event(late.at, late.data, late.severity, late.by, step=late.step)
+            if recorder.is_behind:
+                raise InvalidInputError(str(paths.record), recorder.problem or "can't be written")
+            self._publish(event)
+
     def _run_of(self, row: JournaledCommand) -> KnownRun:
         """The run that it names, or the newest."""
         if self._conducting.is_busy and self._conducting.session is None:
@@ -65,3 +96,11 @@ class LateNotes:
         if followed is not None:
             raise InvalidInputError("run", f"{found.run} was led by {followed.lead}; send the note to its agent")
         return found
+
+
+def _has(paths: RunPaths, data: e.RunBranched) -> bool:
+    """Whether the record has such an event among its newest. Raises InvalidInputError without a record that can be
+    read."""
+    with RecordReader(paths) as reader:
+        events, _ = reader.events(limit=NEWEST_EVENTS, newest=True)
+    return any(event.data == data for event in events)

@@ -38,6 +38,7 @@ class PeerListener(Protocol):
     def in_touch(self, node: str, why: str) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
     def slept(self, node: str, seconds: float, woke_at: float) -> None: ...
+    def late(self, event: m.LateEvent) -> bool: ...
 
 
 class PeerLink:
@@ -58,6 +59,7 @@ class PeerLink:
         self._context, self._lead = context, lead
         self._socket: Any = None
         self._round_trip_seconds: float | None = None  # of the last ping that was answered
+        self._taken: tuple[str, ...] = ()  # branches of the late events that the last answer had
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
         self._hosting: tuple[m.PeerHost, asyncio.Future[m.PeerHosted]] | None = None
@@ -237,7 +239,7 @@ class PeerLink:
         elif self.line.open:
             await self._transmit(m.PeerPing(
                 link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),
-                round_trip_seconds=self._round_trip_seconds, yields=self._yields,
+                round_trip_seconds=self._round_trip_seconds, yields=self._yields, taken=self._taken,
             ))  # fmt: skip
 
     def _lose(self, why: str) -> None:
@@ -286,6 +288,7 @@ class PeerLink:
                     self._lead.read(message.host)
                 if message.slept_seconds:
                     self._lead.slept(self.node, message.slept_seconds, message.woke_at)
+                self._taken = tuple(event.data.branch for event in message.late if self._lead.late(event))
             case m.PeerHosted():
                 self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():

@@ -78,7 +78,7 @@ class Peers:
         `resume_step` gives the step of the checkpoint that a node is to load, if it is to load one.
         Where one refuses or says nothing in time, the others are told that the run is in the state `call_off`.
         """
-        raw = run_file.to_dict(config)
+        raw = run_file.to_message(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}
         made = m.PeerHost(link="0" * 16, seq=1, run=run, rank=0, config=raw, generation=generation)
         orders = {
@@ -100,7 +100,8 @@ class Peers:
             )
         answer = await link.host(message, HOST_SECONDS)
         if answer is not None:
-            return InvalidInputError(answer.field, f"{node}: {answer.problem}") if answer.field else None
+            problem = run_file.with_remedy(answer.problem, answer.field, node)
+            return InvalidInputError(answer.field, f"{node}: {problem}") if answer.field else None
         if link.line.state == "connected":
             return InvalidInputError(where, f"{node} did not answer within {HOST_SECONDS:g} s")
         return InvalidInputError(where, f"{node} is unreachable: {link.line.why}")

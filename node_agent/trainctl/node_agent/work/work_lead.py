@@ -274,8 +274,8 @@ class WorkLead:
         opened, chosen = work.journal.opened, work.chosen
         order = m.HostWork(
             rid=os.urandom(8).hex(), work=work.id, kind=opened.request.kind, run=opened.request.run,
-            lead=self._context.node, config=run_file.to_dict(work.config), checkpoint=chosen.step, files=chosen.files,
-            options=opened.request.options,
+            lead=self._context.node, config=run_file.to_message(work.config), checkpoint=chosen.step,
+            files=chosen.files, options=opened.request.options,
         )  # fmt: skip
         try:
             if name == self._context.node:
@@ -292,7 +292,8 @@ class WorkLead:
         if address is None:
             return "not in the cluster file"
         async with self._client(address) as client:
-            return (await client.ask(order, m.WorkHosted)).problem
+            field, said, problem = (await client.ask(order, m.WorkHosted)).problem.rpartition(": ")
+            return f"{field}{said}{run_file.with_remedy(problem, field, name)}"
 
     def _client(self, address: str) -> Client:
         authenticator = self._context.authenticator

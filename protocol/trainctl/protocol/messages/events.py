@@ -91,8 +91,8 @@ class RunStateChanged(EventData, tag="run-state-changed", frozen=True):
 
 
 class RunBranched(EventData, tag="run-branched", frozen=True):
-    """A new run starts from a checkpoint of another one. The new run's record has this event; the other run's too, if
-    the node led it."""
+    """A new run starts from a checkpoint of another one. The new run's record has this event, and the other run's on
+    the node that led it."""
 
     parent: str  # ID of the run that has the checkpoint
     step: Count  # step of the checkpoint

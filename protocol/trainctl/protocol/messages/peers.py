@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from trainctl.protocol.messages.base import Count, Generation, Message, Name, RunState
+from trainctl.protocol.messages.base import Count, Generation, Message, Name, RunState, Severity
+from trainctl.protocol.messages.events import RunBranched
 from trainctl.protocol.messages.telemetry import HostReading
 from trainctl.protocol.messages.trainer import DeviceTypes, FromTrainer, ToTrainer
 
@@ -19,6 +20,18 @@ class HostedRank(msgspec.Struct, frozen=True):
     generation: Generation | None = None  # generation of that step
     event: Count = 0  # ID of the newest event in that record
     seq: Count = 0  # number of the newest plan in that record
+
+
+class LateEvent(msgspec.Struct, frozen=True):
+    """An event of a run, usually an ended one, on a node that didn't lead it. The node that did writes it into the
+    run's record, once."""
+
+    run: Name
+    at: float  # time in Unix seconds
+    by: str  # who caused it, as in Event
+    severity: Severity
+    step: Count
+    data: RunBranched  # what happened; its branch identifies the event
 
 
 class PeerHello(Message, tag="peer-hello", frozen=True):
@@ -105,6 +118,7 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
     sent_monotonic: float = 0.0  # sender's monotonic clock; the answer repeats it
     round_trip_seconds: float | None = None  # round trip of the last answered ping
     yields: bool = False  # whether the receiver is to lead the run, because the lead's node is leaving
+    taken: tuple[Name, ...] = ()  # branches of the events in the last answer that needn't be repeated
 
 
 ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
@@ -182,6 +196,7 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     leaving: str = ""  # why its ranks must leave the group, such as a shutdown; empty: they needn't
     slept_seconds: float = 0.0  # how long its machine slept the last time; 0: it hasn't since the agent started
     woke_at: float = 0.0  # when that sleep ended
+    late: tuple[LateEvent, ...] = ()  # events of runs that the receiver led, each until a ping has its branch
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):

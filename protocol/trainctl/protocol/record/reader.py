@@ -6,7 +6,6 @@ cannot be read. Steps that were retracted are left out everywhere.
 
 import functools
 import math
-import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ from trainctl.protocol.record.rollups import (
     Evaluation,
     is_finite,
 )
-from trainctl.protocol.record.schema import DAMAGED, ROLLUP_LEVELS, VALUES_FROM, open_for_reading
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, VALUES_FROM, open_for_reading, refusing_damage
 from trainctl.protocol.wire import codec
 
 _Values = dict[tuple[int, int], dict[str, float]]
@@ -386,11 +385,8 @@ class RecordReader:
             raise InvalidInputError("metric", f"unknown metric {metric!r}; the metrics are {known}")
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        with self._turn:
-            try:
-                return self._connection.execute(sql, values).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise InvalidInputError(str(self.path), f"cannot be read: {error}; {DAMAGED}") from None
+        with self._turn, refusing_damage(self.path):
+            return self._connection.execute(sql, values).fetchall()
 
     def _step(self, row: tuple[Any, ...], values: _Values) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trainctl.protocol.errors import InvalidInputError
 
-DAMAGED = "restore the record from a copy, or move the run directory elsewhere"
+_DAMAGED: Final = "restore the record from a copy, or move the run directory elsewhere"
 """What to do about a record that cannot be read."""
 SCHEMA_VERSION: Final = 2
 """Version of what is written. In 2 an event has its data, metrics go by name, and what a guest did not say is NULL (but
@@ -214,6 +214,17 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
+def refusing_damage(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Raises InvalidInputError, with what to do, if SQLite finds the record at `path` damaged; also for `errors`, which
+    a value in it raises as it is decoded."""
+    damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError, *errors)
+    try:
+        yield
+    except damage as error:
+        raise InvalidInputError(str(path), f"cannot be read: {error}; {_DAMAGED}") from None
+
+
+@contextlib.contextmanager
 def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connection]:
     """A connection in autocommit to a database that is not of a newer schema. It stays open unless the block fails,
     whose DatabaseError becomes an InvalidInputError."""
@@ -231,5 +242,5 @@ def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connec
                 )
             yield connection
         except sqlite3.DatabaseError as error:
-            raise InvalidInputError(str(path), f"not a usable record: {error}; {DAMAGED}") from None
+            raise InvalidInputError(str(path), f"not a usable record: {error}; {_DAMAGED}") from None
         unless_usable.pop_all()
