@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.trainer.selftest.precision_check import STEPS, check_precision, largest_difference
+from trainctl.trainer.selftest.precision_check import check_precision
+from trainctl.trainer.selftest.short_training import STEPS, largest_difference
 from trainctl.trainer.selftest.small_assets import make_assets
 from trainctl.tui.selftest.local_cluster import backend_table, write_tables
-from trainctl.tui.selftest.machine_checks import precision_tables
+from trainctl.tui.selftest.machine_checks import training_tables
 
 
 @pytest.mark.timeout(600)
@@ -20,7 +21,7 @@ from trainctl.tui.selftest.machine_checks import precision_tables
 def test_each_data_type_learns_as_float32_does(tmp_path: Path, backend: str) -> None:
     make_assets(tmp_path)
     table = {**backend_table(backend), "device": "cpu"}
-    write_tables(tmp_path / "run.toml", precision_tables(tmp_path, table))
+    write_tables(tmp_path / "run.toml", training_tables(tmp_path, table))
     outcome = check_precision(tmp_path / "run.toml", "a")
     assert outcome.status == "ok", outcome.evidence
     dtypes = outcome.figures["dtypes"]

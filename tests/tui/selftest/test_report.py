@@ -53,6 +53,10 @@ def test_parts_are_one_result() -> None:
     assert (both.status, both.evidence) == ("failed", ("mlx: bad", "torch: good"))
     assert both.figures == {"torch": {"a": 1}, "mlx": {"a": 2}}
     assert combined([("torch", passed()), ("mlx", absent())]).status == "ok"
+    assert combined([("mlx", absent("why")), ("torch", passed("good"))]).evidence == (
+        "torch: good",
+        "mlx: not here: why",
+    )
     assert combined([("torch", absent("why"))]) == CheckOutcome("not here", ("torch: why",))
     assert judged([], "said").status == "ok"
     assert judged(["fault"], "said").evidence == ("fault", "said")

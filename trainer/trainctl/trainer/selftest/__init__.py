@@ -1,1 +1,1 @@
-"""The parts of `trainctl selftest` that compute: products on a device, data types, sums over an interface."""
+"""The parts of `trainctl selftest` that compute: products on a device, runs of one rank, sums over an interface."""

@@ -59,6 +59,9 @@ class _Numbers:
     def __init__(self, rank: int) -> None:
         self.values = _values(rank)
 
+    def pin(self, flat: Array) -> None:
+        """They are no device's."""
+
     def copy_out(self, part: str, arrays: Mapping[str, Array]) -> None:
         np.copyto(arrays["weight"], self.values)
 

@@ -1,8 +1,8 @@
 """`python -m trainctl.trainer.selftest.rank_checks CHECK ...`: one check of `trainctl selftest` that needs a rank.
 
-`assets FOLDER` makes the model and the text. `device BACKEND DEVICE`, `precision RUN.toml NODE` and `interfaces NAME
-...` check. Standard output is one line, a `CheckOutcome`. Exit status 0 if the check ran, whatever it found. It ends
-when its standard input does.
+`assets FOLDER` makes the model and the text. `device BACKEND DEVICE`, `precision`, `compile`, `varlen` and `optimizers`
+with `RUN.toml NODE`, and `interfaces NAME ...` check. Standard output is one line, a `CheckOutcome`. Exit status 0 if
+the check ran, whatever it found. It ends when its standard input does.
 """
 
 import argparse
@@ -34,6 +34,18 @@ def _run(given: argparse.Namespace) -> CheckOutcome:
             from trainctl.trainer.selftest.precision_check import check_precision
 
             return check_precision(given.run_file, given.node)
+        case "compile":
+            from trainctl.trainer.selftest.compile_check import check_compile
+
+            return check_compile(given.run_file, given.node)
+        case "varlen":
+            from trainctl.trainer.selftest.varlen_check import check_varlen
+
+            return check_varlen(given.run_file, given.node)
+        case "optimizers":
+            from trainctl.trainer.selftest.optimizer_check import check_optimizers
+
+            return check_optimizers(given.run_file, given.node)
         case _:
             from trainctl.trainer.selftest.interface_check import check_interfaces
 
@@ -47,9 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     device = checks.add_parser("device")
     device.add_argument("backend", choices=("torch", "mlx"))
     device.add_argument("device")
-    precision = checks.add_parser("precision")
-    precision.add_argument("run_file", type=Path)
-    precision.add_argument("node")
+    for name in ("precision", "compile", "varlen", "optimizers"):
+        training = checks.add_parser(name)
+        training.add_argument("run_file", type=Path)
+        training.add_argument("node")
     checks.add_parser("interfaces").add_argument("names", nargs="+")
     return parser
 

@@ -1,5 +1,6 @@
 """The self-test's model and text: the same bits on every machine, so that losses can be compared between machines."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,18 @@ def make_assets(folder: Path) -> dict[str, int]:
 
     make_folder(folder / "data", write)
     return {"parameters": make_model(folder / "model", config), "text_bytes": len(text)}
+
+
+def make_rows(folder: Path) -> Path:
+    """FOLDER/sums.jsonl: the same sums as prompts and completions."""
+    rows = [line.split(" = ") for line in _sums(LINES)]
+
+    def write(work: Path) -> None:
+        lines = [json.dumps({"prompt": f"{question} = ", "completion": answer.strip()}) for question, answer in rows]
+        (work / "sums.jsonl").write_text("\n".join(lines), encoding="ascii")
+
+    make_folder(folder, write)
+    return folder / "sums.jsonl"
 
 
 def _sums(count: int) -> Iterator[str]:

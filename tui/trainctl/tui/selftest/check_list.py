@@ -5,7 +5,7 @@ from typing import Final
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.check_outcome import CheckOutcome
-from trainctl.tui.selftest import machine_checks, raw_outputs, reading_checks, training_checks
+from trainctl.tui.selftest import machine_checks, profile_check, raw_outputs, reading_checks, training_checks
 from trainctl.tui.selftest.check_runner import Check
 from trainctl.tui.selftest.shared_parts import SharedParts
 
@@ -41,7 +41,13 @@ CHECKS: Final = (
           training_checks.checkpoint),
     Check("group", "the losses of two ranks on this machine, compared with one rank", 120, training_checks.group),
     Check("command", "a command takes effect at one step on both ranks", 90, training_checks.command),
+    Check("profile", "a profile of three steps: phases, kernels of a GPU, a Metal capture", 90, profile_check.profile),
+    Check("optimizers", "bitsandbytes' optimizers, offloaded moments and a base in nf4, compared with AdamW", 90,
+          machine_checks.optimizers),
+    Check("varlen", "packed samples by varlen_attn on an NVIDIA GPU, compared with a mask", 60, machine_checks.varlen),
     Check("recordings", "outputs of the system's own programs, for tests to replay", 40, raw_outputs.recordings),
+    Check("compile", "compiled layers: the first step's time, and the losses compared with uncompiled ones", 150,
+          machine_checks.compiled),
 )  # fmt: skip
 
 

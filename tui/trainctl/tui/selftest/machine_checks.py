@@ -1,4 +1,4 @@
-"""Checks of the machine itself: versions, devices, data types and network interfaces."""
+"""Checks of the machine itself: versions, devices, what one rank computes, and network interfaces."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, combined, failed, judged
-from trainctl.protocol.machine.devices import capabilities, read_devices
+from trainctl.protocol.machine.devices import read_devices
+from trainctl.protocol.machine.nvidia import capabilities
+from trainctl.protocol.machine.visible_devices import CARD
 from trainctl.tui.selftest.local_cluster import backend_table, run_tables, write_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
@@ -17,7 +19,7 @@ MOST_INTERFACES: Final = 5
 
 async def versions(shared: SharedParts) -> CheckOutcome:
     """The program, its libraries, the system and the devices that it reports."""
-    facts, devices = shared.facts, read_devices()
+    facts, devices = shared.facts, [one for one in read_devices() if not one.device.startswith(CARD)]
     faults = [] if shared.backends else ["neither torch nor mlx is installed here, so this machine can't train"]
     titles = ", ".join(f"{one.backend} {one.device}" for one in devices) or "none"
     return judged(
@@ -61,18 +63,44 @@ async def precision(shared: SharedParts) -> CheckOutcome:
     """Each data type, on each backend's default device."""
     if not shared.backends:
         return absent("neither torch nor mlx is installed")
+    return combined([
+        (backend, await _training(shared, "precision", backend_table(backend))) for backend in shared.backends
+    ])  # fmt: skip
+
+
+async def compiled(shared: SharedParts) -> CheckOutcome:
+    """Compiled layers."""
+    return await _on_torch(shared, "compile")
+
+
+async def varlen(shared: SharedParts) -> CheckOutcome:
+    """Packs by varlen_attn."""
+    return await _on_torch(shared, "varlen")
+
+
+async def optimizers(shared: SharedParts) -> CheckOutcome:
+    """bitsandbytes' optimizers and weights, and offloaded moments."""
+    return await _on_torch(shared, "optimizers")
+
+
+async def _on_torch(shared: SharedParts, check: str) -> CheckOutcome:
+    """With the kernels that are the default, as people run it."""
+    if "torch" not in shared.backends:
+        return absent("torch is not installed")
+    return await _training(shared, check, {"backend": "torch"})
+
+
+async def _training(shared: SharedParts, check: str, table: dict[str, Any]) -> CheckOutcome:
+    """A check that trains one rank for a few steps. `table`: of its node in the run file."""
     await shared.assets()
-    parts = []
-    for backend in shared.backends:
-        file = shared.home.folder / f"precision-{backend}" / "run.toml"
-        file.parent.mkdir()
-        write_tables(file, precision_tables(shared.home.assets, backend_table(backend)))
-        parts.append((backend, await shared.rank_check("precision", str(file), "a")))
-    return combined(parts)
+    file = shared.home.folder / f"{check}-{table['backend']}" / "run.toml"
+    file.parent.mkdir()
+    write_tables(file, training_tables(shared.home.assets, table))
+    return await shared.rank_check(check, str(file), "a")
 
 
-def precision_tables(assets: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """The run file of the precision check, with small steps, for a rank on node `a`."""
+def training_tables(assets: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """The run file of such a check, with small steps, for a rank on node `a`."""
     return run_tables(assets, {"a": table}, steps=10) | {"batch": {"global": 4, "micro": 4}}
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.machine.check_outcome import CheckOutcome, absent, failed, judged
-from trainctl.protocol.machine.devices import capabilities
+from trainctl.protocol.machine.facts import installed_version
+from trainctl.protocol.machine.nvidia import capabilities
 from trainctl.tui.selftest.local_cluster import MOST_STEPS, backend_table, run_tables
 from trainctl.tui.selftest.shared_parts import SharedParts
 
@@ -38,7 +39,9 @@ async def power(shared: SharedParts) -> CheckOutcome:
 async def nvml(shared: SharedParts) -> CheckOutcome:
     """NVIDIA devices, as their driver reports them."""
     if not capabilities():
-        return absent("NVML finds no NVIDIA device, or its Python module is missing (pip install nvidia-ml-py)")
+        return absent("NVIDIA's driver finds no device")
+    if installed_version("nvidia-ml-py") is None:
+        return absent("NVML's Python module is missing (pip install nvidia-ml-py)")
     if not shared.backends:
         return _no_backend()
     return judge_nvml(await shared.once("readings", lambda: _taken(shared)))
