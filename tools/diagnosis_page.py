@@ -43,7 +43,7 @@ run, step 150: node-1 is slow in backward
 More remedies and causes that were ruled out are left out here.
 
 - **Evidence**: measurements of the newest steps with the present shares and micro-batches: 24, or as many
-  as take 20 s, but at least 8. The first 2 steps of a group don't count, because devices compile and load. A rare long
+  as take 12 s, but at least 8. The first 2 steps of a group don't count, because devices compile and load. A rare long
   step doesn't count either.
 - **What if**: what a step takes without the cause. Other ranks may then be the slowest, so it can gain less than the
   delay itself.

@@ -10,7 +10,7 @@ from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 SEEDS = int(os.environ.get("TRAINCTL_DIAGNOSES", "2"))
 NAMED_FIRST = 0.95
 HEALTHY_STEPS = 10_000
-MOST_SECONDS = 27
+MOST_SECONDS = 20
 """Until a cause is named; the screen asks every 3 s."""
 LOOK_EVERY_STEPS = 100 if SEEDS == 2 else 10
 

@@ -133,5 +133,9 @@ def test_overflow_advises_bfloat16_in_float16_alone() -> None:
     facts = with_steps(healthy_facts(), change)
     found = first(simulated.with_config(facts, model={"dtype": "float16"}))
     assert (found.cause, found.evidence[0]) == ("overflow", "5 of the last 100 steps, the newest 140")
-    assert commands(found)[0] == "trainctl run RUN.toml --set model.dtype=bfloat16"
+    assert commands(found)[0] == "trainctl run RUN.toml --set model.dtype=auto"
+    on_turing = simulated.with_rank(facts, 0, device="cuda:0 Tesla T4")
+    found = first(simulated.with_config(on_turing, model={"dtype": "float16"}))
+    assert commands(found)[-1] == "trainctl run RUN.toml --set model.dtype=float32"
+    assert not any(one.endswith("=auto") for one in commands(found))
     assert commands(first(facts)) == ["trainctl send set-lr value=5e-05"]

@@ -156,7 +156,8 @@ def test_float32_is_named_by_measured_products_or_the_devices_name() -> None:
     facts = simulated.with_rank(facts, 1, compute=m.Compute(dtype="float32", attention="sdpa"))
     found = first(facts)
     assert (found.cause, found.evidence) == ("float32", ("node-1 computes in float32 on cuda:0 NVIDIA A100",))
-    assert commands(found) == ["trainctl run RUN.toml --set model.dtype=bfloat16"]
+    assert commands(found) == ["trainctl run RUN.toml --set model.dtype=auto"]
+    assert causes(simulated.with_rank(facts, 0, device="cuda:0 NVIDIA GeForce GTX 1080")) == []
     on_cpu = simulated.with_rank(facts, 1, device="cpu")
     assert causes(on_cpu) == []
     measured = ProfileSummary(

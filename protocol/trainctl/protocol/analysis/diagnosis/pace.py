@@ -9,7 +9,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.step_model import Timing, middle
 
-WINDOW_STEPS, WINDOW_SECONDS = 24, 20.0
+WINDOW_STEPS, WINDOW_SECONDS = 24, 12.0
 """Newest steps of one plan that are judged, and the seconds that they take, both at most. LEAST_STEPS always are."""
 LASTING_SECONDS = 10.0
 """Seconds of steps over which a rank must be slow: shorter ones, such as of a tiny model, may meet a busy moment."""

@@ -1,6 +1,5 @@
 """Settings that leave speed unused: precision, attention, gradient checkpointing, packing, cached tokens."""
 
-import re
 from collections.abc import Iterator
 from statistics import median
 from typing import Final
@@ -9,11 +8,8 @@ from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Ver
 from trainctl.protocol.analysis.diagnosis.rules.machine import DATA_PART
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.analysis.diagnosis.words import megabytes, percent, seconds
+from trainctl.protocol.batch.device_types import types_of_device
 
-HAS_BFLOAT16: Final = re.compile(
-    r"\b(A10|A16|A30|A40|A100|A800|H[12]00|H800|B[23]00|L4|L40S?|RTX (3|4|5)0\d0|RTX A\d000|M[2-9])\b"
-)
-"""Devices with bfloat16 in hardware, by name: NVIDIA from Ampere (compute capability 8.0) on, Apple from M2 on."""
 FASTER = 1.3
 """Ratio of a device's bfloat16 and float32 matrix products from which bfloat16 is faster."""
 FREE_MEMORY = 0.6
@@ -30,6 +26,7 @@ def float32(s: Situation) -> Iterator[Verdict]:
     """float32 on a device that computes faster in bfloat16."""
     views = s.facts.view.ranks if s.facts.view is not None else ()
     known = [view for view in views if view.compute is not None]
+    without = next((view for view in views if types_of_device(view.device or "") == ()), None)
     if not known:
         yield Unknown("the ranks' precision")
     for view in known:
@@ -37,9 +34,12 @@ def float32(s: Situation) -> Iterator[Verdict]:
         profile = s.facts.profiles.get(view.rank)
         rates = profile.gflops if profile is not None else {}
         ratio = rates["bfloat16"] / rates["float32"] if {"bfloat16", "float32"} <= rates.keys() else None
-        has_it = ratio >= FASTER if ratio is not None else bool(HAS_BFLOAT16.search(view.device or ""))
+        has_it = ratio >= FASTER if ratio is not None else "bfloat16" in (types_of_device(view.device or "") or ())
         if view.compute.dtype != "float32":
             yield Clear(f"{s.label(view.rank)} computes in {view.compute.dtype}", view.node)
+        elif without is not None:
+            its = f"{without.device} of {without.node} has no 16-bit type"
+            yield Clear(f"{s.label(view.rank)} computes as all ranks do, and {its}", view.node)
         elif not has_it:
             yield Clear(f"bfloat16 is not known to be faster on {view.node}", view.node)
         else:

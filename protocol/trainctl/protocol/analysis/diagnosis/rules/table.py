@@ -6,6 +6,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
 from trainctl.protocol.analysis.diagnosis.rules import heat, machine, ranks, settings, slow_rank, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
+from trainctl.protocol.batch.device_types import types_of_device
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
 """What follows on a node whose device or processors are slow."""
@@ -30,6 +31,13 @@ def _can_resume(s: Situation, _: Found) -> bool:
 
 def _is_float16(s: Situation, _: Found) -> bool:
     return s.facts.config is None or s.facts.config.model.dtype == "float16"
+
+
+def _has_float16_for_bfloat16(s: Situation, _: Found) -> bool:
+    """float16, on devices of which none is known to lack bfloat16."""
+    views = s.facts.view.ranks if s.facts.view is not None else ()
+    known = (types_of_device(view.device or "") for view in views)
+    return _is_float16(s, _) and all(types is None or "bfloat16" in types for types in known)
 
 
 def _has_adapter(s: Situation, _: Found) -> bool:
@@ -82,6 +90,8 @@ _RECOMPUTE = Rung("compute activations again in the backward pass", _run("model.
                   _not_recomputed)  # fmt: skip
 _ROLLBACK = Rung("go back to the checkpoint of step {back} and skip the samples that followed",
                  "trainctl send rollback step={back} skip_batches=200", _is_active)  # fmt: skip
+_BFLOAT16 = Rung("compute in bfloat16, which has float32's range, if the devices of all ranks have it",
+                 _run("model.dtype=auto"), _has_float16_for_bfloat16)  # fmt: skip
 _LOWER_RATE = Rung("a lower learning rate; the loss curve changes", "trainctl send set-lr value={half_rate}")
 _CALIBRATE = Rung("measure the device again", "trainctl calibrate --node {node}")
 
@@ -111,7 +121,7 @@ RULES: Final = (
         ("unstable", "clip-bound"),
         (
             _ROLLBACK, _LOWER_RATE,
-            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
+            _BFLOAT16,
             Rung("look at the samples of these steps", "trainctl data preview RUN.toml"),
         ),
     ),
@@ -119,7 +129,7 @@ RULES: Final = (
         "overflow", "Gradients overflow in float16", "3 of the last 100 steps", stopped.overflow,
         ("unstable", "clip-bound"),
         (
-            Rung("compute in bfloat16, which has float32's range", _run("model.dtype=bfloat16"), _is_float16),
+            _BFLOAT16,
             _LOWER_RATE,
             Rung("compute in float32", _run("model.dtype=float32"), _is_float16),
         ),
@@ -243,7 +253,10 @@ RULES: Final = (
     Rule(
         "float32", "float32 where bfloat16 is faster", "by calibrated matrix products, or by the device's name",
         settings.float32, (),
-        (Rung("compute in bfloat16; sums and weights stay float32", _run("model.dtype=bfloat16")),),
+        (
+            Rung("compute in the best type that all devices have; sums and weights stay float32",
+                 _run("model.dtype=auto")),
+        ),
     ),
     Rule(
         "eager-attention", "Attention is not fused", "the kernel that a rank reports", settings.attention, (),
