@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
 WORKERS ?= 4
 
-.PHONY: demo test unit lowest soak oracles families check format bench nodejs clean
+.PHONY: demo test unit lowest debian image soak oracles families check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -20,21 +20,36 @@ test: $(VENV)/.ready-dev nodejs
 unit: $(VENV)/.ready-dev nodejs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/integration $(PYTEST_ARGS)
 
+# The pure parts. What is left out of them needs torch, MLX, huggingface_hub, or the tested version of msgspec, which
+# generates the schema.
+PURE_EXTRAS := nvidia,parquet,zstd,prometheus,tensorboard,discovery
+PURE_TOOLS := pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist hypothesis jsonschema
+PURE_TESTS := tests/protocol tests/node_agent/conductor tests/node_agent/planning tests/node_agent/autopilot \
+  tests/tui/state tests/tui/commands tests/tui/charts tests/tui/terminal \
+  $(addprefix --ignore=,tests/protocol/machine/test_devices.py tests/protocol/config/test_hub_models.py \
+  tests/protocol/messages/test_schema.py tests/protocol/advice/test_settings.py)
+
 # The pure parts with the lowest versions that the projects declare, in build/lowest. Not with torch and MLX.
 LOWEST := build/lowest
-# They need torch, MLX, huggingface_hub, or the tested version of msgspec, which generates the schema.
-NOT_LOWEST := tests/protocol/machine/test_devices.py tests/protocol/config/test_hub_models.py \
-  tests/protocol/messages/test_schema.py tests/protocol/advice/test_settings.py
 lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/pip install --quiet -c constraints.txt pytest pytest-asyncio pytest-randomly pytest-timeout pytest-xdist \
-	  hypothesis jsonschema
-	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt ./protocol \
-	  '.[nvidia,parquet,zstd,prometheus,tensorboard,discovery]'
-	$(LOWEST)/bin/python -m pytest -n $(WORKERS) tests/protocol tests/node_agent/conductor tests/node_agent/planning \
-	  tests/node_agent/autopilot tests/tui/state tests/tui/commands tests/tui/charts tests/tui/terminal \
-	  $(addprefix --ignore=,$(NOT_LOWEST)) $(PYTEST_ARGS)
+	$(LOWEST)/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS)
+	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt ./protocol '.[$(PURE_EXTRAS)]'
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(PURE_TESTS) $(PYTEST_ARGS)
+
+# New Debian systems that have only Python, made by mmdebstrap, as root: both wheels and the demo on Python 3.11, the
+# pure parts on Python 3.13.
+debian: $(VENV)/.ready-dev
+	TRAINCTL_DEBIAN=all $(BIN)/python -m pytest -s tests/integration/test_bare_debian.py $(PYTEST_ARGS)
+	$(BIN)/python -m tools.debian_root trixie sh -ec 'python3 -m venv /venv; export PYTHONPYCACHEPREFIX=/var/cache/python; \
+	  /venv/bin/pip install --quiet -c constraints.txt $(PURE_TOOLS) ./protocol ".[$(PURE_EXTRAS)]"; \
+	  /venv/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider $(PURE_TESTS) $(PYTEST_ARGS)'
+
+# An image of examples/deploy/Dockerfile by buildah, as root: IMAGE_TARGET=torch, IMAGE_ARGS for buildah's options.
+IMAGE_TARGET ?= watch
+image: $(VENV)/.ready
+	$(BIN)/python -m tools.image $(IMAGE_TARGET) $(IMAGE_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
 # engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch
@@ -46,11 +61,14 @@ lowest:
 # by SIGTERM; 30 preemptions of one, two and all of three nodes each; diagnoses of 20 simulated runs with each cause;
 # memory of ten models; bytes per parameter of full training; five calibrations of the demo's model; real runs with each
 # cause of a diagnosis that can be planted; the example run file of each objective; the whole self-test; compiled
-# layers with adapters, ragged rows and what saves memory.
+# layers with adapters, ragged rows and what saves memory; ranks that hold another model; images, built, and run as
+# three pods; all cases marked `long`, of which `make test` has some: peaks of memory, mixes of ranks and engines, and
+# losses of preferences.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
 	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
+	TRAINCTL_LONG=all $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	TRAINCTL_BYTES_PER_PARAMETER=all $(BIN)/python -m pytest -s tests/trainer/precision $(PYTEST_ARGS)
 	TRAINCTL_COMPILE=all $(BIN)/python -m pytest -s tests/trainer/backends/test_compile.py $(PYTEST_ARGS)
 	TRAINCTL_TIMING=all TRAINCTL_SOAK_CALIBRATIONS=5 $(BIN)/python -m pytest -s tests/trainer/calibration $(PYTEST_ARGS)
@@ -63,6 +81,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_CURVES=all $(BIN)/python -m pytest -s tests/integration/test_finetuning.py \
 	  tests/integration/test_reference.py $(PYTEST_ARGS)
+	TRAINCTL_PROBES=all $(BIN)/python -m pytest -s tests/integration/test_probe.py $(PYTEST_ARGS)
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
 	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 	TRAINCTL_HEALTH=200 $(BIN)/python -m pytest tests/protocol/analysis $(PYTEST_ARGS)
@@ -70,12 +89,14 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_objective_examples.py --timeout=900 $(PYTEST_ARGS)
 	TRAINCTL_SELFTEST=all $(BIN)/python -m pytest -s tests/integration/test_selftest.py \
 	  tests/trainer/selftest --timeout=900 $(PYTEST_ARGS)
+	TRAINCTL_IMAGES=all $(BIN)/python -m pytest -s tests/deploy -m image --timeout=3600 $(PYTEST_ARGS)
 	TRAINCTL_DIAGNOSES=20 $(BIN)/python -m pytest tests/protocol/analysis/diagnosis $(PYTEST_ARGS)
 	TRAINCTL_ETA=200 $(BIN)/python -m pytest -s tests/protocol/batch/test_eta.py $(PYTEST_ARGS)
 	TRAINCTL_POLICY_STEPS=200 $(BIN)/python -m pytest -s tests/integration/test_curve_policies.py $(PYTEST_ARGS)
 	TRAINCTL_SEEDS=500 $(BIN)/python -m pytest -s tests/node_agent/autopilot/test_rebalance.py \
 	  tests/node_agent/conductor/test_all_policies.py \
-	  tests/node_agent/alerts/test_slow_ranks.py tests/protocol/analysis/test_slowdown.py \
+	  tests/node_agent/alerts/test_slow_ranks.py tests/node_agent/alerts/test_own_losses.py \
+	  tests/protocol/analysis/test_slowdown.py \
 	  tests/protocol/batch/test_split.py tests/trainer/backends/test_memory_model.py $(PYTEST_ARGS)
 
 # Comparisons with other libraries' trainers that `make test` leaves out.

@@ -1,5 +1,6 @@
 """What holds for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does too."""
 
+import functools
 import gc
 import os
 import secrets
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SI
     if signal.getsignal(_number) == signal.SIG_IGN:  # as by nohup, or in a script's background: children inherit it
         signal.signal(_number, _action)
 settings.register_profile("any-speed", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.register_profile("same-examples", settings.get_profile("any-speed"), derandomize=True)
 settings.load_profile("any-speed")  # the machine may be busy: no property depends on how fast it is checked
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
@@ -48,7 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-ELSEWHERE = {"TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family", "TRAINCTL_TIMING": "timing"}
+ELSEWHERE = {
+    "TRAINCTL_ORACLES": "oracle", "TRAINCTL_FAMILIES": "family", "TRAINCTL_TIMING": "timing",
+    "TRAINCTL_DEBIAN": "debian", "TRAINCTL_IMAGES": "image", "TRAINCTL_LONG": "long",
+}  # fmt: skip
 """Marks of tests that `make test` leaves out, by the variable that asks for them."""
 LONG = (
     ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_calibrate",
@@ -73,12 +79,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for variable, mark in ELSEWHERE.items():
-        if os.environ.get(variable) != "all":
-            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
+    elsewhere = {mark for variable, mark in ELSEWHERE.items() if os.environ.get(variable) != "all"}
+    items[:] = [item for item in items if elsewhere.isdisjoint(mark.name for mark in item.iter_markers())]
     without = [item for item in items if any(lacks(what) for what in needed(item))]
     if without:
-        config.stash[_lacking] = {what for item in without for what in needed(item) if lacks(what)}
+        config.stash[_lacking] = dict(Counter(what for item in without for what in needed(item) if lacks(what)))
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=without)
     items[:] = long_ones_first(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
@@ -105,7 +110,12 @@ def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]
 
 def group_of(item: pytest.Item) -> tuple[int, int] | None:
     """Its group in `LONG`, and its place there."""
-    path = item.path.relative_to(ROOT / "tests").as_posix()
+    return _group_of_file(item.path)
+
+
+@functools.cache
+def _group_of_file(file: Path) -> tuple[int, int] | None:
+    path = file.relative_to(ROOT / "tests").as_posix()
     places = ((number, at) for number, starts in enumerate(LONG) for at, start in enumerate(starts)
               if path.startswith(start))  # fmt: skip
     return next(places, None)
@@ -179,18 +189,26 @@ def _is_pool(name: str) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for what in sorted(config.stash.get(_lacking, set())):
-        terminalreporter.write_line(f"without {what}: the tests that need it were left out", yellow=True)
+    for what, count in sorted(config.stash.get(_lacking, {}).items()):
+        terminalreporter.write_line(f"without {what}: {count} tests that need it were left out", yellow=True)
     skipped = terminalreporter.stats.get("skipped", [])
     if config.getoption("--fail-on-skip") and skipped:
         terminalreporter.write_line(f"{len(skipped)} skipped, and --fail-on-skip was given", red=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["lacking"] = session.config.stash.get(_lacking, {})
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.getoption("--fail-on-skip") and reporter and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-_lacking: pytest.StashKey[set[str]] = pytest.StashKey()
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the process that reports, what a worker of pytest-xdist has left out: all collect the same tests."""
+    node.config.stash.setdefault(_lacking, {}).update(getattr(node, "workeroutput", {}).get("lacking", {}))
+
+
+_lacking: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 _before: pytest.StashKey[tuple[set[int], set[int]]] = pytest.StashKey()

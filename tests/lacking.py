@@ -1,5 +1,6 @@
 """What some tests need of the machine beside Python, and whether it is there."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -102,9 +103,19 @@ def _has_compiler() -> bool:
     return shutil.which("g++") is not None and header.is_file()
 
 
+def _has_chromium() -> bool:
+    """Whether it starts: a package that was installed in part lacks libraries."""
+    if shutil.which("chromium") is None:
+        return False
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(["chromium", "--version"], capture_output=True, timeout=60, check=False).returncode == 0
+    return False
+
+
 _FOUND: dict[str, Callable[[], object]] = {
     "linux": lambda: sys.platform == "linux",
     "git": lambda: shutil.which("git"),
+    "ps": lambda: shutil.which("ps"),
     "tmux": lambda: shutil.which("tmux"),
     "promtool": lambda: shutil.which("promtool"),
     "prometheus": lambda: shutil.which("prometheus"),
@@ -118,7 +129,10 @@ _FOUND: dict[str, Callable[[], object]] = {
     "cuda": _has_cuda,
     "disk-limit": _has_disk_limit,
     "compiler": _has_compiler,
-    "kubectl": lambda: shutil.which("kubectl"),
+    "chromium": _has_chromium,
+    "mmdebstrap": lambda: shutil.which("mmdebstrap") and os.geteuid() == 0,
+    "buildah": lambda: shutil.which("buildah") and shutil.which("mmdebstrap") and os.geteuid() == 0,
+    "runc": lambda: shutil.which("runc") and os.geteuid() == 0,
 }
 
 

@@ -1,11 +1,15 @@
 """How long tests wait: by how far a thing has come and by how busy the machine is, not by the clock alone."""
 
 import contextlib
+import functools
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from trainctl.protocol.machine.cgroups import cpu_quota
 
 LEAST_SECONDS = 30.0
 """Shorter waits are given as long: a busy machine may take seconds to start a process."""
@@ -19,7 +23,14 @@ MOST_RESTARTS = 10
 def slowness() -> float:
     """How many processes want each core, 1 while there are cores to spare: by so much is everything slower. The mean of
     the last minute, or the number now if that is larger: when a suite begins, the mean is still that of a quiet one."""
-    return max(1.0, max(os.getloadavg()[0], runnable()) / (os.cpu_count() or 1))
+    return max(1.0, max(os.getloadavg()[0], runnable()) / cores())
+
+
+@functools.cache
+def cores() -> float:
+    """Those that this process may use, at most as many as its control group's quota."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(float(usable), cpu_quota() or math.inf)
 
 
 def runnable() -> float:

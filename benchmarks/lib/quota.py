@@ -1,6 +1,8 @@
 """CPU quotas for processes by cgroups, v1 (cpu.cfs_quota_us) or v2 (cpu.max)."""
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -43,6 +45,12 @@ class Quota:
             (self._folder / "cpu.max").write_text(f"{int(cores * PERIOD_US)} {PERIOD_US}")
 
     def remove(self) -> None:
-        for pid in (self._folder / "cgroup.procs").read_text().split():
-            (self._root / "cgroup.procs").write_text(pid)
+        for _ in range(100):  # what is in it may start more processes, or end as it is moved
+            for pid in (self._folder / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (self._root / "cgroup.procs").write_text(pid)
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+                return
+            time.sleep(0.05)
         self._folder.rmdir()

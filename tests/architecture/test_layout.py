@@ -4,6 +4,7 @@ Each point has a list of what still breaks it. The lists only shrink: what is li
 """
 
 import ast
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -52,7 +53,12 @@ def files() -> dict[str, Path]:
 
 
 MODULES = files()
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every module's syntax tree, parsed once, by workers that run these tests."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 
 def label(path: Path) -> str:
@@ -67,7 +73,7 @@ def folders() -> list[Path]:
 
 
 def classes(name: str) -> list[str]:
-    return [node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in ast.walk(trees()[name]) if isinstance(node, ast.ClassDef)]
 
 
 # ---------------------------------------------------------------- circles
@@ -76,7 +82,7 @@ def classes(name: str) -> list[str]:
 def imported(name: str) -> set[str]:
     """The product's modules that one imports, at its top, for types alone or within a function."""
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -113,7 +119,7 @@ def test_a_module_that_a_text_names_is_there() -> None:
     """What is started with `python -m`, which no check of imports sees."""
     named = {
         node.value
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and re.fullmatch(r"trainctl\.(protocol|trainer|node_agent|tui)(\.[a-z_]+)+", str(node.value))
@@ -192,7 +198,7 @@ def test_no_public_class_name_is_there_twice_in_a_room() -> None:
     found = set()
     for room in ROOMS:
         mine = [name for name in MODULES if name.split(".")[1] == room]
-        tops = (node for name in mine for node in TREES[name].body if isinstance(node, ast.ClassDef))
+        tops = (node for name in mine for node in trees()[name].body if isinstance(node, ast.ClassDef))
         counted = Counter(node.name for node in tops if not node.name.startswith("_"))
         found |= {f"{room}: {one}" for one, count in counted.items() if count > 1}
     assert found == CLASSES_TWICE
@@ -216,7 +222,7 @@ def test_no_public_name_is_unused() -> None:
     counted = Counter(word for text in texts for word in re.findall(r"\w+", text))
     found = {
         f"{label(MODULES[module])}: {name}"
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for name in public_names(tree)
         if not name.startswith("_") and counted[name] < 2
     }
@@ -249,5 +255,5 @@ def test_phases_typed_again_are_found() -> None:
 
 
 def test_phases_are_listed_in_one_file() -> None:
-    found = {label(MODULES[name]) for name, tree in TREES.items() if phases_typed_again(tree)}
+    found = {label(MODULES[name]) for name, tree in trees().items() if phases_typed_again(tree)}
     assert found == {"protocol/messages/trainer.py"}

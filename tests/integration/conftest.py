@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS, our_processes
+from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, Patience, until
 
 from trainctl.protocol import messages as m
@@ -46,11 +47,12 @@ class AgentProcess:
     ) -> None:  # fmt: skip
         """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own.
         `options`: further ones of `trainctl-agent run`."""
-        self.options = options
+        self.options, self.python = options, sys.executable
         self._environment = {**(environment or {}), **({"TRAINCTL_KEYS": str(keys)} if keys is not None else {})}
         self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
-        self.address = "tcp://127.0.0.1:0"
-        self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
+        # Not port 0: while the agent is down, another process could be given a port that the system has chosen.
+        self.address = free_addresses(1)[0] if cluster is None else ""
+        self.live_address: str | None = None  # the port after it, which is free too
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -59,7 +61,7 @@ class AgentProcess:
 
     def start(self) -> "AgentProcess":
         """Start, or start again on the same ports."""
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", self.name]
+        command = [self.python, "-m", "trainctl.node_agent.cli", "run", "--name", self.name]
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
@@ -207,7 +209,7 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
             "batch": {"global": 12, "micro": 4},
             "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 3},
             "checkpoint": {"at_end": False},
-            "calibration": {"at_start": "never"},
+            "calibration": {"at_start": "never", "seconds": 12},
             "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
         }  # fmt: skip
         changes["policy"] = {"rebalance": {"mode": "off"}, **changes.get("policy", {})}  # shares stay as tests set them
@@ -268,9 +270,10 @@ def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepComm
             return steps
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A cluster of three agents that all tests share; use `cluster`."""
+    """A cluster of three agents that the tests of a module share; use `cluster`. Kept for all modules, idle agents of
+    every worker would take more CPU time than starting them does."""
     from tests.integration.support.clusters import Cluster
 
     made = Cluster(tmp_path_factory.mktemp("cluster"))

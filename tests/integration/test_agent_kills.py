@@ -66,6 +66,13 @@ def state_of(agent: AgentProcess, id: str) -> str | None:
         book.close()
 
 
+def journaled(agent: AgentProcess, id: str) -> None:
+    """Return as soon as the agent's book has a command: a step may be over before a pause is."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while state_of(agent, id) is None:
+        assert time.monotonic() < deadline, "the command's journaling"
+
+
 def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
     """By command, the steps whose plans carry it; of the `newest` plans alone, of all if negative."""
     (run,) = (agent.directory / "runs").iterdir()
@@ -140,7 +147,7 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
         commands.append(command)
         with Asker(live) as asker:
             asker.send(command)
-            until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
+            journaled(live, command.id)
             if len(commands) % 2 == 0:
                 time.sleep(chance.uniform(0, 0.03))
             assert live.process is not None
@@ -220,11 +227,11 @@ def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess
 
 
 def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(live: AgentProcess) -> None:
-    for number in range(20):
+    for number in range(60):
         command = msgspec.structs.replace(edit(20_000 + number), ttl_seconds=0.25)
         with Asker(live) as asker:
             asker.send(command)
-            until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
+            journaled(live, command.id)
             assert live.process is not None
             live.process.kill()
             live.process.wait(HANG_SECONDS)

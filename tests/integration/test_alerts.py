@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import TORCH, free_addresses
+from tests.integration.support.clusters import RING, on_mlx
+from tests.integration.support.ports import free_addresses
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -52,7 +53,7 @@ def test_alerts_are_raised_called_about_and_kept(
     alpha, beta = pair
     # No disk has so much room, so that both nodes' readings are alerts; the follower's have to come to the lead first.
     limits = {"disk_free_gb": 1e9, "disk_clear_gb": 2e9, "silent_seconds": 3, "clear_seconds": 1}
-    config = run_config(run__steps=100_000, nodes=dict.fromkeys(NODES, TORCH), alerts=limits)
+    config = run_config(run__steps=100_000, nodes=on_mlx(*NODES), group=RING, alerts=limits)
     with alpha.client() as client, beta.client() as other:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the follower")
         run = client.send("start-run", {"config": config}, wait="accepted").run

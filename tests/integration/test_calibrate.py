@@ -6,7 +6,8 @@ import psutil
 import pytest
 import tomli_w
 from tests.integration.conftest import AgentProcess, until, wait_for_end
-from tests.integration.support.clusters import free_addresses, on
+from tests.integration.support.clusters import on, on_mlx
+from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 from tests.waiting import HANG_SECONDS
 
@@ -34,8 +35,8 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     assert done.returncode == 0, done.stderr
     assert " peak\n" in done.stdout
     assert re.search(r"float32 products +[0-9.e+]+ GFLOPS", done.stdout)
-    assert "micro-batch 2" in done.stderr
     (profile,) = profile_file.all_stored(agent.directory / "profiles")
+    assert all(f"micro-batch {one.micro}: " in done.stderr for one in profile.passes)  # one alone, on a busy machine
     advice = call_json("advise", run_toml, "--connect", agent.address)
     assert not advice["unknown"]
     assert (advice["answer"]["mode"], advice["answer"]["source"]) == ("alone", "measured")
@@ -88,7 +89,9 @@ def test_what_can_not_be_calibrated_is_one_line(agent, tmp_path, run_config):
 def test_a_run_calibrates_its_node_first_and_takes_the_fastest_micro_batch(tmp_path, run_config):
     agent = AgentProcess(tmp_path / "state", environment={"TRAINCTL_CALIBRATION": "missing"}).start()
     try:
-        config = run_config(calibration__at_start="missing", batch__micro="auto", run__steps=5)
+        config = run_config(
+            calibration__at_start="missing", batch__micro="auto", run__steps=5, nodes=on_mlx(agent.name)
+        )
         with agent.client() as client:
             client.send("start-run", {"config": config}, wait="accepted")
             until(lambda: "calibrating: " in _why(client), 60, "the calibration")
@@ -129,7 +132,8 @@ def pair(tmp_path):
 
 def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_the_link(pair, tmp_path, run_config):
     file, person, (alpha, beta) = pair
-    config = run_config(nodes=on("alpha", "beta"), run__steps=100_000)
+    even = {"first_shares": "even"}
+    config = run_config(nodes=on("alpha", "beta", beta={"backend": "mlx"}), run__steps=100_000, group=even)
     (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
     words = ("calibrate", tmp_path / "run.toml", "--cluster", file)
     mine = {"TRAINCTL_KEYS": str(person.path)}
@@ -155,10 +159,11 @@ def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_th
 def test_a_lead_that_trains_leaves_the_link_out(pair, tmp_path, run_config):
     file, person, (alpha, beta) = pair
     mine = {"TRAINCTL_KEYS": str(person.path)}
-    config = run_config(nodes=on("alpha"), run__steps=100_000)
-    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(run_config(nodes=on("beta"))).encode())
+    config = run_config(nodes=on_mlx("alpha"), run__steps=100_000)
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(run_config(nodes=on_mlx("beta"))).encode())
     with alpha.client(keys=Keyring(person, cluster_file.read(file))) as client:
         assert client.send("start-run", {"config": config}).state == "applied"
+        assert client.send("pause", {}).state == "applied"  # its steps take the CPU from what is measured
         done = call("calibrate", tmp_path / "run.toml", "--cluster", file, **mine)
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)

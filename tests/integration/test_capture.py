@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end
+from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end
+from tests.integration.support.clusters import on_mlx
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -15,7 +16,7 @@ COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli"]
 
 def test_a_run_is_recorded_and_played_back(agent: AgentProcess, run_config, tmp_path: Path) -> None:
     with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=5)}, wait="accepted")
+        client.send("start-run", {"config": run_config(run__steps=5, nodes=on_mlx(NODE))}, wait="accepted")
         view = wait_for_end(client)
         ran = [(step.step, round(step.loss, 6)) for step in all_steps(client)]
     recording, folder = tmp_path / "own.recording", tmp_path / "played"

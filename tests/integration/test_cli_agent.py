@@ -53,21 +53,21 @@ learning_rate = 1e-3
 at_end = false
 background = false
 [nodes.here]
-backend = "torch"
+backend = "{backend}"
 threads = 1
 """
 FOREVER = 1_000_000
 
 
 class Agent:
-    """An agent of its own in `folder`, with a tiny model and text beside it."""
+    """An agent of its own in `folder`, with a tiny model and text beside it, and a run file for a backend."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str) -> None:
         self.folder = folder
         make_model(folder / "model", llama_config(hidden=16, layers=1, heads=2, intermediate=32))
         (folder / "data.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
         self.run_file = folder / "run.toml"
-        self.run_file.write_text(RUN_FILE.format(steps=FOREVER))
+        self.run_file.write_text(RUN_FILE.format(steps=FOREVER, backend=backend))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0",
              "--state", str(folder / "state"), "--metrics", "127.0.0.1:0"],
@@ -96,8 +96,8 @@ class Agent:
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An agent without an active run; who starts one ends it."""
-    agent = Agent(tmp_path_factory.mktemp("idle"))
+    """An agent without an active run; who starts one ends it. MLX starts in less than half the CPU time of torch."""
+    agent = Agent(tmp_path_factory.mktemp("idle"), "mlx")
     agent.keep()
     yield agent
     agent.stop()
@@ -106,7 +106,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     """An agent whose run goes on and on, but for most of the time is paused: its steps would take all of a core."""
-    agent = Agent(tmp_path_factory.mktemp("agent"))
+    agent = Agent(tmp_path_factory.mktemp("agent"), "torch")
     done = call("run", agent.run_file, *agent.at)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}\n", done.stdout)
@@ -180,7 +180,9 @@ def test_status(agent: Agent) -> None:
     assert all(
         rates[name] > 0 for name in ("steps_per_second", "samples_per_second", "seconds_per_epoch", "epochs_left")
     )
-    assert found["run"]["ranks"][0]["compute"] == {
+    compute = found["run"]["ranks"][0]["compute"]
+    assert {"python", "torch", "numpy"} <= {name for name, _ in compute.pop("versions")}
+    assert compute == {
         "dtype": "float32", "tf32": None, "compile": "off", "attention": "sdpa", "weights": "float32",
         "deterministic": None, "cudnn_benchmark": None,
     }  # fmt: skip
@@ -337,7 +339,7 @@ def test_what_is_not_applied_in_time_is_exit_code_4(agent: Agent) -> None:
     """Stop the trainer's world for a moment: an accepted command can't take effect."""
     call("send", "resume", *agent.at)
     (pid,) = {rank["pid"] for rank in call_json("status", *agent.at)["run"]["ranks"]}
-    same, limit = str(uuid.uuid4()), str(math.ceil(slowness()))  # it has to be accepted in that time
+    same, limit = str(uuid.uuid4()), str(math.ceil(5 * slowness()))  # it has to be accepted in that time
     trainer = psutil.Process(pid)
     trainer.suspend()
     try:

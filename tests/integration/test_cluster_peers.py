@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from tests.integration.conftest import until
-from tests.integration.support.clusters import Cluster, on
+from tests.integration.support.clusters import Cluster, on_mlx
 from tests.integration.support.greeter import LEAD, Greeter
 from tests.waiting import slowness
 
@@ -61,7 +61,7 @@ def test_orders_for_what_is_not_hosted_and_of_a_generation_that_was_left_are_ref
     assert lead.hear(m.PeerRefusal).code == "busy"
     lead.say(m.PeerEnd(link=lead.link, seq=2, run=run, rank=1, state="stopping"))
     assert lead.hear(m.PeerExit).why == "is no longer known to its agent"
-    config = run_config(nodes=on("alpha", "gamma"))
+    config = run_config(nodes=on_mlx("alpha", "gamma"))
     for seq, (run_id, field) in enumerate((("../../etc", "run"), (run, "")), 3):
         lead.say(m.PeerHost(link=lead.link, seq=seq, run=run_id, rank=1, config=config, generation=m.Generation(1, 0)))
         assert lead.hear(m.PeerHosted).field == field
@@ -88,7 +88,7 @@ def test_a_message_lost_late_in_a_run_costs_a_greeting_and_not_the_trainer(greet
     """However long the run has been going, the silence that ends its trainer is counted from the lead's last word."""
     lead, again, run = greeter(), greeter("b" * 16), "raw-20260101-000000-0001"
     silence_seconds = 2.5 * slowness()  # a busy machine may keep this test from its next word for as long
-    config = run_config(run__orphan_seconds=silence_seconds, nodes=on("alpha", "gamma"))
+    config = run_config(run__orphan_seconds=silence_seconds, nodes=on_mlx("alpha", "gamma"))
     lead.greet()
     lead.hear(m.PeerWelcome)
     lead.say(m.PeerHost(link=lead.link, seq=1, run=run, rank=1, config=config, generation=m.Generation(1, 0)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on
+from tests.integration.support.clusters import FOREVER, NODES, RING, Cluster, have_back, on_mlx
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -32,7 +32,7 @@ def resumed(cluster: Cluster, run: str, at: int) -> None:
 
 @pytest.mark.timeout(400)
 def test_it_goes_on_from_the_newest_checkpoint_whichever_node_has_it_and_takes_it_up(cluster, run_config):
-    config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
+    config = run_config(run__steps=FOREVER, batch__global=8, nodes=on_mlx("alpha", "beta"), group=RING)
     with cluster.client("alpha") as client:
         run = client.send("start-run", {"config": config}).run
         wait_for_step(client, 3)

@@ -6,7 +6,8 @@ import time
 import uuid
 
 import pytest
-from tests.integration.conftest import wait_for_end, wait_for_step
+from tests.integration.conftest import NODE, wait_for_end, wait_for_step
+from tests.integration.support.clusters import on_mlx
 from tests.tui.support.cli_calls import call
 from tests.waiting import HANG_SECONDS, until
 
@@ -192,7 +193,8 @@ def test_a_command_not_applied_in_time_says_so(live):
 def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everywhere(agent, run_config):
     why = "there are no held-out samples: data.held_out is 0"
     with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=100_000, data__held_out=0)}, wait="accepted")
+        config = run_config(run__steps=100_000, nodes=on_mlx(NODE), data__held_out=0)
+        client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 1).run
         assert (run.kind, run.verbs) == ("hosted", (("evaluate", why),))
         assert client.runs().runs[0].kind == "hosted"

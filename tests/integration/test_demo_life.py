@@ -104,9 +104,11 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
         assert any(re.search(r"step \d+  loss", line) for line in process.stderr)
         stopped = process_of(folder, "agent")
         assert stopped is not None
+        suspended_at = time.monotonic()
         stopped.suspend()
         _, stood_at = recorded(sessions(folder)[-1])
-        replaced_in = seconds_until_another(folder, stopped)
+        seconds_until_another(folder, stopped)
+        replaced_in = time.monotonic() - suspended_at
         shown = (re.search(r"step (\d+)  loss", line) for line in process.stderr)
         assert any(step is not None and int(step[1]) > stood_at + 1 for step in shown), "it conducts the run"
         assert trainer.is_running()
@@ -156,7 +158,7 @@ def test_ctrl_c_stops_a_headless_demo(folder: Path) -> None:
     assert out == ""
     assert err.count("stopping the demo") == 1
     assert "Traceback" not in err
-    assert not processes_of(folder)
+    assert_gone_within(folder, 20)
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(folder: Path) -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call_json
 from tests.waiting import HANG_SECONDS
 

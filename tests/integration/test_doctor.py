@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call, call_json
 
 from trainctl.protocol.errors import RefusedError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER
+from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, on_mlx
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,7 +49,7 @@ def newest_checkpoint(agent: AgentProcess, run: str) -> int:
 
 def test_what_cannot_leave_in_time_is_left_running_and_a_second_sigterm_waits_for_nothing(alone, run_config):
     start(alone, "--drain-on-term", "--grace", "3600")
-    run = begin(alone, run_config(run__steps=FOREVER))
+    run = begin(alone, run_config(run__steps=FOREVER, nodes=on_mlx(NODE)))
     (trainer,) = alone.trainer_pids()
     os.kill(trainer, signal.SIGSTOP)
     alone.process.send_signal(signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(alo
     """The last node leaves a checkpoint, and its agent stays until the machine is taken."""
     notice = tmp_path / "notice"
     start(alone, "--spot-notice-command", shlex.join(["test", "-e", str(notice)]))
-    run = begin(alone, run_config(run__steps=FOREVER))
+    run = begin(alone, run_config(run__steps=FOREVER, nodes=on_mlx(NODE)))
     notice.touch()
     with alone.client() as client:
         view = wait_for_end(client)

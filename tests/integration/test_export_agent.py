@@ -2,11 +2,11 @@
 
 import csv
 import io
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.integration.conftest import AgentProcess
+from tests.integration.conftest import AgentProcess, keep_processes
 from tests.node_agent.support.records import part, step
 from tests.tui.support.recorded import run_view
 
@@ -20,10 +20,10 @@ NUMBERS = [*range(1, 801), *range(10**9, 10**9 + (STEPS - 800) * 2048, 2048)]
 """The steps' own: from the 801st on, those of an environment."""
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> AgentProcess:
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
     """It has one run, which ended, with more metrics than one request may name."""
-    found = AgentProcess(tmp_path, "studio")
+    found = AgentProcess(tmp_path_factory.mktemp("state"), "studio")
     paths = found.run_paths("run-1")
     paths.directory.mkdir(parents=True)
     view = msgspec.structs.replace(
@@ -41,7 +41,10 @@ def agent(tmp_path: Path) -> AgentProcess:
             whole = msgspec.structs.replace(step(number), values={"user:whole": 1.0 * number})
             recorder.commit(whole, parts, 1000.0)
         recorder.evaluation(NUMBERS[-2], 2000.0, 1.25, 10.0, 1.0, {"eval/kl": 0.25, "eval/entropy": 3.5})
-    return found.start()
+    found.start()
+    keep_processes()
+    yield found
+    found.clean_up()
 
 
 def own_values(number: int, rank: int) -> dict[str, float]:
@@ -53,17 +56,14 @@ def own_values(number: int, rank: int) -> dict[str, float]:
 def test_metrics_of_a_run_s_own_are_the_same_through_its_agent(
     agent: AgentProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        assert main.main(["export", str(agent.run_paths("run-1").directory), "--what", "metrics"]) == 0
-        local = table(capfd)
-        assert main.main(["export", "run-1", "--what", "metrics", "--connect", agent.address]) == 0
-        through = table(capfd)
-        assert main.main(["export", "another", "--what", "metrics", "--connect", agent.address]) == 3
-        assert capfd.readouterr().err.count("\n") == 1
-        with agent.client() as client:
-            assert client.history("run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
-    finally:
-        agent.terminate()
+    assert main.main(["export", str(agent.run_paths("run-1").directory), "--what", "metrics"]) == 0
+    local = table(capfd)
+    assert main.main(["export", "run-1", "--what", "metrics", "--connect", agent.address]) == 0
+    through = table(capfd)
+    assert main.main(["export", "another", "--what", "metrics", "--connect", agent.address]) == 3
+    assert capfd.readouterr().err.count("\n") == 1
+    with agent.client() as client:
+        assert client.history("run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
     assert len(local) == RANKS * ((METRICS - 1) * STEPS + sum(number % 50 == 0 for number in NUMBERS)) + STEPS
     assert through == local
     assert [row["rank"] for row in local[:2]] == ["", "0"]
@@ -74,21 +74,18 @@ def test_ranks_and_what_a_mirror_reads_are_the_same_through_its_agent(
 ) -> None:
     directory = agent.run_paths("run-1").directory
     pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
-    try:
-        assert main.main(["export", str(directory), "--what", "ranks"]) == 0
-        local = table(capfd)
-        assert main.main(["export", "run-1", "--what", "ranks", "--connect", agent.address]) == 0
-        through = table(capfd)
-        assert main.main(["export", "run-1", "--what", "evaluations", "--connect", agent.address]) == 0
-        (evaluated,) = table(capfd)
-        with agent.client() as client:
-            source = AgentSource(client, "run-1")
-            parts = [part for page in pages for part in source.parts(page)]
-            assert source.evaluations(0, NUMBERS[-1]) == {
-                NUMBERS[-2]: Evaluated(1.25, None, {"eval/kl": 0.25, "eval/entropy": 3.5})
-            }
-    finally:
-        agent.terminate()
+    assert main.main(["export", str(directory), "--what", "ranks"]) == 0
+    local = table(capfd)
+    assert main.main(["export", "run-1", "--what", "ranks", "--connect", agent.address]) == 0
+    through = table(capfd)
+    assert main.main(["export", "run-1", "--what", "evaluations", "--connect", agent.address]) == 0
+    (evaluated,) = table(capfd)
+    with agent.client() as client:
+        source = AgentSource(client, "run-1")
+        parts = [part for page in pages for part in source.parts(page)]
+        assert source.evaluations(0, NUMBERS[-1]) == {
+            NUMBERS[-2]: Evaluated(1.25, None, {"eval/kl": 0.25, "eval/entropy": 3.5})
+        }
     assert [evaluated[name] for name in ("step", "loss", "at", "eval/kl")] == [str(NUMBERS[-2]), "1.25", "", "0.25"]
     timed = ("step", "rank", "step_seconds", "sync_seconds")
     assert [[row[name] for name in timed] for row in through] == [[row[name] for name in timed] for row in local]

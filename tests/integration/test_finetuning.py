@@ -21,12 +21,12 @@ MIXED = {"gamma": {"backend": "mlx"}}
 SOAK = os.environ.get("TRAINCTL_CURVES") == "all"
 FULL = {"kind": "full"}
 CASES = [
-    pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed"),
+    *([pytest.param(LORA, MIXED, 5e-5, "", id="lora, mixed")] * SOAK),
     *([pytest.param(FULL, {}, 1e-5, "", id="full, torch")] * SOAK),
     *([pytest.param(LORA, {}, 1e-5, "", id="lora, torch")] * SOAK),
     *([pytest.param(FULL, MIXED, 5e-5, "", id="full, mixed")] * SOAK),
 ]
-"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes one and a quantized one,
+"""Adapter, nodes' backends, deviation allowed, format of a quantized base: `make test` takes one on a quantized base,
 `make soak` all. Runs of all weights are disturbed in test_cluster_group and test_faults too."""
 QUANTIZED = [
     pytest.param(LORA, MIXED, 5e-5, "mlx-4bit", id="lora on mlx-4bit, mixed"),
@@ -41,7 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finetuning")
     make_chat_model(folder / "model")
     wide = make_chat_model(folder / "wide", hidden=64, intermediate=128)
-    for form in ("mlx-4bit", "nvfp4"):
+    for form in ("mlx-4bit", *["nvfp4"] * SOAK):
         quantize(str(wide), form, None, folder / form)
     write_rows(folder / "rows.jsonl", questions(150))
     return folder

@@ -102,7 +102,7 @@ def test_a_huge_frame(narrow: Narrow, name: str, flags: int) -> None:
         made.sendall(rawzmtp.header(HUGE, flags=flags))
         taken = rawzmtp.stream(made, HUGE)
     assert taken < HUGE / 10, "it hangs up"
-    assert narrow.megabytes - before < 5
+    assert narrow.megabytes - before < 20
     narrow.check()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import Cluster, on
+from tests.integration.support.clusters import RING, Cluster, on_mlx
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, call
 from tests.waiting import HANG_SECONDS, until
 
@@ -33,7 +33,7 @@ def config_of(run_config: Make, path: Path, *nodes: str, **changes: Any) -> dict
         "chunk_samples": CHUNK,
     }  # fmt: skip
     shares = {node: {"share": G // len(nodes)} for node in nodes}
-    return run_config(run__steps=STEPS, data=data, nodes=on(*nodes, **shares), **changes)
+    return run_config(run__steps=STEPS, data=data, nodes=on_mlx(*nodes, **shares), group=RING, **changes)
 
 
 def wait_for_data(client: BlockingClient, sealed: int, needed: int) -> None:
@@ -119,7 +119,7 @@ def test_a_growing_file_that_is_bad_ends_the_run_by_its_line(
     path, made = tmp_path / "rows.jsonl", rows(60)
     path.write_bytes(b"".join(made[:32]))
     with cluster.client() as client, path.open("ab", buffering=0) as file:
-        begun = client.send("start-run", {"config": config_of(run_config, path, "alpha", "beta")})
+        begun = client.send("start-run", {"config": config_of(run_config, path, "beta")})
         assert begun.state == "applied", begun.reason
         wait_for_data(client, 32, 3 * G)
         file.write(b'{"prompt": "a", "completion": ""}\n' + b"".join(made[33:50]))

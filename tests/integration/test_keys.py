@@ -12,7 +12,7 @@ import pytest
 import zmq
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness
 from tools.protocol_docs import examples
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.conftest import NODE, AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import on_mlx
 from tests.integration.support.reference import one_rank_curve
 from tests.waiting import HANG_SECONDS
 
@@ -123,7 +124,8 @@ def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
 def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent_goes_on_from_it(agent, run_config):
     """A stop sent to an agent that just came back still has another one written."""
     with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=100_000, run__orphan_seconds=2)}, wait="accepted")
+        config = run_config(run__steps=100_000, run__orphan_seconds=2, nodes=on_mlx(NODE))
+        client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 3).run.run
         (pid,) = agent.trainer_pids()
     assert agent.terminate() == 0

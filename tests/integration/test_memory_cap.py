@@ -13,7 +13,7 @@ from tests.lacking import memory_groups
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.trainer import demo_assets
 
-BATCH, MICRO = 16, 8
+BATCH = MICRO = 8
 CAP_PARTS = 1.04
 """The limit put on the trainer, by its peak memory: above 90 % of it are used, but none is refused."""
 

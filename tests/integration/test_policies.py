@@ -1,14 +1,12 @@
 """Policies of a live run of two nodes: their modes in the run file, by the verb, undone, and over a kill."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, on, plans_of
-from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
-from tests.waiting import HANG_SECONDS
+from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx, plans_of
+from tests.tui.support.cli_calls import call
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -21,7 +19,7 @@ FIRST_SHARES = "first-shares"
 
 def started(client: BlockingClient, run_config: Any, steps: int, mode: str) -> str:
     policy = {FIRST_SHARES: {"mode": mode}}
-    config = run_config(run__steps=steps, nodes=on("alpha", "beta"), policy=policy)
+    config = run_config(run__steps=steps, nodes=on_mlx("alpha", "beta"), group=RING, policy=policy)
     begun = client.send("start-run", {"config": config}, timeout_seconds=120)
     assert begun.state == "applied", begun.reason
     assert begun.run is not None
@@ -34,10 +32,7 @@ def by_policy(client: BlockingClient, run: str) -> list[m.Event]:
 
 def trainctl(cluster: Cluster, *words: str) -> str:
     """A command line to its end."""
-    env = {**ENVIRONMENT, "TRAINCTL_CONNECT": cluster["alpha"].address}
-    ended = subprocess.run(
-        [*COMMAND, *words], env=env, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
-    )
+    ended = call(*words, TRAINCTL_CONNECT=cluster["alpha"].address)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, on_mlx
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.folding import check_edits, check_steps
 from tests.integration.support.greeter import claim
@@ -213,7 +213,7 @@ def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
 
 def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
     with cluster.client("alpha") as client:
-        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))})
+        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on_mlx("beta"))})
         wait_for_step(client, 3)
         assert promote(cluster, "beta", through="alpha").state == "applied"
         view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 30, "the going on")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, free_addresses, on, plans_of
+from tests.integration.support.clusters import FOREVER, Cluster, on_mlx, plans_of
+from tests.integration.support.ports import free_addresses
 
 from trainctl.protocol.client.blocking import BlockingClient
 
@@ -40,7 +41,7 @@ def still(cluster: Cluster, client: BlockingClient) -> int:
 def test_no_step_is_made_without_a_majority_and_a_node_at_another_address_is_found(strict, run_config, tmp_path):
     strict.in_touch()
     with strict.client("alpha") as client:
-        config = run_config(run__steps=FOREVER, nodes=on("alpha"))
+        config = run_config(run__steps=FOREVER, nodes=on_mlx("alpha"))
         assert client.send("start-run", {"config": config}).state == "applied"
         wait_for_step(client, 3)
         strict["beta"].kill()

@@ -20,6 +20,12 @@ pytestmark = pytest.mark.needs("namespaces")
 KEPT = (NEVER,)
 """Settings of ours that the commands inherit: calibrations at a start have tests of their own."""
 BEGIN = "set -euo pipefail\n"
+UNTIL_SHOWN = """
+for _ in $(seq 3000); do
+  grep -q "step 1 " demo.out && break
+  sleep 0.2
+done
+"""
 UNTIL_STEP = """
 for _ in $(seq 600); do
   step=$(trainctl status --json 2>/dev/null | python -c 'import json, sys; print((json.load(sys.stdin)["run"] or {}).get("step", 0))' || echo 0)
@@ -64,7 +70,7 @@ def test_your_own_run(tmp_path: Path) -> None:
 def test_a_second_terminal_steers_the_demo(tmp_path: Path) -> None:
     activate, *commands = block("Demo", 1)
     assert activate == ". .venv/bin/activate" and len(commands) == 3
-    demo = "trainctl demo --headless --steps 20000 > demo.out 2>&1 &\n" + UNTIL_STEP
+    demo = "trainctl demo --headless --steps 20000 > demo.out 2>&1 &\n" + UNTIL_SHOWN
     said = run(tmp_path, "\n".join([demo, *commands, "trainctl send stop checkpoint=false", "wait || true"]))
     applied = re.findall(r"^(\w[\w-]*) applied at step [\d,]+", said, re.MULTILINE)
     assert applied == ["rebalance", "resize-batch", "pause", "stop"]

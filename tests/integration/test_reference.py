@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster, on
+from tests.integration.support.clusters import NODES, RING, Cluster, on, on_mlx
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.reference import one_rank_curve
 from tests.trainer.support.chat_model import make_chat_model, write_rows
@@ -34,8 +34,8 @@ def config(run_config: Callable[..., dict[str, Any]], tmp_path: Path) -> dict[st
     data = {"path": str(write_rows(tmp_path / "pairs.jsonl", preferences(PAIRS))), "held_out_path": str(held_out)}
     return run_config(
         model__path=str(make_chat_model(tmp_path / "model")), data={"kind": "rows", "sequence_length": 256, **data},
-        objective={"kind": "dpo"}, run__steps=3, group={"first_shares": "even"},
-        optimizer={"learning_rate": 1e-4}, evaluate={"every_steps": 3}, nodes=on(*NODES, gamma={"backend": "mlx"}),
+        objective={"kind": "dpo"}, run__steps=3, group={"first_shares": "even", **RING}, evaluate={"every_steps": 3},
+        optimizer={"learning_rate": 1e-4}, nodes=on_mlx(*NODES, alpha={"backend": "torch"}),
     )  # fmt: skip
 
 

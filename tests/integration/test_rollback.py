@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_checkpoint, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, on
+from tests.integration.conftest import (
+    NODE,
+    AgentProcess,
+    all_steps,
+    until,
+    wait_for_checkpoint,
+    wait_for_end,
+    wait_for_step,
+)
+from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx
 
 from trainctl.protocol.client.blocking import BlockingClient
 
@@ -14,7 +22,8 @@ CHECKPOINT = {"every_steps": 5, "keep_last": 1000, "at_end": False}
 
 def test_a_run_goes_back_and_skips_the_data_that_followed(agent: AgentProcess, run_config: Any) -> None:
     with agent.client() as client:
-        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, checkpoint=CHECKPOINT)})
+        config = run_config(run__steps=FOREVER, nodes=on_mlx(NODE), checkpoint=CHECKPOINT)
+        begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
         assert wait_for_checkpoint(client, begun.run or "") == 5
         wait_for_step(client, 7)
@@ -52,9 +61,9 @@ def stop(client: BlockingClient) -> int:
 
 
 def test_several_nodes_go_back_together_and_none_is_said_to_have_failed(cluster: Cluster, run_config: Any) -> None:
-    nodes = on("alpha", "beta", "gamma")
+    nodes = on_mlx("alpha", "beta")
     with cluster.client("alpha") as client:
-        config = run_config(run__steps=FOREVER, nodes=nodes, checkpoint=CHECKPOINT)
+        config = run_config(run__steps=FOREVER, nodes=nodes, group=RING, checkpoint=CHECKPOINT)
         begun = client.send("start-run", {"config": config}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
         assert wait_for_checkpoint(client, begun.run or "") == 5

@@ -8,7 +8,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import AgentProcess, all_steps, keep_processes, until, wait_for_end, wait_for_step
+from tests.integration.conftest import (
+    NODE,
+    AgentProcess,
+    all_steps,
+    keep_processes,
+    until,
+    wait_for_end,
+    wait_for_step,
+)
+from tests.integration.support.clusters import on_mlx
 from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
@@ -146,7 +155,8 @@ def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
 def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
     """The newest one; what had been committed after it is marked, and made again to the same losses."""
     with agent.client() as client:
-        config = run_config(run__steps=100_000, checkpoint={"every_steps": 5, "at_end": False, "background": False})
+        table = {"every_steps": 5, "at_end": False, "background": False}
+        config = run_config(run__steps=100_000, checkpoint=table, nodes=on_mlx(NODE))
         begun = client.send("start-run", {"config": config}, wait="accepted")
         wait_for_step(client, 12)
         before = {step.step: step for step in all_steps(client, begun.run or "")}

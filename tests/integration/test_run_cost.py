@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, Cluster, on
+from tests.integration.support.clusters import FOREVER, Cluster, on_mlx
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.cost import spent_by
@@ -38,7 +38,7 @@ def cost_of(client: BlockingClient) -> m.RunCost:
 
 def test_a_price_that_comes_while_a_run_trains_counts_from_its_start_and_not_while_it_is_away(free, run_config):
     with free.client("alpha") as client:
-        config = run_config(run__steps=FOREVER, nodes=on("alpha"))
+        config = run_config(run__steps=FOREVER, nodes=on_mlx("alpha"))
         run = client.send("start-run", {"config": config}).run
         first = wait_for_step(client, 3)
         assert first.run.cost is None and "cost" not in first.last_step.values

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, TORCH, Cluster
+from tests.integration.support.clusters import FOREVER, RING, Cluster, on_mlx
 from tests.tui.support import page_checks
 from tests.tui.support.cli_calls import call
 
@@ -56,7 +56,7 @@ def test_planted_differences_of_real_runs_are_found_with_their_step(cluster, run
     data.write_text(text, "utf-8")
     config = run_config(
         data__path=str(data.parent), checkpoint__at_end=True, optimizer__schedule="constant",
-        nodes={node: TORCH | {"share": share} for node, share in SHARES.items()},
+        nodes=on_mlx(*SHARES, **{node: {"share": share} for node, share in SHARES.items()}), group=RING,
     )  # fmt: skip
     moved, step = rebalanced(cluster, config)
     config["run"]["steps"] = step + 10
@@ -78,7 +78,7 @@ def test_planted_differences_of_real_runs_are_found_with_their_step(cluster, run
 
     other = shutil.copytree(base, tmp_path / "other")
     for manifest in other.glob("checkpoints/*/manifest.json"):
-        manifest.write_text(re.sub(r'"torch [^"]*"', '"torch 0.0.1"', manifest.read_text("utf-8")), "utf-8")
+        manifest.write_text(re.sub(r'"mlx [^"]*"', '"mlx 0.0.1"', manifest.read_text("utf-8")), "utf-8")
     found = differences(base, other)
-    assert [(one["name"], one["b"]) for one in found["versions"]] == [("library on alpha", "torch 0.0.1")]
+    assert [(one["name"], one["b"]) for one in found["versions"]] == [("library on alpha", "mlx 0.0.1")]
     assert (found["curve"]["first"], found["curve"]["common_steps"], found["unknown"]) == (None, step + 10, [])

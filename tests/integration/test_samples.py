@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import AgentProcess, all_steps, wait_for_end, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster, on
+from tests.integration.support.clusters import Cluster, on
 from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
@@ -51,7 +51,8 @@ def test_twenty_samples_and_ten_evaluations_change_no_bit_of_the_curve(
 
 
 def test_each_node_of_a_mixed_cluster_answers_alike_and_all_have_the_record(cluster: Cluster, run_config: Make) -> None:
-    config = run_config(run__steps=1_000_000, nodes=on(*NODES, gamma={"backend": "mlx"}), checkpoint={"at_end": False})
+    nodes, even = on("alpha", "gamma", gamma={"backend": "mlx"}), {"first_shares": "even"}
+    config = run_config(run__steps=1_000_000, nodes=nodes, checkpoint={"at_end": False}, group=even)
     with cluster.client() as client:
         begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
@@ -69,7 +70,7 @@ def test_each_node_of_a_mixed_cluster_answers_alike_and_all_have_the_record(clus
         assert [(reply.state, reply.field) for reply in refused] == [("rejected", "prompt"), ("rejected", "node")]
         assert client.send("resume", {}).state == "applied"
         wait_for_step(client, client.snapshot(0).run.step + 3)
-        until(lambda: samples_on(cluster, "beta", begun.run) == found, what="the follower's copy of the answers")
+        until(lambda: samples_on(cluster, "gamma", begun.run) == found, what="the follower's copy of the answers")
         failed = client.send("sample", {"prompt": "hello", "chat": True})
         assert (failed.state, "chat template" in failed.reason) == ("failed", True)
         events = client.events(begun.run, limit=20, newest=True).events

@@ -15,7 +15,7 @@ from tests.trainer.support.chat_model import make_chat_model, questions, write_r
 from tests.tui.support.cli_calls import assert_one_line, call_process, started
 from tests.waiting import HANG_SECONDS
 
-ROWS = 1500
+ROWS = 900
 STEPS = 4
 MIXED = {"gamma": {"backend": "mlx"}}
 ADAPTER = {"kind": "lora", "rank": 4, "alpha": 16.0}

@@ -15,7 +15,8 @@ import pytest
 import tomli_w
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, free_addresses, on
+from tests.integration.support.clusters import FOREVER, RING, on_mlx
+from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.support.scripted import SNAPSHOT, scripted
 from tests.waiting import HANG_SECONDS
@@ -82,7 +83,8 @@ def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterato
     mine = {"TRAINCTL_KEYS": str(keys[NODES[0]].path), "TRAINCTL_CLUSTER": str(file)}
     with patch.dict(os.environ, mine), agents[0].client() as client:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the other agent")
-        config = run_config(run__steps=FOREVER, batch__global=SAMPLES, batch__micro=4, nodes=on(*NODES))
+        whole = {"batch": {"global": SAMPLES, "micro": 4}, "nodes": on_mlx(*NODES), "group": RING}
+        config = run_config(run__steps=FOREVER, **whole)
         started = client.send("start-run", {"config": config})
         assert started.state == "applied", started.reason
         assert started.run is not None

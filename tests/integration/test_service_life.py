@@ -36,12 +36,11 @@ class Unit(AgentProcess):
     def __init__(self, folder: Path, supervisor: socket.socket) -> None:
         super().__init__(folder)
         self._supervisor = supervisor
-        self.live_address = "tcp://127.0.0.1:0"
 
     def start(self) -> "Unit":
         """Start, or start again on the same ports, as ExecStart, Environment, UMask and the rest have it."""
         words = (*own_command(), "run", "--name", self.name, "--state", str(self.state), "--listen", self.address)
-        words += ("--live", str(self.live_address), "--exit-if-stalled", str(STALL_SECONDS))
+        words += ("--exit-if-stalled", str(STALL_SECONDS))
         unit = systemd.unit(Service(self.name, words, "system", "root", self.directory / "logs"))
         (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
         given = dict(
@@ -83,7 +82,7 @@ def unit(tmp_path: Path) -> Iterator[Unit]:
 def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit: Unit, run_config: Any) -> None:
     unit.wait_for_word("READY=1")
     nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)
-    nodes = {NODE: {"backend": "torch", "device": "cpu", "threads": 1, "priority": nice, "env": {"MINE": "ü $x"}}}
+    nodes = {NODE: {"backend": "mlx", "device": "cpu", "threads": 1, "priority": nice, "env": {"MINE": "ü $x"}}}
     with unit.client() as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000, nodes=nodes)}, wait="accepted")
         run = wait_for_step(client, 3, 150).run.run

@@ -6,7 +6,7 @@ import os
 import psutil
 from tests.conftest import MARK
 from tests.integration.conftest import until, wait_for_step
-from tests.integration.support.clusters import NODES, Cluster, on
+from tests.integration.support.clusters import NODES, RING, Cluster, on_mlx
 
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.protocol import messages as m
@@ -14,7 +14,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 
 
 def test_each_process_says_who_it_is_and_a_restarted_agent_takes_its_trainer_up_again(cluster: Cluster, run_config):
-    config = run_config(run__steps=1_000_000, nodes=on(*NODES[:2]), group={"first_shares": "even"})
+    config = run_config(run__steps=1_000_000, nodes=on_mlx(*NODES[:2]), group={"first_shares": "even", **RING})
     with cluster.client() as client:
         client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 3, 150).run.run

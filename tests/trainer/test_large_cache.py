@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def write_cache(folder: Path) -> int:
     return samples
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's private memory")
+@pytest.mark.needs("linux")  # only Linux limits a process's private memory
 def test_a_cache_larger_than_memory_is_trained_on(
     agent: Agent,  # noqa: F811  the fixture
     run_file: Callable[..., Any], tmp_path: Path,

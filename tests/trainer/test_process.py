@@ -144,7 +144,9 @@ def test_two_lives(agent: Agent, dead_pid: int, tmp_path: Path, run_file: Callab
     assert [path.name[:7] for path in caches.iterdir()] == ["tokens-"] and not agent.paths.node_data.exists()
     assert (ready.rank, ready.pid, ready.backend, ready.device) == (0, process.pid, "torch", "cpu")
     assert (ready.last_step, ready.cursor, ready.mean_weight) == (0, 0, 20.0)
-    assert ready.compute == m.Compute("float32", None, "off", "sdpa", "float32")
+    versions = ready.compute.versions if ready.compute else ()
+    assert ready.compute == m.Compute("float32", None, "off", "sdpa", "float32", versions=versions)
+    assert {"python", "torch", "transformers", "numpy"} <= dict(versions).keys()
     assert ready.parameters == 29_088
     assert ready.samples > 500
     alive = agent.hear(m.Alive, lambda message: message.ready is not None)

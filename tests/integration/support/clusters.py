@@ -1,30 +1,27 @@
 """Three agents of one cluster on loopback, each with a state of its own, and what tests ask of them together."""
 
-import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until, wait_for_end
+from tests.integration.support.ports import free_addresses
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
-from trainctl.tui.demo.folder import are_free
 
 NODES = ("alpha", "beta", "gamma")
 FOREVER = 100_000
-PORTS = range(20_000, 32_000, 2)
-"""Not those that demos choose among: one of an agent that a test has killed looks free to them."""
-WORKERS = 8
-"""Of so many ranges of ports each test worker has one."""
 TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
+RING = {"engine": "ring"}
 
 
 class Cluster:
@@ -32,9 +29,10 @@ class Cluster:
 
     def __init__(
         self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None,
-        options: Sequence[str] = (),
+        options: Sequence[str] = (), python: str = sys.executable,
     ) -> None:  # fmt: skip
-        """`environment`: variables by node, beside the test's own. `options`: the agents', beside the usual ones."""
+        """`environment`: variables by node, beside the test's own. `options`: the agents', beside the usual ones.
+        `python`: the interpreter that has their program."""
         self.file = folder / "cluster.toml"
         addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
         tables = "".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items())
@@ -46,6 +44,7 @@ class Cluster:
             for node in NODES
         }
         for node in NODES:
+            self.agents[node].python = python
             self.start(node)
 
     def __getitem__(self, node: str) -> AgentProcess:
@@ -139,24 +138,6 @@ def _is_alive(pid: int | None) -> bool:
         return False
 
 
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses for agents that nothing listens at, none of them given out twice."""
-    return [f"tcp://127.0.0.1:{next(FREE_PORTS)}" for _ in range(count)]
-
-
-def _free_ports() -> Iterator[int]:
-    """Each test worker has a range of its own, so that none takes what another has chosen and not bound yet; it begins
-    anywhere in it, for another suite on this machine has the same range."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
-    ports = PORTS[worker::WORKERS]
-    start = os.getpid() % len(ports)
-    rotated = [*ports[start:], *ports[:start]]
-    return (port for port in itertools.cycle(rotated) if are_free(port, port + 1))
-
-
-FREE_PORTS = _free_ports()
-
-
 def plans_of(paths: RunPaths) -> list[m.StepPlan]:
     """A journal of plans, in the order of their numbers."""
     record = open_for_reading(paths.record)
@@ -170,3 +151,9 @@ def plans_of(paths: RunPaths) -> list[m.StepPlan]:
 def on(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The [nodes.*] tables of a run file for torch ranks of one thread, in this order."""
     return {node: {**TORCH, **tables.get(node, {})} for node in nodes}
+
+
+def on_mlx(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same for MLX ranks. Alone or on ring one starts in less than half the CPU time of torch's: for tests that
+    aren't about a library."""
+    return on(*nodes, **{node: {"backend": "mlx", **tables.get(node, {})} for node in nodes})

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tests.integration.support.clusters import NODES, Cluster, plans_of
+from tests.integration.support.folding import given_state
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader
@@ -12,9 +13,10 @@ def check_ledger(
     cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0], others: Iterable[str] = ()
 ) -> None:
     """Every step up to `last` is there once, of a plan of its generation whose positions are the batch that follows
-    the step before; what ranks say of their parts comes to the whole of it. Only of a node that `was_lost` a part
-    may be missing, for it can have ended before its word of it, or before it had the sum. `others`: nodes that led
-    before; a lead that was away then lacks their plans."""
+    the step before; what ranks say of their parts comes to the whole of it. A part may be missing of a node that
+    `was_lost`, for it can have ended before it sent its row, or before it had the sum, and of a rank that was given
+    the state of the step by another one. `others`: nodes that led before; a lead that was away then lacks their
+    plans."""
     plans = [plan for plan in plans_of(cluster.run_paths(lead, run)) if plan.kind == "train"]
     keys = [(plan.generation, plan.step) for plan in plans]
     assert len(set(keys)) == len(keys)
@@ -24,13 +26,15 @@ def check_ledger(
     }  # fmt: skip
     with RecordReader(cluster.run_paths(lead, run)) as reader:
         steps, _ = reader.steps(0, last + 1)
+        lost, given = {NODES.index(node) for node in was_lost}, given_state(reader)
         assert [step.step for step in steps] == list(range(1, last + 1))
         cursor = 0
         for step in steps:
             plan = by_key[step.generation, step.step]
             assert (plan.cursor, step.cursor) == (cursor, cursor + step.global_batch), step.step
             _check_positions(plan, by_key)
-            _check_parts(plan, reader.rank_steps(step.step), set(was_lost))
+            excused = lost | {rank for at, rank in given if at == step.step}
+            _check_parts(plan, reader.rank_steps(step.step), excused)
             cursor = step.cursor
 
 
@@ -54,11 +58,11 @@ def _rule(plan: m.StepPlan) -> tuple[object, ...]:
     return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
 
 
-def _check_parts(plan: m.StepPlan, rows: Sequence[m.RankStep], was_lost: set[str]) -> None:
+def _check_parts(plan: m.StepPlan, rows: Sequence[m.RankStep], excused: set[int]) -> None:
     ranks = {work.rank for work in plan.work}
     missing = ranks - {row.rank for row in rows}
     assert {row.rank for row in rows} <= ranks, plan
-    assert {NODES[rank] for rank in missing} <= was_lost, (plan, missing)
+    assert rows and missing <= excused, (plan, missing)
     samples = sum(row.samples for row in rows)
     assert samples <= plan.global_batch if missing else samples == plan.global_batch, (plan, rows)
 

@@ -192,7 +192,7 @@ def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
     with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
         steps, _ = reader.steps(first - 1, last - first + 1)
         assert [step.step for step in steps] == list(range(first, last + 1))
-        given = _given_state(reader)
+        given = given_state(reader)
         for step in steps:
             plan = plans[step.step]
             rows = {row.rank: row for row in reader.rank_steps(step.step)}
@@ -202,7 +202,7 @@ def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
                 assert node not in seen or seen[node][step.step] == plan, (node, step.step)
 
 
-def _given_state(reader: RecordReader) -> set[tuple[int, int]]:
+def given_state(reader: RecordReader) -> set[tuple[int, int]]:
     """Steps, and the ranks that were given others' state of them: one that lost its reducer once the sum was there has
     not applied it by itself, and so has no row of the step."""
     found, after, more = set(), 0, True

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 from tests.node_agent.support.processes import ENVIRONMENT
 
 from trainctl.protocol.client.blocking import BlockingClient

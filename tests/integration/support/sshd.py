@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import MARK
-from tests.integration.support.clusters import free_addresses
+from tests.integration.support.ports import free_addresses
 from tests.lacking import sshd
 from tests.waiting import HANG_SECONDS
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.waiting import HANG_SECONDS
 
 HERE = Path(__file__).parent
@@ -14,6 +15,7 @@ PATCH = HERE / "new_policy.patch"
 PATCHED = ("protocol", "node_agent")
 
 
+@pytest.mark.needs("git")
 def test_a_new_policy_touches_two_files_and_works(tmp_path: Path) -> None:
     changed = [line[6:] for line in PATCH.read_text("utf-8").splitlines() if line.startswith("+++ b/")]
     assert len(changed) == 2 and all(path.startswith(PATCHED) for path in changed)

@@ -93,16 +93,18 @@ def test_others_hear_on_and_memory_stays_small(place: Place) -> None:
     other.setsockopt(zmq.SUBSCRIBE, b"event")
     other.connect(place.address)
     place.publish_until(lambda: other.poll(0))
-    before = process.memory_info().rss
-    with rawzmtp.shaken(place.address, b"SUB") as made, contextlib.suppress(OSError):
-        made.settimeout(0.01)
-        for _ in range(2000):
-            made.sendall(rawzmtp.framed(b"\1" + chance.randbytes(400)))
-            place.publisher.publish(EVENT)
-        while place.publisher.seq < 6000:
-            place.publisher.publish(EVENT)
-        assert process.memory_info().rss - before < 10e6, "and it is not even hung up on"
-    assert process.memory_info().rss - before < 10e6
+    held = []
+    for number in (1, 2):  # what the first makes Python keep is no leak
+        with rawzmtp.shaken(place.address, b"SUB") as made, contextlib.suppress(OSError):
+            made.settimeout(0.01)
+            for _ in range(2000):
+                made.sendall(rawzmtp.framed(b"\1" + chance.randbytes(400)))
+                place.publisher.publish(EVENT)
+            while place.publisher.seq < 6000 * number:
+                place.publisher.publish(EVENT)
+            held.append(process.memory_info().rss)
+        held.append(process.memory_info().rss)
+    assert max(held) - held[0] < 10e6, "while it is connected or after it"
     heard = place.publisher.seq
     while other.poll(0):
         other.recv_multipart()

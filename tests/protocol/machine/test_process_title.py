@@ -35,6 +35,7 @@ def run() -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.needs("ps")
 def test_a_title_is_what_ps_shows_and_a_fork_keeps_whose_it_is(run: Callable[..., Any]) -> None:
     said = run(
         """

@@ -1,6 +1,7 @@
 """Supervised fine-tuning draws the curves of the libraries people use: same weights, same rows, 50 steps in float32.
 
 Ours runs on one rank whose micro-batch changes; theirs on a micro-batch of their own. All read the rows in our order.
+`make test` has 15 steps of TRL's, `make oracles` 50.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.trainer.support.curves import SIZES, worst
 from trainctl.trainer.backends import torch_model
 from trainctl.trainer.data.permutation import samples_at
 
-STEPS = 50
+STEPS, FEW_STEPS = 50, 15
 G = 12
 RATE = 2e-3
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
@@ -39,17 +40,17 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
     return make
 
 
-def ours(rig: Any) -> list[float]:
+def ours(rig: Any, steps: int = STEPS) -> list[float]:
     reports = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         plan = rig.plan(step, SIZES[step % len(SIZES)], learning_rate=RATE)
         reports.append(rig.executor.train(plan, time.perf_counter()))
     return [report.loss_sum / report.weight for report in reports]
 
 
-def order(rig: Any) -> NDArray[np.int64]:
+def order(rig: Any, steps: int = STEPS) -> NDArray[np.int64]:
     """The number of each row of the file, as the run reads them."""
-    return rig.dataset._training[samples_at(np.arange(STEPS * G), rig.dataset.samples, rig.config.run.seed)]
+    return rig.dataset._training[samples_at(np.arange(steps * G), rig.dataset.samples, rig.config.run.seed)]
 
 
 def copied(model: Any, values: dict[str, Any]) -> Any:
@@ -63,10 +64,10 @@ def copied(model: Any, values: dict[str, Any]) -> Any:
     return model
 
 
-def arguments(kind: Any, folder: Path, **changes: Any) -> Any:
+def arguments(kind: Any, folder: Path, steps: int = STEPS, **changes: Any) -> Any:
     """Options of transformers' Trainer and of TRL's that make it do what the run file says."""
     return kind(
-        str(folder), report_to=[], use_cpu=True, max_steps=STEPS, per_device_train_batch_size=4,
+        str(folder), report_to=[], use_cpu=True, max_steps=steps, per_device_train_batch_size=4,
         gradient_accumulation_steps=G // 4, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1,
         adam_beta2=0.999, max_grad_norm=1.0, save_strategy="no", logging_strategy="no", disable_tqdm=True, bf16=False,
         dataloader_pin_memory=False, **changes,
@@ -94,7 +95,8 @@ def trained(kind: Any, **parts: Any) -> list[float]:
     return [sum(made.losses[step : step + G // 4]) for step in range(0, len(made.losses), G // 4)]
 
 
-def test_lora_is_trl_s(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [FEW_STEPS, pytest.param(STEPS, marks=pytest.mark.oracle)])
+def test_lora_is_trl_s(start: Start, tmp_path: Path, steps: int) -> None:
     """Prompts with completions of unlike lengths, tokenised by each side itself."""
     import datasets
     import trl
@@ -106,11 +108,12 @@ def test_lora_is_trl_s(start: Start, tmp_path: Path) -> None:
     base: Any = torch_model.read_model(Path(rig.config.model.path), "run.toml")
     model = copied(get_peft_model(base, config), rig.backend.copy_of("weights"))
     theirs = trained(
-        trl.SFTTrainer, model=model, args=arguments(trl.SFTConfig, tmp_path / "trl", max_length=257),
-        train_dataset=datasets.Dataset.from_list([rows[index] for index in order(rig)]), processing_class=tokenizer(),
+        trl.SFTTrainer, model=model, args=arguments(trl.SFTConfig, tmp_path / "trl", steps, max_length=257),
+        train_dataset=datasets.Dataset.from_list([rows[index] for index in order(rig, steps)]),
+        processing_class=tokenizer(),
     )  # fmt: skip
     assert theirs[0] / theirs[-1] - 1 > 1000 * 1e-5, "it has to learn for this to mean anything"
-    assert worst(ours(rig), theirs) < 1e-5
+    assert worst(ours(rig, steps), theirs) < 1e-5
 
 
 @pytest.mark.oracle

@@ -1,4 +1,7 @@
-"""Preference tuning draws TRL's curves: same weights, same pairs, 50 steps in float32, for each loss."""
+"""Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss.
+
+`make test` has 15 steps of one loss beside TRL, `make oracles` 50 of each.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 from tests.trainer.support.chat_model import tokenizer
 from tests.trainer.support.curves import G, worst
 from tests.trainer.support.preferences import (
+    FEW_STEPS,
     LORA,
     NAMES,
     RATE,
@@ -37,8 +41,10 @@ def start(new_rig: Callable[..., Any], tmp_path: Path) -> Start:
     return make
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], *(pytest.param(loss, marks=pytest.mark.oracle) for loss in LOSSES[1:])])
-def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
+@pytest.mark.parametrize(("loss", "steps"), [
+    (LOSSES[0], FEW_STEPS), *(pytest.param(loss, STEPS, marks=pytest.mark.oracle) for loss in LOSSES),
+])  # fmt: skip
+def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str, steps: int) -> None:
     import datasets
     import torch
     import trl
@@ -58,9 +64,9 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
 
     theirs = Ordered(
         model=model, processing_class=tokenizer(),
-        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path)),
+        train_dataset=datasets.Dataset.from_list(rows_in_order(rig, tmp_path, steps)),
         args=trl.DPOConfig(
-            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=STEPS, per_device_train_batch_size=4,
+            str(tmp_path / "trl"), report_to=[], use_cpu=True, max_steps=steps, per_device_train_batch_size=4,
             gradient_accumulation_steps=G // 4, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.1,
             adam_beta2=0.999, max_grad_norm=1.0, save_strategy="no", logging_steps=1, disable_tqdm=True, bf16=False,
             dataloader_pin_memory=False, max_length=257, loss_type=[loss], beta=0.1,
@@ -68,17 +74,17 @@ def test_dpo_is_trl_s(start: Start, tmp_path: Path, loss: str) -> None:
         ),
     )  # fmt: skip
     theirs.train()
-    assert_as_logged(reports(rig), theirs, NAMES)
+    assert_as_logged(reports(rig, steps), theirs, NAMES)
 
 
-@pytest.mark.parametrize(("loss", "sizes"), [
-    ("sigmoid", (1, 7)), *((loss, (5,)) for loss in LOSSES[1:]),
-    *(pytest.param(loss, range(1, G), marks=pytest.mark.oracle) for loss in LOSSES),
+@pytest.mark.parametrize(("loss", "sizes", "steps"), [
+    ("sigmoid", (1, 7), 3), *((loss, (5,), 3) for loss in LOSSES[1:]),
+    *(pytest.param(loss, range(1, G), 4, marks=pytest.mark.oracle) for loss in LOSSES),
 ])  # fmt: skip
-def test_no_cut_of_the_batch_changes_the_loss(start: Start, loss: str, sizes: Sequence[int]) -> None:
-    whole = losses(reports(start("torch", loss), 4, (G,)))
+def test_no_cut_of_the_batch_changes_the_loss(start: Start, loss: str, sizes: Sequence[int], steps: int) -> None:
+    whole = losses(reports(start("torch", loss), steps, (G,)))
     for size in sizes:
-        assert worst(losses(reports(start("torch", loss), 4, (size,))), whole) < 1e-6
+        assert worst(losses(reports(start("torch", loss), steps, (size,))), whole) < 1e-6
 
 
 def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
@@ -87,7 +93,7 @@ def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
     from trainctl.trainer.objectives.dpo import Dpo
     from trainctl.trainer.objectives.objective import Sums
 
-    whole = losses(reports(start("torch"), 6, (5,)))
+    whole = losses(reports(start("torch"), 3, (5,)))
     right = Dpo.sums
 
     def mean(self: Dpo, outputs: Any) -> Sums:
@@ -96,12 +102,15 @@ def test_dividing_by_the_pairs_of_a_micro_batch_would_be_seen(
         return Sums({"pairs": found.losses["pairs"] * (G / 3 / pairs)}, found.metrics)
 
     monkeypatch.setattr(Dpo, "sums", mean)
-    assert worst(losses(reports(start("torch"), 6, (5,))), whole) > 1e-3
+    assert worst(losses(reports(start("torch"), 3, (5,))), whole) > 1e-3
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_mlx_follows_torch(start: Start, loss: str) -> None:
-    one, other = reports(start("torch", loss), 6), reports(start("mlx", loss), 6)
+@pytest.mark.parametrize(("loss", "steps"), [
+    (LOSSES[0], 6), *((loss, 2) for loss in LOSSES[1:]),
+    *(pytest.param(loss, 6, marks=pytest.mark.long) for loss in LOSSES[1:]),
+])  # fmt: skip
+def test_mlx_follows_torch(start: Start, loss: str, steps: int) -> None:
+    one, other = reports(start("torch", loss), steps), reports(start("mlx", loss), steps)
     assert worst(losses(other), losses(one)) < 5e-6
     for name in NAMES:
         assert np.allclose([r.values[name] for r in other], [r.values[name] for r in one], rtol=1e-4, atol=1e-5), name

@@ -1,4 +1,7 @@
-"""The memory that `trainctl check` estimates is what a rank takes."""
+"""The memory that `trainctl check` estimates is what a rank takes.
+
+Each case marked `long` is left to `make soak`: `make test` has one of each backend, data type and quantized form.
+"""
 
 import subprocess
 import sys
@@ -25,14 +28,14 @@ def estimated(config: Any) -> MemoryEstimate:
     return estimate_memory(config, facts, node, node.backend, "run.toml")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
+@pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "length", "changes"),
     [
-        ("torch", 128, {}),
+        pytest.param("torch", 128, {}, marks=pytest.mark.long),
         ("mlx", 32, {}),
-        ("torch", 128, {"adapter": {"kind": "lora"}}),
+        pytest.param("torch", 128, {"adapter": {"kind": "lora"}}, marks=pytest.mark.long),
         ("torch", 16, {"model__dtype": "bfloat16"}),
     ],
 )
@@ -60,10 +63,11 @@ def measured_peak(run: Path) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
+@pytest.mark.needs("linux")  # the peak is read from /proc, which only Linux has
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("backend", "base", "length"), [("torch", "mlx-4bit", 128), ("torch", "nf4", 128), ("mlx", "mlx-4bit", 64)]
+    ("backend", "base", "length"),
+    [pytest.param("torch", "mlx-4bit", 128, marks=pytest.mark.long), ("torch", "nf4", 128), ("mlx", "mlx-4bit", 64)],
 )
 def test_the_estimate_of_a_quantized_base_is_within_15_percent(
     run_file: Callable[..., Any], tmp_path: Path, backend: str, base: str, length: int

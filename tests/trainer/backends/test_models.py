@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,12 @@ def broken_model(assets: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_each_says_what_it_computes_in(load_model: Loader, assets: Path) -> None:
-    assert load_model(assets / "model", "torch").compute == Compute("float32", None, "off", "sdpa", "float32")
-    assert load_model(assets / "model", "mlx").compute == Compute("float32", None, "off", "mx.fast", "float32")
+    torch_says, mlx_says = (load_model(assets / "model", name).compute for name in ("torch", "mlx"))
+    assert torch_says == Compute("float32", None, "off", "sdpa", "float32", versions=torch_says.versions)
+    assert mlx_says == Compute("float32", None, "off", "mx.fast", "float32", versions=mlx_says.versions)
+    versions = dict(torch_says.versions)
+    assert versions["torch"] == version("torch") and ("mlx-lm", version("mlx-lm")) in mlx_says.versions
+    assert "cuda" not in versions and "driver" not in versions
 
 
 def test_at_16_bits_it_says_so(run_file: RunFileWriter, assets: Path) -> None:

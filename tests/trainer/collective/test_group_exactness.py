@@ -1,4 +1,7 @@
-"""However a batch is dealt to ranks and engines, the losses are those of one rank with all of it."""
+"""However a batch is dealt to ranks and engines, the losses are those of one rank with all of it.
+
+`make test` has each mix of backends on one engine, `make soak` on both.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,6 +22,11 @@ MIXES = {
     "mlx": (("mlx", "mlx", "mlx"), "mlx", 1e-5),
     "mixed": (("torch", "mlx", "torch"), "torch", 5e-5),
 }
+IN_MAKE_TEST = {("gloo", "torch"), ("gloo", "mlx"), ("ring", "mixed")}
+CASES = [
+    pytest.param(engine, mix, marks=[] if (engine, mix) in IN_MAKE_TEST else [pytest.mark.long])
+    for engine in ENGINES for mix in MIXES
+]  # fmt: skip
 NewRanks = Callable[..., Ranks]
 
 
@@ -46,8 +54,7 @@ def losses(ranks: Ranks, steps: int = STEPS) -> list[float]:
     return curve
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(("engine", "mix"), CASES)
 def test_three_ranks_draw_the_curve_of_one(
     new_ranks: NewRanks, new_rig: Callable[..., Any], curve: Callable[..., list[float]], engine: m.Engine, mix: str
 ) -> None:

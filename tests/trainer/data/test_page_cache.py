@@ -3,7 +3,6 @@
 import mmap
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def filesystem(path: Path) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports which parts of a file are cached")
+@pytest.mark.needs("linux")  # only Linux reports which parts of a file are cached
 def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path: Path) -> None:
     if filesystem(tmp_path) == "tmpfs":
         assert not drop([_written(tmp_path / "a")])

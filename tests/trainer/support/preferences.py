@@ -13,7 +13,8 @@ from tests.trainer.support.curves import SIZES, G, worst
 
 from trainctl.trainer.data.permutation import samples_at
 
-STEPS, RATE = 50, 2e-3
+STEPS, FEW_STEPS, RATE = 50, 15, 2e-3
+"""Steps beside another library in `make oracles`, and in `make test`."""
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 NAMES = (*REWARDS, "logps/chosen", "logps/rejected")
@@ -63,7 +64,7 @@ def losses(found: list[Any]) -> list[float]:
 def assert_as_logged(found: list[Any], trainer: Any, names: Sequence[str]) -> None:
     """Whether the loss and the metrics of all steps are those that a trainer of TRL has logged, within 1e-5."""
     logged = [entry for entry in trainer.state.log_history if "rewards/margins" in entry]
-    assert len(logged) == len(found) == STEPS
+    assert len(logged) == len(found) == trainer.args.max_steps
     assert worst(losses(found), [entry["loss"] for entry in logged]) < 1e-5
     for name in names:
         mine, other = np.array([report.values[name] for report in found]), np.array([entry[name] for entry in logged])

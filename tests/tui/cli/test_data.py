@@ -145,7 +145,10 @@ def test_check_says_whether_the_reference_is_cached(
     assert f"reference   cached in {kept}" in call("data", "preview", run_file, *dpo).stdout
 
 
-def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path) -> None:
+def test_a_bench_measures_the_data_and_compares_them_with_a_need(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = call_json("data", "bench", run_file, "--need", "5")
     assert found["source_bytes"] == run_file.with_name("rows.jsonl").stat().st_size and not found["processes"]
     assert found["tokens"] == len("2+2?\n43+3?\n6\x1b[31m") + 2
@@ -155,7 +158,7 @@ def test_a_bench_measures_the_data_and_compares_them_with_a_need(run_file: Path)
     *_, needed, concluded = done.stdout.splitlines()
     assert needed.startswith("training            5  as given by --need")
     assert concluded.startswith("data: ") and "; a step needs 5 tokens/s: data takes 0." in concluded
-    assert not list(Path(tempfile.gettempdir()).glob("trainctl-bench-*"))
+    assert not list(tmp_path.glob("trainctl-bench-*"))
 
 
 def test_what_is_wrong_with_a_bench_is_one_line(run_file: Path) -> None:

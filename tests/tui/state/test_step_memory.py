@@ -12,13 +12,14 @@ from trainctl.tui.cli import tables
 from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.dialogs import split_view
-from trainctl.tui.screens import fleet_table, node_facts
+from trainctl.tui.screens import fleet_table
 from trainctl.tui.state import filter_language as ft
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.widgets import memory_breakdown
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -59,7 +60,7 @@ def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
 
 def test_a_nodes_breakdown_tells_the_peak_from_what_is_held_after_it() -> None:
     row = rank_rows.rows(state_with(HELD, PEAK), CLOCK)[RANK]
-    first, second = (ln.plain(made).split() for made in node_facts.memory_lines(row, 80, 6, UNICODE)[:2])
+    first, second = (ln.plain(made).split() for made in memory_breakdown.lines(row, 80, 6, UNICODE)[:2])
     assert first[:4] == ["step", "peak", "23/24", "GB"]
     assert second[:4] == ["held", "after", "12/24", "GB"]
 
