@@ -5,6 +5,7 @@ import pytest
 from tests.protocol.support.profiles import profile_of
 from tools.protocol_docs.examples import EXAMPLES
 
+from trainctl.node_agent.calibration import stored_profiles
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.protocol.calibration import profile_file
 from trainctl.protocol.calibration.profile import summary
@@ -38,8 +39,18 @@ def test_a_heartbeat_repeats_it_without_reading_again(profiles, monkeypatch):
     told = profiles.with_profile(alive, CONFIG)
     assert told.ready.profile == summary(profile_of(key=KEY))
     monkeypatch.setattr(profile_file, "stored", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(stored_profiles, "key_of", lambda *_, **__: pytest.fail("versions read again"))
     assert profiles.with_profile(alive, CONFIG) == told
     assert profiles.with_profile(msgspec.structs.replace(alive, ready=None), CONFIG).ready is None
+
+
+def test_another_setup_of_the_rank_has_its_own_profile(profiles):
+    profiles.add(profile_of(key=KEY))
+    assert profiles.with_profile(READY, CONFIG).profile is not None
+    on_another_device = msgspec.structs.replace(READY, device="cuda:0 NVIDIA L4")
+    assert profiles.with_profile(on_another_device, CONFIG).profile is None
+    model = msgspec.structs.replace(CONFIG.model, dtype="bfloat16")
+    assert profiles.with_profile(READY, msgspec.structs.replace(CONFIG, model=model)).profile is None
 
 
 def test_an_earlier_profile_of_other_versions_is_comparable(profiles):

@@ -17,6 +17,7 @@ class StoredProfiles:
 
     def __init__(self, node: str, directory: Path) -> None:
         self._node, self._folder = node, directory / "profiles"
+        self._key: tuple[m.Ready, RunFile, ProfileKey] | None = None  # the last one, and what it is of
         self._found: tuple[ProfileKey, int, ProfileSummary | None] | None = None  # the last key, and the folder's time
 
     def add(self, profile: DeviceProfile) -> None:
@@ -44,14 +45,21 @@ class StoredProfiles:
 
     def _fitting(self, ready: m.Ready, config: RunFile) -> ProfileSummary | None:
         """Read again only if the folder has changed: a rank repeats what it has loaded every second."""
-        key = key_of(
-            config, self._node, backend=ready.backend, device=ready.device, model_digest=ready.model_digest
-        )  # fmt: skip
+        key = self._key_of(ready, config)
         changed = self._changed()
         if self._found is None or self._found[:2] != (key, changed):
             stored = profile_file.stored(self._folder, key)
             self._found = (key, changed, summary(stored[-1]) if stored else None)
         return self._found[2]
+
+    def _key_of(self, ready: m.Ready, config: RunFile) -> ProfileKey:
+        """Versions of packages are read from disk, so the last key is kept."""
+        if self._key is None or self._key[0] != ready or self._key[1] is not config:
+            key = key_of(
+                config, self._node, backend=ready.backend, device=ready.device, model_digest=ready.model_digest
+            )  # fmt: skip
+            self._key = (ready, config, key)
+        return self._key[2]
 
     def _changed(self) -> int:
         try:
